@@ -76,7 +76,7 @@ def test_groups_that_take_turns_are_on_the_same_devices():
         ("a", "learner"): devices[:2],
         ("a", "engine"): devices[:1],
         ("b", "learner"): devices[:1],
-        ("b", "engine"): devices,
+        ("b", "engine"): [*devices[1:], devices[0]],
     }
     assert [found.sharers(device) for device in devices] == [4, 2, 1]
 

@@ -384,6 +384,30 @@ def test_the_section_that_is_written_runs_on_ray(tmp_path, monkeypatch):
     assert few.exit_code == 2 and "do not fit this cluster" in few.output and not (tmp_path / "few.yaml").exists()
 
 
+def test_devices_are_shared_in_the_section_if_all_agents_have_a_vllm_that_sleeps(tmp_path, monkeypatch):
+    """All placements may be the quickest one that runs then. What is written is one of them, and it is checked as any other."""
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    values = values_of(tmp_path)
+    asleep = {"engine": "vllm", "vllm": {"colocate": {}}}
+    written = {}
+    for name, agents, depth in (("vllm", asleep, 0), ("mixed", {}, 0), ("ahead", asleep, 1)):
+        values["agents"] = {agent: {**own, **agents} for agent, own in values["agents"].items()}
+        if name == "mixed":
+            values["agents"]["ann"] = {key: own for key, own in values["agents"]["ann"].items() if key not in asleep}
+        values |= {"training": {"async_depth": depth}, "ppo": {"engine_tis_cap": 2.0}} if depth else {}
+        file, new = tmp_path / f"{name}.yaml", tmp_path / f"{name}-new.yaml"
+        file.write_text(json.dumps(values | ({"cluster": {"backend": "ray"}} if depth else {})))
+        told = CliRunner().invoke(app, ["plan", str(file), "--cluster", "8xH200", "--write", str(new)])
+        assert told.exit_code == 0, told.output
+        config = load(new)
+        written[name] = {group.sharing for group in config.cluster.groups.values()}
+        check_cluster(config)
+        if name == "vllm":
+            quickest = next(line for line in told.output.splitlines() if "on-policy" in line)
+            assert written[name] == {quickest.split(":")[0]} != {"apart"}
+    assert written["mixed"] == written["ahead"] == {"apart"}
+
+
 # -- the probe ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 from maporl.config.cluster import ClusterSection, GroupSection, PoolSection
 from maporl.errors import ConfigError
@@ -119,16 +120,20 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
 def _add_shared(
     plan: Plan, owner: str, pool: str | None, groups: Mapping[str, GroupSection], trained: Collection[str]
 ) -> None:
-    """Add the devices that ``groups`` share. The first ones are on one machine if a learner wants that."""
+    """Add the devices that ``groups`` share. The first ones are on one machine if a learner wants that.
+
+    Engines of successive groups are on successive devices, so that groups sample at the same time where there is room.
+    """
     learners = {n: g.learner for n, g in groups.items() if not set(g.policies).isdisjoint(trained)}
     together = max((own.devices for own in learners.values() if own.node == "one"), default=0)
     count = max([own.devices for own in learners.values()] + [group.engines.replicas for group in groups.values()])
     places = plan.add(Block(owner, together, pool, one=True)) if together else []
     places += plan.add(Block(owner, count - together, pool)) if count > together else []
+    engines = cycle(places)
     for name, group in groups.items():
         if name in learners:
             plan.places[name, "learner"] = places[: group.learner.devices]
-        plan.places[name, "engine"] = places[: group.engines.replicas]
+        plan.places[name, "engine"] = list(islice(engines, group.engines.replicas))
 
 
 def check_places(

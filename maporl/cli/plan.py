@@ -43,15 +43,15 @@ def plan(
 ) -> None:
     """Estimate memory, seconds and the bottleneck of an update on a cluster, and recommend how to share its devices.
 
-    Without --probe nothing is loaded or started. The section cluster that is printed runs with --backend ray, with devices of
-    their own for learners and engines, and with the configuration's training.async_depth.
+    Without --probe nothing is loaded or started. The section cluster that is printed runs with --backend ray and the
+    configuration's training.async_depth. Learners and engines share devices in it only if all agents have engine vllm.
     """
     settings = load_config(values, config, set_)
     quiet_libraries()
     from maporl.planning.devices import read_cluster
     from maporl.planning.groups import groups_of
-    from maporl.planning.layout import section_lines, with_layout, write_layout
-    from maporl.planning.placements import apart, placements
+    from maporl.planning.layout import runnable, section_lines, with_layout, write_layout
+    from maporl.planning.placements import placements
     from maporl.planning.report import lines, record
 
     machines = read_cluster(cluster, devices)
@@ -62,12 +62,12 @@ def plan(
 
         groups, said = probed(settings, groups, machines)
     found = placements(groups, machines)
-    depth = settings.training.async_depth
-    runs = next((one for one in apart(groups, machines, [depth]) if not one.refused), None)
+    runs = runnable(settings, groups, machines, found)
     placed = None if runs is None else with_layout(settings, groups, runs)
     if write is not None and placed is None:
         raise ConfigError(
-            "--write: learners and engines with devices of their own do not fit this cluster; name a larger one"
+            "--write: learners and engines with devices of their own do not fit this cluster; name a larger one, or give agents "
+            "engine: vllm, which can sleep on the devices of learners"
         )
     if write is not None and placed is not None:
         write_layout(placed, write)
@@ -77,6 +77,6 @@ def plan(
     for line in [*said, *lines(groups, machines, found)]:
         echo(line)
     if runs is not None and placed is not None:
-        echo(f"# with --backend ray and async_depth {depth}: {runs.period:.0f} s an update")
+        echo(f"# with --backend ray, {runs.sharing} and async_depth {runs.staleness}: {runs.period:.0f} s an update")
         for line in section_lines(placed, groups):
             echo(line)

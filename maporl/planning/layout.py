@@ -11,11 +11,32 @@ from maporl.config import Config
 from maporl.config.cluster import EnginePlaces, GroupSection, LearnerPlaces
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError
-from maporl.planning.placements import Group, Placement
+from maporl.planning.devices import Cluster
+from maporl.planning.placements import Group, Placement, apart
+
+
+def runnable(config: Config, groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> Placement | None:
+    """Return the quickest placement with which ``config`` runs as it is, or None if none fits.
+
+    It has the configuration's own ``async_depth``. Devices are shared only where vLLM samples from all groups and nobody plays
+    ahead, because other engines do not give their memory back.
+
+    Args:
+        config: the configuration.
+        groups: its groups.
+        cluster: the devices.
+        found: all placements of the plan.
+    """
+    depth = config.training.async_depth
+    speaking = [agent for agent in config.agents.values() if agent.weights]
+    sleeps = all(a.engine == "vllm" and a.vllm and a.vllm.colocate and a.vllm.colocate.sleep for a in speaking)
+    shared = [one for one in found if one.sharing != "apart"] if sleeps and not depth else []
+    fitting = [one for one in (*apart(groups, cluster, [depth]), *shared) if not one.refused]
+    return min(fitting, key=lambda one: one.period, default=None)
 
 
 def with_layout(config: Config, groups: Sequence[Group], placed: Placement) -> Config:
-    """Return ``config`` with the groups of a placement ``apart``, for the backend ``ray``.
+    """Return ``config`` with the groups of a placement, for the backend ``ray``.
 
     Learners of several devices that train all weights are sharded (``fsdp2``). Adapters share a base, so that every device has
     the whole of it. The other keys of the section ``cluster`` stay.
@@ -27,6 +48,7 @@ def with_layout(config: Config, groups: Sequence[Group], placed: Placement) -> C
             list(group.policies or (group.name,)),
             LearnerPlaces(devices=max(share.learner, 1), strategy="fsdp2" if sharded else "replicated"),
             EnginePlaces(replicas=share.engines, rows=share.rows),
+            placed.sharing,
         )
     return replace(config, cluster=replace(config.cluster, backend="ray", groups=sections))
 
