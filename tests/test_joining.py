@@ -1,6 +1,7 @@
 """What machines of a cluster must have in common, with facts that are made up; and the facts of this machine."""
 
 import shutil
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from maporl.backends.joining import (
     free_shared_memory,
     marked,
 )
+from maporl.backends.ray_cluster import check_reached
 from maporl.errors import ConfigError
 
 VERSIONS = {"Python": "3.11.9", "maporl": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
@@ -87,3 +89,18 @@ def test_the_digest_is_that_of_the_code(tmp_path, monkeypatch):
     assert code_digest() == first
     shutil.move(file, tmp_path / "own/b.py")
     assert code_digest() != first
+
+
+def test_a_cluster_that_is_not_there_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"nothing answers at 127\.0\.0\.1:{port} .*ray start --head --port={port}"
+        ):
+            check_reached(f"127.0.0.1:{port}")
+        taken.listen()
+        check_reached(f"127.0.0.1:{port}")
+    for address in ("localhost", "127.0.0.1:", ":6379", "ray://head:x"):
+        with pytest.raises(ConfigError, match="expected HOST:PORT or auto"):
+            check_reached(address)

@@ -14,6 +14,7 @@ from maporl.backends.group import GroupFailed
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
+from maporl.runs.doctor import examine_cluster
 from trl_ext.checkpoint_folder import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
@@ -127,3 +128,19 @@ def test_machines_are_asked_before_anything_starts(machines, tmp_path, monkeypat
     assert len(asked[0]) == 3 and all(abs(there.clock - told) < 5 for there, told in asked[0].values())
     assert {there.shared_memory for there, _ in asked[0].values()} == {2**28}
     assert not (folder / "logs").exists()
+
+
+def test_doctor_asks_every_machine_of_a_cluster(machines, monkeypatch):
+    machines.add(2), machines.add(1)
+    found = examine_cluster(machines.address)
+    assert [finding.state for finding in found] == ["fine"] * 3
+    assert sorted(finding.detail for finding in found) == [
+        "1 CPU, 0.2 GiB for Ray's objects",
+        "1 CPU, 1 maporl_place, 0.2 GiB for Ray's objects",
+        "1 CPU, 2 maporl_place, 0.2 GiB for Ray's objects",
+    ]
+    monkeypatch.setattr("maporl.backends.joining.code_digest", lambda: "another")  # here, and not on the machines
+    other = examine_cluster(machines.address)
+    assert {finding.state for finding in other} == {"missing"} and "has other code" in other[0].detail
+    [gone] = examine_cluster("127.0.0.1:1")
+    assert gone.state == "missing" and gone.what == "cluster 127.0.0.1:1"

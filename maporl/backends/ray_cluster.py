@@ -6,6 +6,7 @@ them without a word. The driver replaces processes itself.
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,8 @@ OBJECT_STORE = 2 * 2**30
 """The most bytes of shared memory that are taken on this machine for samples and weights."""
 FACTS = 120.0
 """The seconds in which every machine must say what it is. A process starts for it there."""
+REACHED = 10.0
+"""The seconds in which the head of a cluster must take a connection."""
 _SAFE = {
     # Ray's servers listen on every interface of a Linux machine by default; this makes them listen on loopback
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -64,6 +67,23 @@ def check_installed() -> None:
             f"cluster.backend: ray needs Ray {'.'.join(map(str, OLDEST))} or newer, got {found}; update it with: "
             f"{install_command('ray')}"
         )
+
+
+def check_reached(address: str) -> None:
+    """Check that something listens at ``HOST:PORT``. Ray would try for minutes, and say nothing.
+
+    Raises:
+        ConfigError: nothing does, or the address is of another form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"cluster.address: expected HOST:PORT or auto, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cluster.address: nothing answers at {address} ({error}); start it there with: ray start --head --port={port}"
+        ) from None
 
 
 def _make_safe() -> None:
@@ -127,6 +147,8 @@ class Cluster:
                 "RAY_AUTH_MODE=token, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here"
             )
         check_installed()
+        if address not in (None, "auto"):
+            check_reached(str(address))
         import ray
 
         self.ray: Any = ray
@@ -199,6 +221,15 @@ class Cluster:
             free = store if facts.shared_memory is None else min(store, facts.shared_memory)
             found[name] = (replace(facts, shared_memory=free), now)
         return found
+
+    def devices(self) -> dict[str, dict[str, float]]:
+        """Return how many of each device every machine has, by its name: processors, GPUs, and counted places on CPUs."""
+        kinds = ("CPU", "GPU", COUNTED)
+        return {
+            node_name(node): {kind: node["Resources"][kind] for kind in kinds if node["Resources"].get(kind)}
+            for node in self.ray.nodes()
+            if node["Alive"]
+        }
 
     def end(self) -> None:
         """End all processes of a cluster that was started here, or leave one that was joined."""

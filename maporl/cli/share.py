@@ -46,20 +46,31 @@ def export(
 
 
 @command
-def doctor() -> None:
+def doctor(
+    *,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="HOST:PORT",
+            help="Ask each machine of this Ray cluster too (or: auto).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Print versions and devices, and what is missing for which feature, with the command that installs it."""
     quiet_environment()  # not quiet_libraries: transformers may be broken, and this command is there to say so
     from rich.table import Table
     from rich.text import Text
 
     from maporl.cli.screen import Screen
-    from maporl.runs.doctor import examine
+    from maporl.runs.doctor import examine, examine_cluster
 
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_column(overflow="fold")
-    findings = examine()
+    findings = examine() + ([] if cluster is None else examine_cluster(cluster))
     colours = {"fine": "green", "missing": "yellow", "broken": "red"}
     for finding in findings:
         table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))

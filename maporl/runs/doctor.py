@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -149,6 +149,38 @@ def _groups() -> list[Finding]:
     each = "each process of a group can have its own" if found else "the processes of groups share the processor"
     told = f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB free"
     return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, SHARED_MEMORY)]
+
+
+def examine_cluster(address: str) -> list[Finding]:
+    """Ask each machine of a Ray cluster what it is. Return its devices, and whether a run from here could use it.
+
+    What each machine sees of a run's folder is asked when a run joins.
+    """
+    from maporl.backends.joining import check_facts, facts_here
+    from maporl.backends.ray_cluster import Cluster
+
+    nowhere, what = Path(os.devnull), f"cluster {address}"
+    try:
+        cluster = Cluster(address)
+        try:
+            facts, devices = cluster.facts(nowhere), cluster.devices()
+        finally:
+            cluster.end()
+    except (ConfigError, ConnectionError) as error:
+        return [Finding(what, "missing", str(error).removeprefix("cluster: "))]
+    here, found = replace(facts_here(str(nowhere)), mark=""), []
+    for name, (there, told) in facts.items():
+        has = ", ".join(f"{count:g} {kind}" for kind, count in devices[name].items())
+        if there.shared_memory is not None:
+            has += f", {there.shared_memory / 2**30:.1f} GiB for Ray's objects"
+        try:
+            warned = check_facts(here, {name: (replace(there, mark=""), told)}, "", nowhere, 0)
+        except ConfigError as error:
+            found.append(Finding(f"machine {name}", "missing", f"{has}; {error}"))
+        else:
+            state: Literal["fine", "missing"] = "missing" if warned else "fine"
+            found.append(Finding(f"machine {name}", state, "; ".join([has, *warned])))
+    return found
 
 
 def _shared_memory(needed: int, folder: Path) -> list[Finding]:
