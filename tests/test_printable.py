@@ -223,7 +223,7 @@ PRINTS = {
     "maporl/cli/common.py": "defines echo",
     "maporl/cli/screen.py": "defines Screen",
     "maporl/backends/logs.py": "names a process in its own log",
-    "maporl/backends/ray_backend.py": "tells what is started, which it makes printable",
+    "maporl/backends/starting.py": "tells what is started, which it makes printable",
     "maporl/config/command_line.py": "prints errors, which it makes printable",
     "maporl/config/recipes.py": "writes a page of this project's own recipes",
     "maporl/report/metric_panels.py": "writes a page of this project's own metrics",

@@ -6,9 +6,7 @@ rows while it works on others, and its answers come one by one. A process that d
 asked again. What is drawn depends on the answer's place in its dialogue alone, so the second answer is the first one.
 """
 
-import itertools
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +21,7 @@ from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed, resume_from
 from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
+from maporl.backends.row_queue import Asked, RowQueue
 from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
@@ -38,15 +37,6 @@ class Answer:
 
     sampled: Sampled
     version: int
-
-
-@dataclass
-class _Asked:
-    """A row, its answer to come, and the version of the weights that a process was last asked to answer with."""
-
-    row: TokenRow
-    answer: Future[Answer]
-    version: int = 0
 
 
 @dataclass
@@ -85,14 +75,10 @@ class EnginePool:
         self.turns = turns or Turns()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queue: list[_Asked] = []
-        self._free: list[Member] = []
+        self._rows: RowQueue[Member] = RowQueue(spec.rows, joining=bool(spec.vllm))
         self._begun: list[Member] = []
         self._members: dict[Member, int] = {}
         """Those of them that have loaded their models, with the number of each one's place."""
-        self._running: dict[Member, dict[int, _Asked]] = {}
-        """What each of these was asked and has not answered, by number."""
-        self._numbers = itertools.count()
         self._missing = 0
         """The number of processes whose place is lost."""
         self._stacks: dict[Member, Path] = {}
@@ -157,11 +143,11 @@ class EnginePool:
             WeightsDiffer: the weights that were sent do not fit, or are not those that arrived.
             GroupFailed: processes died too often.
         """
-        asked = [_Asked(row, Future()) for row in rows]
+        asked = [Asked(row, Future()) for row in rows]
         with self._lock:
             if self._failed is not None:
                 raise self._failed
-            self._queue += asked
+            self._rows.waiting += asked
             self._dispatch()
         return [own.answer for own in asked]
 
@@ -208,7 +194,7 @@ class EnginePool:
     def end(self) -> None:
         """End the processes."""
         with self._lock:
-            members, self._begun, self._members, self._free = self._begun, [], {}, []
+            members, self._begun, self._members = self._begun, [], {}
             self._give_up(self._failed or GroupFailed(ENDED.format(self.spec.name)))
         for member in members:
             member.end()
@@ -260,9 +246,8 @@ class EnginePool:
                 self._finish(member)
                 return
             self._members[member] = place
-            self._running[member] = {}
             self._activity.start(member)
-            self._free.append(member)
+            self._rows.add(member)
             self._changed.notify_all()
             self._dispatch()
 
@@ -282,76 +267,50 @@ class EnginePool:
         return sent
 
     def _dispatch(self) -> None:
-        """Give waiting rows to free processes, in equal parts. The lock is held."""
+        """Give waiting rows to free processes. The lock is held."""
         if self._failed is not None:
-            waiting, self._queue = self._queue, []
+            waiting, self._rows.waiting = self._rows.waiting, []
             for own in waiting:
                 own.answer.set_exception(self._failed)
-        for member in list(self._free):
-            if member not in self._free:  # a call of one that is dead ends at once, and this has been called for it
-                continue
-            running = self._running[member]
-            size = self._room(member)
-            part, self._queue = self._queue[:size], self._queue[size:]
-            if not part and not running:
-                continue
-            self._free.remove(member)
+            return
+        while (given := self._rows.next()) is not None:
+            member, new, running = given
             self._count_waiting()
-            versions = {own.row.policy: self._version(own.row.policy) for own in part}
-            for own in part:
+            versions = {own.row.policy: self._version(own.row.policy) for own in new.values()}
+            for own in new.values():
                 own.version = versions[own.row.policy]
-            new = {next(self._numbers): own for own in part}
-            running |= new
-            self._counts.calls.append(len(running))
+            self._counts.calls.append(running)
             rows = {number: own.row for number, own in new.items()}
             call = self._call(member, "sample", rows, versions, what=SAMPLING)
             call.add_done_callback(partial(self._done, member))
         self._count_waiting()
 
-    def _room(self, member: Member) -> int:
-        """Return how many waiting rows a free process takes. The lock is held.
-
-        Free processes share what waits. One that works on rows while it takes others gets less than the others.
-        """
-        sharing = self._members if self.spec.vllm else self._free
-        running = sum(len(self._running[own]) for own in sharing)
-        size = math.ceil((len(self._queue) + running) / len(sharing))
-        size = size if self.spec.rows is None else min(size, self.spec.rows)
-        return max(size - len(self._running[member]), 0)
-
     def _count_waiting(self) -> None:
-        if not self._free:
-            self._counts.waiting = max(self._counts.waiting, len(self._queue))
+        if self._rows.all_busy:
+            self._counts.waiting = max(self._counts.waiting, len(self._rows.waiting))
 
     def _version(self, policy: str) -> int:
         return self._known[policy][0] if policy in self._known else 0
 
     def _done(self, member: Member, call: Future[dict[int, Sampled]]) -> None:
         error = call.exception()
-        if error is None:
-            with self._lock:
-                running = self._running.get(member, {})  # a process that is replaced has lost what it was asked
-                found = [(running.pop(number), own) for number, own in call.result().items() if number in running]
+        if isinstance(error, MemberDied | OtherVersion) and self._failed is None:
+            self._replace(member, error)
+            return
+        with self._lock:
+            if error is None:
+                found = self._rows.answered(member, call.result())
                 self._counts.tokens += sum(len(sampled.ids) for _, sampled in found)
-            self._free_again(member)
+            else:
+                failed = self._rows.given_up(member)
+            self._rows.free(member)
+            self._dispatch()
+        if error is None:
             for own, sampled in found:
                 own.answer.set_result(Answer(sampled, own.version))
-        elif isinstance(error, MemberDied | OtherVersion) and self._failed is None:
-            self._replace(member, error)
         else:
-            with self._lock:
-                failed = list(self._running.get(member, {}).values())
-                if member in self._running:
-                    self._running[member] = {}
-            self._free_again(member)
             for own in failed:
                 own.answer.set_exception(self._failed or error)
-
-    def _free_again(self, member: Member) -> None:
-        with self._lock:
-            if member in self._members:
-                self._free.append(member)
-                self._dispatch()
 
     def _hung(self, member: Member) -> None:
         if member not in self._begun:  # it has ended, and Ray perhaps with it
@@ -367,9 +326,8 @@ class EnginePool:
                 self._dispatch()
                 return
             place = self._members.pop(member)
-            self._queue[:0] = self._running.pop(member).values()
+            self._rows.remove(member)
             self._activity.gone(member)
-            self._free = [own for own in self._free if own is not member]
             self.replaced += 1
             too_often = self.replaced > self.failures.engine_replacements
             if not too_often:

@@ -1,9 +1,7 @@
 """The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
 
 import logging
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.remote_weights import RemotePast, RemoteUntrained
 from maporl.backends.spec import GroupSpec, without_devices
+from maporl.backends.starting import build, teller
 from maporl.backends.turns import Turns
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
@@ -35,10 +34,8 @@ from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
-from maporl.team.loading import policy_names
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
-from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from trl_ext import stacks
 from trl_ext.losses import OBJECTIVES
@@ -72,7 +69,7 @@ class RayBackend:
     """
 
     def __init__(self, cluster: ClusterSection | None = None, quiet: bool = False):
-        self.section, self.quiet = cluster or ClusterSection(backend="ray"), quiet
+        self.section, self._tell = cluster or ClusterSection(backend="ray"), teller(quiet)
         if self.section.backend != "ray":
             raise ConfigError(
                 f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or no backend"
@@ -217,9 +214,9 @@ class RayBackend:
                 start = self._starter("learner", spec)
                 self.learners[name] = LearnerGroup(spec, start, failures, folder, turns=turns)
         learning = RemoteLearning(dict(learners), list(self.learners.values()))
-        learning.on_all(self._build)
+        learning.on_all(lambda group: build(group, self._tell))
         for pool in self.pools.values():
-            self._build(pool)
+            build(pool, self._tell)
         if self.verifier is not None:
             self.verifier.build()
         self.metrics()  # what the start took is in no update
@@ -326,20 +323,6 @@ class RayBackend:
             self.places.give_back()
             self.places = None
 
-    def _build(self, part: LearnerGroup | EnginePool) -> None:
-        """Start the processes of a part of a group, and tell which models they load, and when they have them."""
-        spec, trains = part.spec, isinstance(part, LearnerGroup)
-        number, what = (spec.devices, "train") if trains else (spec.replicas, "sample")
-        who = f"1 process that {what}s" if number == 1 else f"{number} processes that {what}"
-        self._tell(f"group {spec.name}: {who}: loading {', '.join(_models(spec.config, spec.policies))}")
-        began = time.monotonic()
-        part.build()
-        self._tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
-
-    def _tell(self, line: str) -> None:
-        if not self.quiet:
-            print(printable(line), file=sys.stderr, flush=True)
-
     def _starter(self, part: Part, spec: GroupSpec) -> Callable[..., Member]:
         def start(number: int, place: int | None = None) -> Member:
             assert self.cluster is not None and self.places is not None, "start() has made them"
@@ -381,9 +364,3 @@ class RayBackend:
             facts = cluster.facts(self.folder)
             for warning in check_facts(facts_here(str(self.folder)), facts, mark, self.folder, self._largest()):
                 logger.warning(warning)
-
-
-def _models(config: Config, policies: Collection[str]) -> list[str]:
-    """Return the names of the models that ``policies`` begin from, in the order of the agents."""
-    speaking = [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
-    return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))

@@ -1,0 +1,38 @@
+"""The start of the processes of a group, as a user is told of it."""
+
+import sys
+import time
+from collections.abc import Callable, Collection
+
+from maporl.backends.engine_pool import EnginePool
+from maporl.backends.group import LearnerGroup
+from maporl.config import Config
+from maporl.team.loading import policy_names
+from maporl.text import printable
+
+
+def teller(quiet: bool) -> Callable[[str], None]:
+    """Return what prints a line to the standard error at once, or nothing if ``quiet``."""
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def build(part: LearnerGroup | EnginePool, tell: Callable[[str], None]) -> None:
+    """Start the processes of a part of a group, and tell which models they load, and when they have them."""
+    spec, trains = part.spec, isinstance(part, LearnerGroup)
+    number, what = (spec.devices, "train") if trains else (spec.replicas, "sample")
+    who = f"1 process that {what}s" if number == 1 else f"{number} processes that {what}"
+    tell(f"group {spec.name}: {who}: loading {', '.join(_models(spec.config, spec.policies))}")
+    began = time.monotonic()
+    part.build()
+    tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
+
+
+def _models(config: Config, policies: Collection[str]) -> list[str]:
+    """Return the names of the models that ``policies`` begin from, in the order of the agents."""
+    speaking = [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
+    return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))
