@@ -14,6 +14,8 @@ QUICK := not slow and not gpu and not vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# tests start many processes, which need not compile the package again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-slow test-vllm check format reference notebooks docs package clean
 

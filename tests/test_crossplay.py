@@ -244,6 +244,7 @@ def test_adapters_of_all_runs_share_one_base(tmp_path):
     assert pool.loaded == {} and pool._bases == {}
 
 
+@pytest.mark.slow
 def test_agents_that_share_weights_come_with_weights_of_their_own_run(tmp_path):
     ann, bob = ({"tiny": TINY["agents"][name]["tiny"] | {"context": 512}} for name in ("ann", "bob"))
     both = ann | {"policy": "both", "policy_per": "first_and_rest"}

@@ -173,7 +173,8 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("name", ["Sharded", pytest.param("Zero-3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Sharded", "Zero-3"])
 def test_past_opponents_speak_with_whole_weights(tmp_path, name):
     """A snapshot of weights that are distributed over processes would hold this process's part only."""
     skip_unless_here(name)

@@ -86,6 +86,7 @@ def test_wrong_and_short_dialogues_are_left_out():
     assert len(Flatten(into="s", least=1)(played)) == 4
 
 
+@pytest.mark.slow
 def test_chain_of_agents_teaches_a_student_that_did_not_play(tmp_path):
     """The recipe with tiny models: the student's loss falls, and nobody else changes."""
     values = recipe_values("chain_of_agents", tmp_path, task={"name": "toy_sum", "largest": 3})

@@ -220,6 +220,7 @@ def moved_by(train, tiny):
     return found
 
 
+@pytest.mark.slow
 def test_supervised_training_moves_bfloat16_weights_as_far(tiny, tmp_path):
     """100 steps of up to 1e-5; bfloat16 weights that are stepped themselves moved 26%."""
     config = from_dict(TEAM | {"output_dir": "x", "agents": {"ann": {"tiny": {}}}})

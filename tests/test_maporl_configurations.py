@@ -15,7 +15,7 @@ from maporl.validation import preflight as run_checks
 from maporl.validation.load import from_dict
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs" / "ppo").glob("maporl_*.yaml"))
-QUICK = ("maporl_gsm8k_2x3_turnwise", "maporl_gsm8k_hetero")
+QUICK = ("maporl_gsm8k_hetero",)
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
 CODE = "def simple_math_problem():\n    return {a} + {b}\n"
 

@@ -23,7 +23,7 @@ def code_cells(file):
 @pytest.mark.parametrize(
     "file",
     [
-        pytest.param(file, marks=pytest.mark.slow if file.stem == "04_verifier" else (), id=file.stem)
+        pytest.param(file, marks=() if file.stem == "01_tiny_debate" else pytest.mark.slow, id=file.stem)
         for file in NOTEBOOKS
     ],
 )

@@ -21,7 +21,7 @@ from maporl.validation.preflight import check_run
 SECTION = ClusterSection(backend="ray", batching="flow")
 LOOPS = {name for name in recipe_files() if "loop" in tiny_version(name, "run")}
 RECIPES = sorted(set(recipe_files()) - LOOPS)
-QUICK = ("dr_mas_search", "maporl")
+QUICK = ("dr_mas_search", pytest.param("maporl", marks=pytest.mark.slow))
 """With tools, and with a critic for each turn."""
 
 

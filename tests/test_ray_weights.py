@@ -51,7 +51,13 @@ def both(folder, updates, sections, **training):
     return ends
 
 
-@pytest.mark.parametrize("agents", [{}, {"lora": {"r": 2}}], ids=["whole", "adapters"])
+WHOLE_OR_ADAPTERS = [
+    pytest.param({}, id="whole"),
+    pytest.param({"lora": {"r": 2}}, id="adapters", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("agents", WHOLE_OR_ADAPTERS)
 def test_past_opponents_speak_and_are_saved_as_without_groups(agents, tmp_path):
     """They speak in updates 2, 3 and 4. A checkpoint of groups goes on without them, and the other way round."""
     pool = {"opponent_pool": {"agent": "bob", "of": "ann", "every": 1, "keep": 2, "probability": 1.0}}
@@ -77,7 +83,7 @@ def test_past_opponents_speak_and_are_saved_as_without_groups(agents, tmp_path):
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("agents", [{}, {"lora": {"r": 2}}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("agents", WHOLE_OR_ADAPTERS)
 def test_the_weights_before_training_restate_answers_as_without_groups(agents, asked, tmp_path):
     """Also those of a frozen policy, which no process trains."""
     sections = {
@@ -107,6 +113,7 @@ def test_the_reward_nll_asks_the_weights_before_training(asked, tmp_path):
     assert all(record["reward/nll"] > 0 for record in records)
 
 
+@pytest.mark.slow
 def test_the_updates_of_a_loop_are_made_in_groups(tmp_path):
     """MARLHF's reward model is trained in this process, and its updates in those of the groups."""
     ends = []
@@ -129,7 +136,8 @@ def test_a_loop_without_updates_has_nothing_for_groups():
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra quantized")
-@pytest.mark.parametrize("bits", ["load_in_4bit", pytest.param("load_in_8bit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_adapters_of_a_quantised_base_are_trained_in_a_group(bits, tiny, tmp_path):
     model, tokenizer = tiny(alphabet="0123456789+=;", hidden_size=384, layers=1)  # as CPU kernels want it
     model.save_pretrained(tmp_path / "base")

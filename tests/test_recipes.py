@@ -21,7 +21,7 @@ METHODS = {
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
     "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
     "malt", "madpo", "wideseek_r1", "parl", "scaling_inter", "ccpo", "sharp", "shapley", "c3_assisted", "archer", "agent_rl", "mappa", "mars_rl", "sdrl", "chain_of_agents",
-    "agent_rlvr", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek",
+    "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek",
 }  # fmt: skip
 
 
@@ -54,9 +54,8 @@ LONGER = {
 
 
 QUICK = {
-    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "dr_mas_search", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "gdpo", "c3",
-    "mappa", "agent_rlvr", "reseek", "rl_anything", "oni", "prover_verifier", "parl", "r_zero", "scaling_inter", "spiral", "turn_ppo", "madpo",
-    "marlhf", "chain_of_agents",
+    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "gdpo", "c3",
+    "mappa", "prover_verifier", "r_zero", "scaling_inter", "spiral", "turn_ppo", "chain_of_agents",
 }  # fmt: skip
 """One recipe of each kind. ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards."""
 

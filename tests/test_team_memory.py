@@ -85,6 +85,7 @@ def kept(folder, name, agents, kl_coef=0.0, **more):
     return together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Sharded", *OTHERS])
 def test_frozen_agents_and_past_opponents_are_distributed_as_policies_are(base, tmp_path, name):
     skip_unless_here(name)
