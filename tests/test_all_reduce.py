@@ -43,7 +43,7 @@ def reduce_in(rank, number, port, folder):
     distributed.shutdown()
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_buckets_give_the_sums_of_one_flat_message(tmp_path, number):
     """Two processes get the same bits. Three may add in another order."""
     port = free_port()

@@ -203,7 +203,10 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("options", KINDS, ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(own, id=next(iter(own)), marks=pytest.mark.slow if n else ()) for n, own in enumerate(KINDS)],
+)
 def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monkeypatch, options):
     """Weights, metrics and the random state of the process are the same bits."""
     ends = []

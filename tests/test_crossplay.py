@@ -221,6 +221,7 @@ def test_each_weight_is_loaded_once_and_dropped_when_no_team_needs_it(runs, monk
     assert max(map(len, held)) == 4, "three bobs, and the ann of the row"
 
 
+@pytest.mark.slow
 def test_adapters_of_all_runs_share_one_base(tmp_path):
     torch.manual_seed(0)
     section = TinySection(alphabet="0123456789+=;", hidden_size=32, layers=1, heads=2)
@@ -257,7 +258,7 @@ def test_agents_that_share_weights_come_with_weights_of_their_own_run(tmp_path):
         assert play.cell(number, number).value == alone["turns"][-1]["team"]["value"]
 
 
-@pytest.mark.parametrize("restate", ["off", "base_model"])
+@pytest.mark.parametrize("restate", [pytest.param("off", marks=pytest.mark.slow), "base_model"])
 def test_a_fully_trained_model_restates_with_the_weights_that_it_started_from(restate, tmp_path):
     section = TinySection(**TINY["agents"]["ann"]["tiny"] | {"context": 512})
     tokenizer = build_tiny_tokenizer(section)

@@ -36,7 +36,7 @@ STRATEGIES = {
     "Sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
 }
 
-MARKS = {"Sharded": NEW_TORCH, "Zero-2": pytest.mark.slow}
+MARKS = {"Sharded": NEW_TORCH, "Zero-2": pytest.mark.slow, "Zero-3": pytest.mark.slow}
 TRIED = [pytest.param(name, marks=MARKS.get(name, ())) for name in STRATEGIES]
 
 
@@ -232,6 +232,7 @@ def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_r
     assert refused.returncode == 1 and "checkpoint-7: no MANIFEST.json" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3"))])
 def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, tmp_path):
     """Two processes write it while they learn. They resume to the bit, and so do one process and four to 1e-5."""

@@ -92,7 +92,7 @@ def wait_for(path, lines, process, seconds=60):
     raise AssertionError(f"{path}: {lines} lines did not come; {process.output()[1]}")
 
 
-@pytest.mark.parametrize("name, status", [("SIGTERM", 0), ("SIGINT", 130)])
+@pytest.mark.parametrize("name, status", [pytest.param("SIGTERM", 0, marks=pytest.mark.slow), ("SIGINT", 130)])
 def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, name, status):
     folder = tmp_path / "run"
     config = config_of(folder, save_steps=0)

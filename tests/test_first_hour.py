@@ -511,6 +511,7 @@ assert "torch" in sys.modules and "deepspeed" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
     pytest.importorskip("deepspeed")
     variables = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}

@@ -311,7 +311,9 @@ def with_delta(policy, delta, prompt, good, bad):
     return seen[0]
 
 
-@pytest.mark.parametrize(("others", "loss", "factor"), [(-0.3, 0.6685, 0.0488), (2.0, 0.5629, 0.0430)])
+@pytest.mark.parametrize(
+    ("others", "loss", "factor"), [pytest.param(-0.3, 0.6685, 0.0488, marks=pytest.mark.slow), (2.0, 0.5629, 0.0430)]
+)
 def test_madpo_adds_what_the_other_agent_prefers(others, loss, factor, tmp_path):
     """Own delta .8: others -.3 -> loss .6685, factor .0488; others +2 -> .5629, .0430. No reference, beta .1."""
     untied = {"tiny": {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1}}
@@ -543,6 +545,7 @@ def records(folder):
     return {name: (folder / name).read_text() for name in files}
 
 
+@pytest.mark.slow
 def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_path):
     told = []
     figures = loops.run_loop(looped(tmp_path / "run", rounds=2), False, True, told.append)

@@ -420,6 +420,7 @@ def test_a_run_leaves_metrics_dialogues_and_folders_that_load(pair, tmp_path):
         trainer_of(pair(), tmp_path).train()
 
 
+@pytest.mark.slow
 def test_resuming_ends_bit_identical_with_the_same_records(pair, tmp_path):
     def run(folder, resume=None, die_after=None):
         team = pair()

@@ -122,7 +122,7 @@ def test_the_estimate_of_memory_knows_eight_bit_moments():
 
 
 @with_bitsandbytes
-@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+@pytest.mark.parametrize("bits", [pytest.param("load_in_4bit", marks=pytest.mark.slow), "load_in_8bit"])
 def test_adapters_train_on_a_quantised_base_that_stays_as_it_is(tiny, tmp_path, bits):
     from maporl.runs import train as runs
     from maporl.team.team import Team

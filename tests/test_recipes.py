@@ -21,7 +21,7 @@ METHODS = {
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
     "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
     "malt", "madpo", "wideseek_r1", "parl", "scaling_inter", "ccpo", "sharp", "shapley", "c3_assisted", "archer", "agent_rl", "mappa", "mars_rl", "sdrl", "chain_of_agents",
-    "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek",
+    "agent_rlvr", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek",
 }  # fmt: skip
 
 
@@ -54,8 +54,8 @@ LONGER = {
 
 
 QUICK = {
-    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "gdpo", "c3",
-    "mappa", "prover_verifier", "r_zero", "scaling_inter", "spiral", "turn_ppo", "chain_of_agents",
+    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
+    "prover_verifier", "r_zero", "scaling_inter", "spiral", "chain_of_agents",
 }  # fmt: skip
 """One recipe of each kind. ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards."""
 
@@ -133,6 +133,10 @@ def test_the_commands_list_show_and_refuse():
     assert "recipes/common.yaml:" in shown and "response_length: 512" in shown, "what the recipe does not say itself"
     unknown = maporl("recipes", "show", "corry")
     assert unknown.returncode == 2 and "unknown 'corry'; did you mean 'cory'" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_the_command_tries_a_recipe():
     tried = maporl("recipes", "try", "agentpo_hint")
     assert tried.returncode == 0 and "update 3: " in tried.stdout, tried.stderr
 
@@ -179,8 +183,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+PAIRS = [((p, a), i + j) for i, p in enumerate(PROTOCOLS) for j, a in enumerate(ADVANTAGES)]
+"""``make test`` tries every third diagonal, and so every protocol and every advantage; ``make test-slow`` tries the others."""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "advantage"),
+    [pytest.param(*pair, marks=pytest.mark.slow if n % 3 else (), id="-".join(pair)) for pair, n in PAIRS],
+)
 def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, advantage, tmp_path):
     values = tiny_version("grpo", str(tmp_path / "run")) | {
         "protocol": PROTOCOLS[protocol], "advantage": ADVANTAGES[advantage], "branching": {"group": 2}, "updates": 1,

@@ -23,7 +23,12 @@ FOLDER = ROOT / "configs/ppo/reproduce"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if not p.stem.startswith("maporl")], ids=lambda p: p.stem)
+OTHERS = [path for path in FILES if not path.stem.startswith("maporl")]
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=pytest.mark.slow if n else (), id=p.stem) for n, p in enumerate(OTHERS)]
+)
 def test_two_updates_with_tiny_stand_ins(path, tmp_path, monkeypatch):
     values = tiny_values(path.stem, str(tmp_path / "run"), monkeypatch)
     del values["warm_start"]

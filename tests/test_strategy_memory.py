@@ -31,6 +31,7 @@ ZERO_3 = dict.fromkeys(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["Sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in STRATEGIES if n != "Sharded")]
 )

@@ -123,6 +123,7 @@ def test_a_folder_without_a_benchmark_is_named(tmp_path):
         suite_tasks("math", tmp_path, None)
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_table_or_json(tmp_path):
     from maporl.config.parse import to_yaml
     from maporl.config.recipes import tiny_version

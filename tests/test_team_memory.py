@@ -109,6 +109,7 @@ def test_frozen_agents_and_past_opponents_are_distributed_as_policies_are(base, 
         assert own["read"] == [["cpu"] * 3, ["meta"] * 3][rank], "only the main process reads models"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, pytest.param({"warm_start": {"steps": 2}}, marks=pytest.mark.slow)])
 def test_the_main_process_alone_reads_the_base_that_adapters_share(base, tmp_path, more):
     agents = {

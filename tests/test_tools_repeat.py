@@ -165,6 +165,7 @@ def test_calls_happen_and_every_environment_is_closed(alone):
         assert row["tools/fail/failed"] == row["tools/fail/calls"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(alone, tmp_path, module):
     path = written(tmp_path, module)
     process = processes.start(["-m", "maporl", "train", path, "-q"], os.environ | {"OMP_NUM_THREADS": "1"})

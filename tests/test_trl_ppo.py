@@ -77,7 +77,7 @@ OTHER_VALUES = {
     "lr_scheduler_type": "cosine", "objective": "reinforce", "critic": "adapter", "output_dir": "o", "optim": "sgd",
     "kl_in": "loss", "schedule": "x", "top_p": 0.5, "dual_clip": 3.0, "stop_strings": ["</answer>", "a b"],
 }  # fmt: skip
-NEEDED = {"kl_in": ["--kl_estimator", "k3"]}
+NEEDED = {"kl_in": ["--kl_estimator", "k3"], "engine_tis_mode": ["--engine_tis_cap", "2"]}
 
 
 def other_value(name: str, hint, default):
@@ -115,7 +115,7 @@ def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_
         if name != "world_size":  # the launcher decides
             assert getattr(parsed, name) == value, name
     values = {
-        n: other_value(n, hints[n], d) for n, d in names.items() if n not in ("stop_token", "world_size", "kl_in")
+        n: other_value(n, hints[n], d) for n, d in names.items() if n not in ("stop_token", "world_size", *NEEDED)
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     line = ["--config", str(tmp_path / "config.yaml"), "--use_cpu", "--output_dir", str(tmp_path)]
@@ -162,7 +162,9 @@ def mamba(tiny):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "mamba"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "gemma2", "mamba"))]
+)
 def test_a_pad_token_without_an_embedding_changes_nothing(tiny, tmp_path, architecture, side):
     """TRL masks it. Here no id of padding reaches a model: not in sampling, in training, or in reward and value models."""
     texts, scores = [], []
