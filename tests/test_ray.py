@@ -74,6 +74,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
         assert refused.returncode != 0 and "token" in refused.stderr.lower()
         victims = [next(iter(backend.pools["ann"]._members)), backend.learners["bob"].members[0]]
         pids = [member.pid() for member in victims]
+        assert [psutil.Process(pid).nice() for pid in pids] == [psutil.Process().nice()] * 2
 
         def kill():
             while trainer.state.global_step < 1:

@@ -47,6 +47,8 @@ _SAFE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # by default all other programs of the machine go before the processes that train and sample
+    "RAY_worker_niceness": "0",
 }
 
 
