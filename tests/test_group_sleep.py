@@ -3,6 +3,8 @@
 vLLM's sleep mode needs a GPU. So vLLM is played here by a sampler that says when it is awake; groups are threads.
 """
 
+import json
+
 import pytest
 import thread_cluster
 from test_python_runs import ALPHABET, DEBATE, HELD_OUT, READABLE, TASK, args
@@ -14,6 +16,7 @@ from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines.token_sampler import TokenSampler
 from maporl.errors import ConfigError
+from maporl.schedules import OpponentPool, Schedule
 
 SECTION = VLLMSection(colocate=ColocateSection())
 
@@ -49,12 +52,12 @@ class Vllm:
         self.sampler.release()
 
 
-def trainer_of(folder, tiny, engine="vllm", **group):
+def trainer_of(folder, tiny, engine="vllm", schedule=None, **group):
     sizes = {"hidden_size": 32, "layers": 1, "alphabet": ALPHABET}
     team = Team([Agent(name, *tiny(seed=seed, **sizes), engine=engine) for seed, name in enumerate(("ann", "bob"))])
     groups = {name: GroupSection([name], **group) for name in ("ann", "bob")}
     return MultiAgentPPOTrainer(
-        args(folder, 3), team, TASK, DEBATE, HELD_OUT, READABLE, backend=RayBackend(ClusterSection("ray", groups=groups), quiet=True),
+        args(folder, 3), team, TASK, DEBATE, HELD_OUT, READABLE, schedule=schedule, backend=RayBackend(ClusterSection("ray", groups=groups), quiet=True),
         engine_options={"ann": SECTION, "bob": SECTION} if engine == "vllm" else None,
     )  # fmt: skip
 
@@ -92,6 +95,17 @@ def test_a_vllm_on_a_device_of_its_own_takes_most_of_it_and_does_not_sleep(tiny,
     trainer = trainer_of(tmp_path / "run", tiny)
     assert len(trainer.backend.places.plan.blocks) == 4 and Vllm.seen == ["sleep False, 0.85"] * 2
     trainer.backend.end()
+
+
+def test_past_opponents_have_weights_of_their_own_in_the_vllm_of_their_group(tiny, tmp_path):
+    pool = OpponentPool("bob", "ann", every=1, keep=2, probability=1.0)
+    trainer = trainer_of(tmp_path / "run", tiny, schedule=Schedule(opponent_pool=pool))
+    assert len(Vllm.seen) == 3, "ann, what ann was, and bob"
+    trainer.train()
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    spoke = [(d["step"], u["policy"]) for d in dialogues for u in d["utterances"] if u["agent"] == "bob"]
+    assert {policy for step, policy in spoke if step > 1} == {"ann-past"}
+    assert all(record["ann/policy/engine_gap"] < 1e-4 for record in trainer.run.read_metrics())
 
 
 def test_transformers_cannot_sleep(tiny, tmp_path):
