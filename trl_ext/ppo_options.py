@@ -156,13 +156,14 @@ class PPOOptions:
         for name, smallest in optional.items():
             if getattr(self, name) is not None:
                 _at_least(self, smallest, name)
-        if self.engine_tis_mode != "token_truncate" and self.engine_tis_cap is None:
-            raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
-        if self.engine_tis_mode != "token_truncate" and (self.engine_tis_cap or 0) <= 1:
-            raise ValueError(
-                f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap and cap, "
-                f"got {self.engine_tis_cap}"
-            )
+        if self.engine_tis_mode != "token_truncate":
+            if self.engine_tis_cap is None:
+                raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
+            if self.engine_tis_cap <= 1:
+                raise ValueError(
+                    f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap and cap, "
+                    f"got {self.engine_tis_cap}"
+                )
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"

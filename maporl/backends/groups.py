@@ -32,27 +32,27 @@ def groups_of(config: Config) -> dict[str, GroupSection]:
     return dict(config.cluster.groups)
 
 
-def vllm_of(config: Config, name: str, group: GroupSection) -> dict[str, VLLMSection]:
-    """Return the options of vLLM of each policy of group ``name``, or nothing if transformers samples from them.
+def vllm_of(config: Config, groups: Mapping[str, GroupSection]) -> dict[str, dict[str, VLLMSection]]:
+    """Return the options of vLLM of each policy, by the group, for the groups that vLLM samples from.
 
     Agents that share a policy use the options of the first of them. A vLLM on a device of its own takes most of its memory, and
     does not sleep.
 
     Raises:
-        ConfigError: some of the policies use vLLM and others do not, or one uses servers, or vLLM is to sleep and may not.
+        ConfigError: some policies of a group use vLLM and others do not, or one uses servers, or vLLM is to sleep and may not.
     """
-    speakers: dict[str, AgentSection] = {}
-    for agent, section in config.agents.items():
-        for policy in policy_names(agent, section, config) if section.weights else ():
-            if policy in group.policies:
-                speakers.setdefault(policy, section)
-    found = {policy: own.vllm for policy, own in speakers.items() if own.engine == "vllm" and own.vllm is not None}
-    if found and (other := [policy for policy in speakers if policy not in found]):
-        raise ConfigError(
-            f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; give their agents "
-            "the same engine, or put them into groups of their own"
-        )
-    return {policy: replace(own, colocate=_here(name, group, policy, own)) for policy, own in found.items()}
+    speakers = _speakers(config)
+    given: dict[str, dict[str, VLLMSection]] = {}
+    for name, group in groups.items():
+        found = {p: own.vllm for p in group.policies if (own := speakers[p]).engine == "vllm" and own.vllm is not None}
+        if found and (other := [policy for policy in group.policies if policy not in found]):
+            raise ConfigError(
+                f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; give their "
+                "agents the same engine, or put them into groups of their own"
+            )
+        if found:
+            given[name] = {p: replace(own, colocate=_here(name, group, p, own)) for p, own in found.items()}
+    return given
 
 
 def _here(name: str, group: GroupSection, policy: str, section: VLLMSection) -> ColocateSection:
@@ -81,15 +81,22 @@ def trained_policies(config: Config) -> set[str]:
     }
 
 
+def _speakers(config: Config) -> dict[str, AgentSection]:
+    """Return the section of the first agent that each policy speaks for."""
+    found: dict[str, AgentSection] = {}
+    for name, section in config.agents.items():
+        for policy in policy_names(name, section, config) if section.weights else ():
+            found.setdefault(policy, section)
+    return found
+
+
 def _bases(config: Config) -> dict[str, tuple]:
     """Return by policy what policies of one group have in common by default."""
     bases: dict[str, tuple] = {}
-    for name, section in config.agents.items():
-        for policy in policy_names(name, section, config) if section.weights else ():
-            shares = section.tiny is None and (section.lora or section.adapter)
-            central = section.trainable and (section.critic or config.training.critic) == "central"
-            key = base_key(section) if shares else (policy,)
-            bases.setdefault(policy, ("central critic",) if central else key)
+    for policy, section in _speakers(config).items():
+        shares = section.tiny is None and (section.lora or section.adapter)
+        central = section.trainable and (section.critic or config.training.critic) == "central"
+        bases[policy] = ("central critic",) if central else base_key(section) if shares else (policy,)
     return bases
 
 

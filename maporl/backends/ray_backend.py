@@ -28,6 +28,7 @@ from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
 from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
+from maporl.config.schema import VLLMSection
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardSource
@@ -78,6 +79,8 @@ class RayBackend:
         self.cluster: Cluster | None = None
         self.places: Places | None = None
         self.groups: dict[str, GroupSection] = {}
+        self._vllm: dict[str, dict[str, VLLMSection]] = {}
+        """The options of vLLM of each policy, by the group that it samples from."""
         self.learners: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
         self.verifier: VerifierPool | None = None
@@ -135,9 +138,9 @@ class RayBackend:
                 "use build_trainer(config), or leave it out"
             )
         self.groups = groups_of(config)
-        in_vllm = {name for name, group in self.groups.items() if vllm_of(config, name, group)}
+        self._vllm = vllm_of(config, self.groups)
         trained = [name for name, policy in team.policies.items() if policy.trainable]
-        check_places(self.section, self.groups, trained, in_vllm, args.async_depth)
+        check_places(self.section, self.groups, trained, self._vllm, args.async_depth)
         found = {
             name: RemoteLearner(
                 name,
@@ -205,7 +208,7 @@ class RayBackend:
                 replicas=group.engines.replicas,
                 rows=group.engines.rows,
                 past={past: policy for past, policy in self._past.items() if policy in group.policies},
-                vllm=vllm_of(self._told["config"], name, group),
+                vllm=self._vllm.get(name, {}),
                 **told,
             )
             failures, folder = self.section.failures, self.folder

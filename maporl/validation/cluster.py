@@ -29,7 +29,7 @@ def check_cluster(config: Config) -> list[str]:
         )
     lines = _scoring(config)
     groups = groups_of(config)
-    in_vllm = {name for name, group in groups.items() if vllm_of(config, name, group)}
+    in_vllm = vllm_of(config, groups)
     check_places(config.cluster, groups, trained_policies(config), in_vllm, config.training.async_depth)
     shared = {"apart": "", "turns": ", in turns", "sleep": " on the same devices, asleep while it trains"}
     for name, group in groups.items():
