@@ -13,6 +13,7 @@ from maporl.backends.vllm_rows import VLLMRows
 from maporl.backends.weights import Packed, sent_parameters, unpack
 from maporl.engines.token_sampler import TokenRow, TokenSampler
 from maporl.rollout.restate import UntrainedWeights
+from maporl.team.agents import Policy
 from maporl.team.past_policies import past_of
 from trl_ext.errors import UserError
 from trl_ext.sampling_options import Sampled
@@ -20,6 +21,42 @@ from trl_ext.sampling_options import Sampled
 
 class OtherVersion(UserError, RuntimeError):
     """A process was asked to sample from a version of a policy that it does not have."""
+
+
+class TransformersRows:
+    """Samples with transformers from the models of ``policies``. It has the methods of :class:`VLLMRows`.
+
+    Args:
+        policies: the policies by name.
+        options: the batch sizes, and whether to compute in bfloat16.
+        device: the device of the models.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], options: Any, device: torch.device):
+        self._bf16, self._device = options.bf16, device
+        self._sampler = TokenSampler(
+            policies,
+            options.local_rollout_forward_batch_size,
+            options.max_tokens_per_generate,
+            options.keep_states,
+            keep_states_gib=options.keep_states_gib,
+        )
+
+    def sample(self, rows: Mapping[int, TokenRow]) -> dict[int, Sampled]:
+        """Return the completions of all ``rows`` by number."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            return dict(zip(rows, self._sampler.sample(list(rows.values())), strict=True))
+
+    def finish(self) -> None:
+        """Do nothing, because every call ends what it begins."""
+
+    def sync(self, policy: str) -> None:
+        """Drop the KV cache, which other weights have computed."""
+        self._sampler.release()
+
+    def release(self) -> None:
+        """Drop the KV cache of all conversations."""
+        self._sampler.release()
 
 
 class EngineProcess:
@@ -53,22 +90,15 @@ class EngineProcess:
             policy.model.eval()
         rows = options.local_rollout_forward_batch_size
         self._untrained = UntrainedWeights(self.team, lambda name: own[name].active(), rows)
-        self.sampler: TokenSampler | None = None
-        self.vllm: VLLMRows | None = None
         self.versions = {name: 0 for name in own if name not in self.spec.trained}
+        self.rows: TransformersRows | VLLMRows
         if in_vllm:
             sections = {name: self.spec.vllm[self.spec.past.get(name, name)] for name in own}
-            self.vllm = VLLMRows(own, sections, options, Path(mkdtemp(prefix="maporl-adapters-")))
-            for name in self.versions:
-                self.vllm.sync(name)
+            self.rows = VLLMRows(own, sections, options, Path(mkdtemp(prefix="maporl-adapters-")))
         else:
-            self.sampler = TokenSampler(
-                own,
-                rows,
-                options.max_tokens_per_generate,
-                options.keep_states,
-                keep_states_gib=options.keep_states_gib,
-            )
+            self.rows = TransformersRows(own, options, self.device)
+        for name in self.versions:
+            self.rows.sync(name)
 
     def load(self, policy: str, version: int, weights: Packed) -> int:
         """Take over the ``version`` of a policy's weights, and return their bytes.
@@ -79,15 +109,11 @@ class EngineProcess:
             WeightsDiffer: the weights do not fit, or are not those that were sent.
         """
         self.versions.pop(policy, None)  # between two versions it answers for neither
-        if self.vllm is not None:
-            self.vllm.finish()
+        self.rows.finish()
         own, origin = self.team.policies[policy], self.team.policies[self.spec.past.get(policy, policy)]
         named = {name.replace(f".{own.adapter}.", f".{origin.adapter}."): p for name, p in sent_parameters(own).items()}
         unpack(weights, named)
-        if self.vllm is not None:
-            self.vllm.sync(policy)
-        else:
-            self.release()
+        self.rows.sync(policy)
         self.versions[policy] = version
         return weights.buffer.nbytes
 
@@ -105,11 +131,7 @@ class EngineProcess:
                 raise OtherVersion(
                     f"policy {name!r}: asked for version {version}, and the engine has {self.versions.get(name)}"
                 )
-        if self.vllm is not None:
-            return self.vllm.sample(rows)
-        assert self.sampler is not None, "build() makes one of the two"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.spec.args.bf16):
-            return dict(zip(rows, self.sampler.sample(list(rows.values())), strict=True))
+        return self.rows.sample(rows)
 
     @torch.no_grad()
     def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
@@ -119,7 +141,4 @@ class EngineProcess:
 
     def release(self) -> None:
         """Drop the KV cache of all conversations, or let vLLM sleep."""
-        if self.sampler is not None:
-            self.sampler.release()
-        if self.vllm is not None:
-            self.vllm.release()
+        self.rows.release()
