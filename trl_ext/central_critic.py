@@ -13,14 +13,14 @@ from typing import Any, cast
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import get_scheduler
-from trl.trainer import disable_dropout_in_model
 
 from trl_ext.checkpoint import HEAD, load_head, load_weights
 from trl_ext.distributed import WorldError
-from trl_ext.forward import base_of, read_states
+from trl_ext.forward import base_of, head_width, states_of
 from trl_ext.learner import NonFiniteError
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.randomness import quiet
 from trl_ext.replicated import Replicated
 from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
@@ -41,8 +41,8 @@ class CentralCritic:
 
     def __init__(self, model: nn.Module, args: PPOv2Config, outputs: int = 1):
         self.model: Any = copy.deepcopy(base_of(model)).float().requires_grad_(True)
-        disable_dropout_in_model(self.model)
-        self.head = ValueHead(self.model.config.get_text_config().hidden_size, outputs)
+        quiet(self.model)
+        self.head = ValueHead(head_width(self.model), outputs)
         self.args = args
         parameters = [*self.model.parameters(), *self.head.parameters()]
         self.strategy = Replicated({"critic": self.model}, self.head, parameters, args, None)
@@ -75,7 +75,7 @@ class CentralCritic:
 
     def values(self, rows: TokenBatch) -> Tensor:
         """Return the values [M] of the states before the M sampled tokens of ``rows``, in row-major order."""
-        return self.head(read_states(self.model, rows), rows.head[rows.sampled[0]])
+        return self.head(states_of(self.model, rows), rows.head[rows.sampled[0]])
 
     def step(self) -> float:
         """Sum the gradients of all learners and processes, clip them, step the optimizer and clear the gradients.

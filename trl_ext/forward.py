@@ -1,19 +1,21 @@
 """Forward passes of a causal language model that compute logits at the sampled tokens only."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers import PreTrainedModel
 
 from trl_ext import maths
 from trl_ext.prefix_tree import TreeLimits
+from trl_ext.randomness import evaluating
 from trl_ext.token_batch import TokenBatch, ToRead
 from trl_ext.tree_attention import TreeMask
 
@@ -30,7 +32,29 @@ def base_of(model: Any) -> Any:
 def trunk_of(model: Any) -> nn.Module:
     """Return the transformer below the output head. It returns hidden states."""
     base = base_of(model)
-    return getattr(base, base.base_model_prefix)
+    found = getattr(base, base.base_model_prefix, None)
+    if not isinstance(found, nn.Module):  # the prefix of Llama 4 is that of its vision-language model
+        found = next((child for child in base.children() if isinstance(child, PreTrainedModel)), None)
+    if found is None:
+        raise ValueError(f"{type(base).__name__}: the transformer below its head is not known; use another model")
+    return found
+
+
+def trunks_of(base: Any) -> list[nn.Module]:
+    """Return the modules of a Hugging Face model one of which its own forward calls before the head, the inner one first."""
+    trunk = trunk_of(base)
+    inner = getattr(trunk, "decoder", None)  # some models call the decoder inside of their transformer, and not this
+    return [*([inner] if isinstance(inner, nn.Module) else []), trunk]
+
+
+def head_width(model: Any) -> int:
+    """Return the width of the hidden states that the output head of ``model`` reads.
+
+    In some models it is not ``hidden_size``, because they project the hidden states before the head.
+    """
+    head = base_of(model).get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return base_of(model).config.get_text_config().hidden_size if weight is None else int(weight.shape[-1])
 
 
 def accepts(model: Any, name: str) -> bool:
@@ -71,6 +95,26 @@ def tree_limits(model: Any) -> TreeLimits | None:
     # per layer, linear layers take about 12 H^2 multiplications a token, and attention takes 2 H of them a key
     free = 6 * config.hidden_size / ATTENTION_PER_PRODUCT
     return TreeLimits(float("inf") if window is None else window, free, config._attn_implementation == "sdpa")
+
+
+def length_regimes(model: Any) -> tuple[int, ...]:
+    """Return the lengths beyond which a model turns positions by other angles: those of its "longrope", if it has it.
+
+    With n tokens in front of it, a token is predicted by the angles for n tokens, and all n tokens are read with these. So
+    rows that are shorter and longer than such a length cannot be read together, nor can one cache serve both.
+
+    Args:
+        model: the Hugging Face model itself, without a PEFT wrapper.
+    """
+    config = model.config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
+    found = {
+        kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        for kind in kinds
+        if kind.get("rope_type", kind.get("type")) == "longrope"
+    }
+    return tuple(sorted(length for length in found if length is not None))
 
 
 def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
@@ -114,6 +158,7 @@ def read_actions(
         Hidden states [M, H], log-probabilities [M], and entropies [M] or None.
     """
     base = base_of(model)
+    head = base.get_output_embeddings()
 
     def scores(logits: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
         logprobs = maths.token_logprobs(logits, wanted, at)
@@ -121,17 +166,19 @@ def read_actions(
             return logprobs, maths.token_entropies(logits, at) if entropies else logprobs.new_zeros(())
 
     def tail(hidden: Tensor, wanted: Tensor, at: float | Tensor) -> tuple[Tensor, Tensor]:
-        with _trunk_gives(base, hidden), autocast():
+        with _trunk_gives(trunk, before), _head_reads(head, hidden), autocast():
             logits = base(input_ids=read.input_ids[:1, :1], use_cache=False).logits[0]
         return scores(logits, wanted, at)
 
     whole = chunk is None or len(read.index) <= chunk
-    with _head_sees_only(base.get_output_embeddings(), read.index, compute=whole) as seen, autocast():
+    recorded = [] if whole else trunks_of(base)
+    with _head_sees_only(head, read.index, compute=whole) as seen, _outputs_of(recorded) as made, autocast():
         output = model(**_arguments(base, read)).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets, temperature)
         return hidden, logprobs, entropy if entropies else None
+    trunk, before = _one_token(made)
     size = chunk or 1
     parts = [hidden.split(size), targets.split(size)]
     each = temperature.split(size) if isinstance(temperature, Tensor) else [temperature] * len(parts[0])
@@ -153,22 +200,58 @@ def completion_logprobs(model: Any, rows: Sequence[tuple[Sequence[int], Sequence
     computed, if the model can leave them out. The mode of ``model`` is restored.
     """
     found = []
-    training, device, brief = model.training, base_of(model).device, accepts(base_of(model), "logits_to_keep")
-    model.eval()
-    for prompt, completion in rows:
-        ids = torch.tensor([[*prompt, *completion]], device=device)
-        kept = {"logits_to_keep": len(completion) + 1} if brief else {}
-        logits = model(input_ids=ids, **kept).logits[:, -len(completion) - 1 : -1].float()
-        found.append(float(maths.token_logprobs(logits, ids[:, len(prompt) :]).sum()))
-    model.train(training)
+    device, brief = base_of(model).device, accepts(base_of(model), "logits_to_keep")
+    with evaluating(model):
+        for prompt, completion in rows:
+            ids = torch.tensor([[*prompt, *completion]], device=device)
+            kept = {"logits_to_keep": len(completion) + 1} if brief else {}
+            logits = model(input_ids=ids, **kept).logits[:, -len(completion) - 1 : -1].float()
+            found.append(float(maths.token_logprobs(logits, ids[:, len(prompt) :]).sum()))
     return found
 
 
-def read_states(model: Any, rows: TokenBatch) -> Tensor:
-    """Return the hidden states [M, H] below the head at the sampled tokens of ``rows``, after the critic's prompts."""
+Part = TypeVar("Part", bound="Tensor | tuple[Tensor | None, ...]")
+
+
+def in_regimes(model: Any, rows: TokenBatch, read: Callable[[ToRead, Tensor | None], Part]) -> Part:
+    """Return what ``read`` computes at the M sampled tokens of ``rows``, in parts that ``model`` reads by the same angles.
+
+    ``read`` takes what one forward reads, and which of the M tokens it predicts, or None for all. It returns tensors whose
+    first dimension is that of these tokens.
+    """
+    regimes, limits = length_regimes(model), tree_limits(model)
+    parts = rows.by_length(regimes) if regimes else [(rows, None)]
+    found: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
+    if len(parts) == 1:
+        return found[0]
+    place = torch.cat([tokens for _, tokens in parts if tokens is not None]).argsort()
+
+    def joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
+        kept = [piece for piece in pieces if piece is not None]
+        return torch.cat(kept)[place] if kept else None
+
+    if isinstance(found[0], Tensor):
+        return joined(found)  # type: ignore[return-value]
+    return tuple(joined(pieces) for pieces in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def states_of(model: Any, rows: TokenBatch) -> Tensor:
+    """Return the hidden states [M, H] that the output head of ``model`` sees at the sampled tokens of ``rows``.
+
+    They are those after the critic's prompts, where it has its own.
+    """
+    return in_regimes(base_of(model), rows.critic or rows, lambda read, _: _read_states(model, read))
+
+
+def _read_states(model: Any, read: ToRead) -> Tensor:
+    """Return what the head would see at the M tokens of ``read``. A model for classification has none that reads tokens."""
     base = base_of(model)
-    read = (rows.critic or rows).to_read(tree_limits(base))
-    return trunk_of(model)(**_arguments(base, read)).last_hidden_state.flatten(0, 1)[read.index]
+    head = base.get_output_embeddings()
+    if head is None:
+        return trunk_of(model)(**_arguments(base, read)).last_hidden_state.flatten(0, 1)[read.index]
+    with _head_sees_only(head, read.index, compute=False) as seen:
+        base(**_arguments(base, read))
+    return seen["hidden"]
 
 
 @contextmanager
@@ -194,11 +277,51 @@ def _head_sees_only(head: nn.Module, index: Tensor, compute: bool) -> Iterator[d
 
 
 @contextmanager
-def _trunk_gives(model: Any, hidden: Tensor) -> Iterator[None]:
-    """Let the transformer below the head return ``hidden`` [M, H], so that a forward runs only the head."""
-    trunk: Any = trunk_of(model)
+def _head_reads(head: nn.Module, hidden: Tensor) -> Iterator[None]:
+    """Give the output head ``hidden`` [M, H] as one row, whatever the model computes."""
+    handle = head.register_forward_pre_hook(lambda _module, arguments: (hidden.unsqueeze(0), *arguments[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any]]]:
+    """Yield a list that receives the outputs of ``modules``, in the order in which they return."""
+    made: list[tuple[nn.Module, Any]] = []
+    handles = [m.register_forward_hook(lambda own, _given, output: made.append((own, output))) for m in modules]
+    try:
+        yield made
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _one_token(made: list[tuple[nn.Module, Any]]) -> tuple[Any, Any]:
+    """Return the outermost transformer that ran, and its output for one token, or twice None if none is known."""
+    if not made:
+        return None, None
+    trunk, output = made[-1]
+    output = copy.copy(output)
+    first = output[0][:1, :1].detach()
+    if isinstance(output, tuple):
+        return trunk, (first, *output[1:])
+    output["last_hidden_state"] = first
+    return trunk, output
+
+
+@contextmanager
+def _trunk_gives(trunk: Any, output: Any) -> Iterator[None]:
+    """Let the transformer below the head return ``output``, so that a forward runs only what follows it.
+
+    If the transformer is not known (None), it runs, on the one token that it is given.
+    """
+    if trunk is None:
+        yield
+        return
     kept = trunk.__dict__.get("forward")
-    trunk.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden.unsqueeze(0))  # type: ignore[arg-type]
+    trunk.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:

@@ -13,28 +13,38 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
-from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
+from trl_ext.adapters import (
+    AdapterError,
+    adapter_parameters,
+    adapter_state,
+    base_parameters,
+    changes_base,
+    check_adapters,
+    copy_adapter,
+    shared_parameters,
+    strays,
+)
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of, read_actions, read_states, tree_limits
+from trl_ext.forward import base_of, head_width, in_regimes, length_regimes, read_actions, states_of, tree_limits
 from trl_ext.frozen import Frozen
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.master_weights import HALF_PRECISION
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.recomputation import set_recomputation
+from trl_ext.randomness import quiet
+from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.replicated import Replicated
 from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
-from trl_ext.token_batch import TokenBatch, placeholder
+from trl_ext.token_batch import TokenBatch, ToRead, placeholder
 from trl_ext.value_head import ValueHead
-from trl_ext.weights import add_adapter
 
 CRITICS = ("head", "adapter", "model", "central", "none")
 
@@ -107,7 +117,7 @@ class Learner:
             raise ValueError(f"policy {name!r}: critic 'adapter' needs a PEFT model; use 'head', or add a LoRA")
         if (critic == "central") != (central_values is not None):
             raise ValueError(f"policy {name!r}: critic 'central' and central_values go together; pass both or neither")
-        if critic == "adapter" and args.gradient_checkpointing:
+        if critic == "adapter" and (args.gradient_checkpointing or recomputes(base_of(model))):
             raise ValueError(
                 f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
                 "wrong adapter; use critic 'head' or turn gradient_checkpointing off"
@@ -119,10 +129,13 @@ class Learner:
         self.critic, self.ref_adapter, self.central_values = critic, ref_adapter, central_values
         self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
-        _quiet_dropout(model)
+        for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
+            check_adapters(module, f"policy {name!r}: its {part}")
         self.value_model: Any = self._build_value_model(value_model)
         self.value_head = self._build_value_head(outputs)
         self.reference = self._build_reference(reference)
+        for module in filter(None, (model, self.value_model, self.reference)):
+            quiet(module)  # also the adapters that were added here
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.mixed_precision = False
@@ -150,7 +163,6 @@ class Learner:
             if isinstance(value_model, PeftModel):
                 for other in set(value_model.peft_config) - {self.adapter}:
                     value_model.delete_adapter(other)
-        _quiet_dropout(value_model)
         return value_model
 
     def _build_value_head(self, outputs: int) -> ValueHead | None:
@@ -159,7 +171,7 @@ class Learner:
         if self.critic == "adapter":
             self.critic_adapter = f"{self.adapter}_critic"
             if self.critic_adapter not in self.model.peft_config:
-                add_adapter(self.model, self.critic_adapter, copy.deepcopy(self.model.peft_config[self.adapter]))
+                copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
         trunk = self.model if self.value_model is None else self.value_model
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             if trunk.config.num_labels != outputs:
@@ -168,11 +180,15 @@ class Learner:
                     f"needs {outputs}; load it with num_labels={outputs}"
                 )
             return None
-        return ValueHead(trunk.config.get_text_config().hidden_size, outputs)
+        return ValueHead(head_width(trunk), outputs)
 
     def _build_reference(self, reference: nn.Module | None) -> nn.Module | None:
-        if reference is None and not isinstance(self.model, PeftModel) and self.args.kl_coef != 0:
-            reference = copy.deepcopy(self.model)
+        if reference is None and self.ref_adapter is None and self.args.kl_coef != 0:
+            if self.adapter is None or shared_parameters(self.model, self.adapter):
+                with self.active():
+                    reference = copy.deepcopy(self.model)
+            elif changes_base(self.model.peft_config[self.adapter]):
+                self.ref_adapter = _start_of(self.model, self.adapter)
         if reference is not None:
             if reference is self.model:
                 raise ValueError(
@@ -208,7 +224,6 @@ class Learner:
             for module in filter(None, (self.model, self.value_model)):
                 set_recomputation(base_of(module), kwargs)  # type: ignore[arg-type]  # a text was parsed
                 base_of(module).enable_input_require_grads()
-                base_of(module).train()  # transformers recomputes in training mode only; dropout is off everywhere
         _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])
         if isinstance(self.value_model, PeftModel):
             _narrow_adapters(self.value_model, self.value_model.active_adapters)
@@ -233,6 +248,8 @@ class Learner:
             scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
         )
         self.strategy.attach(optimizer)
+        for module in filter(None, (self.model, self.value_model)):
+            quiet(module)  # and in the mode in which it recomputes activations, if it does
         if self.reference is not None and _is_quantized(self.reference):
             _check_device(self.name, self.reference, self.device)
         elif self.reference is not None:
@@ -255,28 +272,46 @@ class Learner:
         return optimizer.param_groups
 
     def _trained_names(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that this learner trains, by names that a user knows."""
-        with self.active():
-            trained = {id(p) for p in _flat(self._parameter_groups())}
+        """Return everything in the models of this learner that requires gradients, by names that a user knows."""
+        others: set[int] = set()  # adapters of other learners on the same base
+        if self.adapter is not None:
+            for name in set(self.model.peft_config) - {self.adapter, self.critic_adapter}:
+                others |= {id(p) for p in adapter_parameters(self.model, name).values()}
         parts = {"model": self.model, "value_model": self.value_model, "value_head": self.value_head}
         named = [(f"{part}.{n}", p) for part, m in parts.items() if m is not None for n, p in m.named_parameters()]
-        return {name: p for name, p in named if id(p) in trained}
+        return {name: p for name, p in named if p.requires_grad and id(p) not in others}
 
     def _parameter_groups(self) -> list[dict]:
-        named = list(self.model.named_parameters())
-        policy = [p for n, p in named if p.requires_grad and (self.adapter is None or f".{self.adapter}." in n)]
+        policy = [p for p in self._policy_parameters().values() if p.requires_grad]
         value_model, head = (
             [] if m is None else [p for p in m.parameters() if p.requires_grad]
             for m in (self.value_model, self.value_head)
         )
-        adapter = [p for n, p in named if self.critic == "adapter" and f".{self.critic_adapter}." in n]
+        adapter = [] if self.critic_adapter is None else self._critic_parameters()
         if not policy:
             raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
+        if self.adapter is not None and (lost := strays(self.model)):
+            raise AdapterError(
+                f"policy {self.name!r}: {len(lost)} parameters require gradients and belong to no adapter, such as {lost[0]}; PEFT "
+                "would not save them, so they are not trained: name their modules in modules_to_save, train the whole model without "
+                "PEFT, or say requires_grad_(False)"
+            )
         rate = self.args.value_learning_rate
         rate = self.learning_rate if rate is None else rate
         # the head is a group of its own, because DeepSpeed flattens each group into one tensor of one dtype
         critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
         return [{"params": policy, "lr": self.learning_rate}, *critics]
+
+    def _policy_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the policy, whether they learn or not."""
+        return dict(self.model.named_parameters()) if self.adapter is None else adapter_parameters(self.model, self.adapter)
+
+    def _critic_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while active."""
+        self.model.set_adapter(self.critic_adapter)
+        found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
+        self.model.set_adapter(self.adapter)
+        return found
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -325,16 +360,28 @@ class Learner:
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
-        return read_actions(
-            model,
-            rows.to_read(tree_limits(base_of(model))),
-            rows.input_ids[rows.sampled],
-            rows.temperatures(self.args.temperature),
-            self.autocast,
-            self.args.logits_chunk,
-            entropies,
-            entropy_gradient,
-        )
+        targets, temperature = rows.input_ids[rows.sampled], rows.temperatures(self.args.temperature)
+
+        def read(part: ToRead, tokens: Tensor | None) -> tuple[Tensor | None, ...]:
+            each = isinstance(temperature, Tensor) and tokens is not None
+            if tokens is not None and len(tokens) < len(targets) and self.strategy.sharded:
+                raise ValueError(
+                    f"policy {self.name!r}: rows are longer and shorter than {length_regimes(base_of(model))[0]} tokens, beyond which "
+                    "its longrope reads them apart, and processes that share weights must make equally many forwards; keep prompts "
+                    "and response_length below that, or hold the weights whole (without FSDP and ZeRO-3)"
+                )
+            return read_actions(
+                model,
+                part,
+                targets if tokens is None else targets[tokens],
+                temperature[tokens] if each else temperature,  # type: ignore[index]
+                self.autocast,
+                self.args.logits_chunk,
+                entropies,
+                entropy_gradient,
+            )
+
+        return in_regimes(base_of(model), rows, read)
 
     def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
         """Return the critic's values [M] at the sampled tokens of ``rows``, or None without a critic.
@@ -361,7 +408,8 @@ class Learner:
         detach = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
         gradients = torch.no_grad() if detach else nullcontext()
         with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), gradients:
-            return read_states(self.model if self.value_model is None else self.value_model, rows)
+            model: Any = self.model if self.value_model is None else self.value_model
+            return states_of(model, rows)
 
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
@@ -574,20 +622,28 @@ def check_mixed_precision(given: str) -> bool:
 def starting_point(model: Any, adapter: str) -> str | None:
     """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
 
-    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference.
-    A LoRA that was loaded or warm-started changes the model, so its present weights are copied to another adapter.
+    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference. Any
+    other adapter changes the model, or may, so its present weights are copied to another adapter. Of an adapter that trains
+    biases of its base there is no such copy: :class:`Learner` copies the whole model.
     """
-    weights = get_peft_model_state_dict(model, adapter_name=adapter)
-    if all(not bool(w.any()) for name, w in weights.items() if "lora_B" in name or "lora_embedding_B" in name):
+    if shared_parameters(model, adapter) or _changes_nothing(model, adapter):
         return None
+    return _start_of(model, adapter)
+
+
+def _changes_nothing(model: Any, adapter: str) -> bool:
+    """Return whether an adapter is a LoRA of matrices whose products are all 0."""
+    config, weights = model.peft_config[adapter], adapter_parameters(model, adapter)
+    products = {name: w for name, w in weights.items() if ".lora_B" in name or ".lora_embedding_B" in name}
+    others = [n for n in weights.keys() - products.keys() if ".lora_A" not in n and ".lora_embedding_A" not in n]
+    kind = type(config) is LoraConfig and not config.use_dora and not changes_base(config)
+    return kind and not others and all(not bool(w.any()) for w in products.values())
+
+
+def _start_of(model: Any, adapter: str) -> str:
     name = f"{adapter}_start"
-    kept = list(model.active_adapters)
-    add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
-    set_peft_model_state_dict(model, weights, adapter_name=name)
-    for parameter_name, parameter in model.named_parameters():
-        if f".{name}." in parameter_name:
-            parameter.requires_grad_(False)
-    model.set_adapter(kept[0])
+    if name not in model.peft_config:
+        copy_adapter(model, adapter, name)
     return name
 
 
@@ -630,18 +686,9 @@ def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
     Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
     optimizer steps float32 master weights.
     """
-    names = [f".{name}." for name in adapters if name is not None]
-    dtype = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n and p.is_floating_point())
-    if dtype in HALF_PRECISION:
-        for name, parameter in model.named_parameters():
-            if "lora_" in name and any(adapter in name for adapter in names):
-                parameter.data = parameter.data.to(dtype)
-
-
-def _quiet_dropout(model: nn.Module) -> None:
-    """Turn off all dropout, because the ratio of two forwards must come from the weights alone."""
-    disable_dropout_in_model(model)
-    for module in model.modules():
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    names = [name for name in adapters if name is not None]
+    dtype = next(p.dtype for p in base_parameters(model).values() if p.is_floating_point()) if names else torch.float32
+    for name in names if dtype in HALF_PRECISION else ():
+        for tensor in adapter_state(model, name).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)

@@ -29,15 +29,17 @@ def importance_ratio(new: Tensor, old: Tensor, mask: Tensor, kind: str) -> Tenso
     2504.16129). ``sequence_mean`` is its length-normalised form ``exp(mean log-ratio)`` (GSPO, arXiv 2507.18071).
     ``trajectory`` is the product over all answers of a trajectory (M-GRPO, arXiv 2511.13288, eq. 14). Each row is then
     a whole trajectory, because the loss joins its answers before it calls the objective.
+
+    A ratio is at most ``exp(20)``, and has no gradient beyond (:func:`trl_ext.maths.bounded_exp`).
     """
     # mask before exp, because log-probabilities outside the mask may have any value
     difference = torch.where(mask, new - old, torch.zeros_like(new))
     if kind == "token":
-        return torch.exp(difference)
+        return maths.bounded_exp(difference)
     total = difference.sum(1, keepdim=True)
     if kind == "sequence_mean":
         total = total / mask.sum(1, keepdim=True).clamp(min=1)
-    return torch.exp(total).expand_as(new)
+    return maths.bounded_exp(total).expand_as(new)
 
 
 def ppo(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):

@@ -18,6 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from trl_ext.free_memory import total_bytes
 
+MOST_EXPONENT = 20.0
+"""The largest logarithm of a ratio of probabilities, in nats."""
 CPU_SLICE, ACCELERATOR_SLICE = 2**22, 2**29
 """Most bytes of float32 logits that are worked on at a time, on a CPU and on an accelerator with enough memory."""
 
@@ -117,7 +119,7 @@ def clipped_policy_loss(
         ``(loss, clip_fraction)``; the second is the share of tokens at which the clipped branch was the larger one.
     """
     # mask before exp, because log-probabilities outside the mask may have any value
-    ratio = torch.exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
+    ratio = bounded_exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
     losses, clipped = policy_loss_terms(ratio, advantages, clip, clip)
     return masked_mean(losses, mask), masked_mean(clipped, mask)
 
@@ -173,11 +175,20 @@ def value_loss_terms(
     return torch.max(plain, clipped), (clipped > plain).to(values.dtype)
 
 
+def bounded_exp(exponent: Tensor) -> Tensor:
+    """Return ``exp(min(exponent, 20))``, which has no gradient beyond :data:`MOST_EXPONENT`.
+
+    Ratios of probabilities of long answers leave the range of float32 at 88 nats, and infinity times a clipped gradient of 0
+    is not a number. A ratio of 5e8 is clipped by every rule, and a step along a larger one would end the run.
+    """
+    return torch.exp(exponent.clamp(max=MOST_EXPONENT))
+
+
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:
     """Return an estimate of KL(policy || reference) for each token that the policy sampled.
 
     With ``d = log p - log p_ref``, the estimators are ``k1 = d`` (unbiased), ``k2 = d^2 / 2`` (biased, low variance)
-    and ``k3 = exp(-d) - 1 + d`` (unbiased, never negative). Source: Schulman, "Approximating KL divergence", 2020.
+    and ``k3 = exp(-d) - 1 + d`` (unbiased, never negative, with :func:`bounded_exp`). Source: Schulman, "Approximating KL divergence", 2020.
 
     Raises:
         ValueError: ``kind`` is not one of these names.
@@ -188,7 +199,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     if kind == "k2":
         return 0.5 * difference**2
     if kind == "k3":
-        return torch.exp(-difference) - 1.0 + difference
+        return bounded_exp(-difference) - 1.0 + difference
     raise ValueError(f"kl_estimate: kind must be 'k1', 'k2' or 'k3', got {kind!r}")
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
-from trl_ext.lora_merge import plain_lora
+from trl_ext.agreement import agrees
+from trl_ext.lora_merge import matrices
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The fields of configurations that say how many experts a layer has."""
@@ -24,23 +25,23 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def mixes(model: Any, adapter: str | None) -> bool:
     """Return whether rows of ``adapter`` can stand beside rows of other adapters in one batch.
 
-    It must be an ordinary LoRA of linear layers below the output head. The head reads the trained tokens of all rows as
-    one row, and an expert reads some tokens of all rows. Neither can know whose a token is.
+    It must be a LoRA of linear layers below the output head. The head reads the trained tokens of all rows as one row, and
+    an expert reads some tokens of all rows. Neither can know whose a token is. What both ways compute is compared once.
     """
-    if not isinstance(model, PeftModel) or adapter is None or not plain_lora(model, adapter):
+    if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
         return False
     base: Any = model.get_base_model()
     if any(getattr(base.config.get_text_config(), name, None) for name in EXPERTS):
         return False
-    own = [m for m in model.modules() if isinstance(m, LoraLayer) and adapter in m.scaling]
-    return all(layer is not base.get_output_embeddings() and _is_linear(layer, adapter) for layer in own)
-
-
-def _is_linear(layer: Any, adapter: str) -> bool:
-    if adapter not in layer.lora_A or adapter in layer.lora_variant:
+    if any(layer is base.get_output_embeddings() for layer in layers):
         return False
-    pair = layer.lora_A[adapter], layer.lora_B[adapter]
-    return all(isinstance(half, nn.Linear) and half.bias is None for half in pair)
+
+    def compared(ids: Tensor) -> Tensor:
+        with mixed(model, [adapter]) as choose:
+            choose([adapter] * len(ids))
+            return base(input_ids=ids).logits
+
+    return agrees(model, (adapter,), "mixed", compared)
 
 
 class _Rows:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trl_ext.forward import base_of, read_actions, tree_limits
+from trl_ext.forward import base_of, length_regimes, read_actions, tree_limits
 from trl_ext.learner import Learner, MicroBatch, PolicyOutput
 from trl_ext.losses import Totals, micro_batch_loss
 from trl_ext.master_weights import move_gradients
@@ -32,7 +32,9 @@ def _joins(learner: Learner) -> bool:
     """Return whether this learner's adapter can be trained beside other adapters in one batch."""
     if learner.adapter is None or learner.critic not in ("head", "none") or learner.args.gradient_checkpointing:
         return False
-    return mixes(learner.model, learner.adapter) and not learner.strategy.sharded
+    if learner.strategy.sharded or length_regimes(base_of(learner.model)):
+        return False
+    return mixes(learner.model, learner.adapter)
 
 
 def accumulate_together(

@@ -16,10 +16,10 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from trl_ext.devices import forked_rng
 from trl_ext.drawing import uniforms
-from trl_ext.forward import base_of
+from trl_ext.forward import base_of, length_regimes
 from trl_ext.kv_cache import KVCache, plain_states
 from trl_ext.mixed_adapters import mixed
-from trl_ext.recomputation import recomputes, set_recomputation
+from trl_ext.randomness import evaluating
 from trl_ext.sampling_batch import Batch, Choose, Row
 from trl_ext.sampling_options import Sampled, Sampling
 from trl_ext.stop_strings import StopStrings
@@ -69,29 +69,56 @@ def sample(
         row.adapter = row.owner = adapter
     for row, owner in zip(rows, owners or (), strict=bool(owners)):
         row.owner = owner
-    if states is not None:
-        names = [(row.owner, *row.prompt[:n]) for row, n in zip(rows, known or [0] * len(rows), strict=True)]
-        for row, past in zip(rows, states.take(names), strict=True):
-            row.past = past
+    for row, n in zip(rows, known or (), strict=bool(known)):
+        row.known = n
     with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
         if plain == "no":
             for alike in _alike(rows):
                 for batch in _batches(alike, sampling):
                     _generate_by_transformers(model, batch, alike[0].sampling, choose)
         else:
-            for batch in _batches(rows, sampling):
-                Batch(model, batch, states, choose).run()
+            for part in _in_regimes(rows, length_regimes(base_of(model))):
+                _take_states(part, states)
+                for batch in _batches(part, sampling):
+                    Batch(model, batch, states, choose).run()
     return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
 
 
+def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
+    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``).
+
+    A row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers.
+    """
+    for number, longest in enumerate([*regimes, None]):
+        here = []
+        for row in rows:
+            row.longest, row.regime = longest, number
+            if not row.ended() and (longest is None or len(row.prompt) + len(row.ids) <= longest):
+                here.append(row)
+        if here:
+            yield here
+
+
+def _take_states(rows: list[Row], states: KVCache | None) -> None:
+    """Give rows the states of their conversations' earlier turns, as far as these are kept."""
+    if states is not None:
+        names = [row.name(row.read_ids[: row.known]) for row in rows]
+        for row, past in zip(rows, states.take(names), strict=True):
+            row.past = past
+
+
 def _alike(rows: list[Row]) -> list[list[Row]]:
-    """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike."""
+    """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike.
+
+    Their prompts are equally long: models with other states than keys and values need not know what padding is.
+    """
     groups: list[list[Row]] = []
     for row in rows:
-        group = next((group for group in groups if group[0].sampling == row.sampling), None)
+        length = len(row.prompt)
+        group = next((g for g in groups if g[0].sampling == row.sampling and len(g[0].prompt) == length), None)
         if group is None:
             groups.append([row])
         else:
@@ -116,7 +143,7 @@ def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
 
 
 def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
-    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
+    """Sample with the model's own ``generate``, in one batch of equally long prompts. Recurrent models need this.
 
     ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
     """
@@ -133,9 +160,9 @@ def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, c
         use_cache=True,
     )
     device = next(base_of(model).parameters()).device
-    width = max(len(row.prompt) for row in rows)
-    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
-    mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
+    width = len(rows[0].prompt)
+    ids = torch.tensor([row.prompt for row in rows], device=device)
+    mask = torch.ones_like(ids)
     options: dict[str, Any] = {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])
@@ -163,18 +190,12 @@ def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
 
 @contextmanager
 def _clean_generation(model: Any) -> Iterator[None]:
-    """Switch off training mode, gradient checkpointing and the model's own sampling defaults, such as top_k."""
+    """Switch off training mode, in which activations are recomputed, and the model's own defaults, such as top_k."""
     base = base_of(model)
-    kept_config, was_training = base.generation_config, base.training
-    checkpointing = recomputes(base)
+    kept_config = base.generation_config
     base.generation_config = GenerationConfig()
-    model.eval()
-    if checkpointing:
-        set_recomputation(base, None)
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
         base.generation_config = kept_config
-        if checkpointing:
-            set_recomputation(base, {"use_reentrant": False})
-        model.train(was_training)

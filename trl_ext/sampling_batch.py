@@ -27,14 +27,36 @@ class Row:
     adapter: str | None = None
     owner: str | None = None
     past: tuple[Block, int] | None = None
+    known: int = 0
+    """How many tokens at the beginning of the prompt an earlier turn may have read."""
+    longest: int | None = None
+    """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
+    regime: int = 0
 
     def __post_init__(self):
         self.ids: list[int] = []
         self.logprobs: list[float] = []
 
     @property
+    def read_ids(self) -> list[int]:
+        """Return the tokens to read before the next one is sampled: the prompt, and what was sampled already."""
+        return self.prompt + self.ids if self.ids else self.prompt
+
+    def ended(self) -> bool:
+        """Return whether the completion has ended."""
+        return len(self.ids) >= self.sampling.max_new_tokens or (bool(self.ids) and self.sampling.ends(self.ids))
+
+    def pauses(self) -> bool:
+        """Return whether the next token belongs to another regime."""
+        return self.longest is not None and len(self.prompt) + len(self.ids) > self.longest
+
+    def name(self, tokens: list[int]) -> tuple:
+        """Return the name under which the states of a conversation of ``tokens`` are kept."""
+        return (self.owner, self.regime, *tokens)
+
+    @property
     def read(self) -> int:
-        """Return how many tokens of the prompt were read in an earlier turn."""
+        """Return how many tokens were read in an earlier turn."""
         return 0 if self.past is None else self.past[0].lengths[self.past[1]]
 
 
@@ -54,7 +76,8 @@ class Batch:
             self.uniforms = torch.zeros(len(rows), self.longest, dtype=torch.float64)
             for numbers, row in zip(self.uniforms, rows, strict=True):
                 if row.uniforms is not None:
-                    numbers[: len(row.uniforms)] = row.uniforms
+                    left = row.uniforms[len(row.ids) :]
+                    numbers[: len(left)] = left
             self.uniforms = self.uniforms.to(self.device)
         self._find_draws()
         self.position_ids = accepts(self.base, "position_ids")
@@ -68,8 +91,7 @@ class Batch:
         for step in range(self.longest):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                own = self.rows[position]
-                ended[position] = step + 1 >= own.sampling.max_new_tokens or own.sampling.ends(own.ids)
+                ended[position] = self.rows[position].ended() or self.rows[position].pauses()
             running = [position for position in running if not ended[position]]
             if not running:
                 break
@@ -85,10 +107,10 @@ class Batch:
     def _prefill(self) -> Tensor:
         """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
         first: dict[tuple, int] = {}
-        unique_of = [first.setdefault((row.adapter, *row.prompt), len(first)) for row in self.rows]
+        unique_of = [first.setdefault((row.adapter, *row.read_ids), len(first)) for row in self.rows]
         all_rows, unique = self.rows, list(dict(zip(unique_of, self.rows, strict=True)).values())
         past = max(row.read for row in unique)
-        new = [row.prompt[row.read :] for row in unique]
+        new = [row.read_ids[row.read :] for row in unique]
         width = max(map(len, new))
         ids = torch.full((len(unique), width), PADDING)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
@@ -176,7 +198,7 @@ class Batch:
         if self.states is not None:
             leaving = sorted(set(range(len(self.rows))) - set(positions))
             self.states.keep(
-                [(self.rows[p].owner, *self.rows[p].prompt, *self.rows[p].ids) for p in leaving],
+                [self.rows[p].name(self.rows[p].read_ids) for p in leaving],
                 self.cache,
                 self.mask,
                 leaving,

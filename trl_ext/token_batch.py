@@ -270,6 +270,33 @@ class TokenBatch:
         return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
 
 
+    def by_length(self, regimes: Sequence[int]) -> list[tuple["TokenBatch", Tensor]]:
+        """Return the rows in parts that a model reads by the same angles, and the place of each part's tokens among the M.
+
+        ``regimes`` are the lengths beyond which the angles change, in order. A token with n tokens in front of it belongs to
+        the part of n. A row that goes on beyond a length is in two parts, and in the first it ends there. The parts are for
+        reading only: their other columns are as wide as before.
+        """
+        row, column = self.sampled_on_host
+        column = self.sampled_on_host[1].numpy()
+        part = np.searchsorted(regimes, column)
+        first, lengths, found = np.asarray(self.first), np.asarray(self.tree.lengths), []
+        for number in np.unique(part).tolist():
+            start = np.maximum(first, regimes[number - 1] + 1 if number else 0)
+            end = np.minimum(lengths, regimes[number] + 1 if number < len(regimes) else lengths.max())
+            index = np.flatnonzero(start < end)
+            rows = self.take(torch.from_numpy(index))
+            tree = replace(
+                rows.tree,
+                lengths=end[index].tolist(),
+                shared=[min(shared, int(end.max())) for shared in rows.tree.shared],
+            )
+            width = int(end[index].max())
+            rows = replace(rows, tree=tree, first=start[index].tolist(), input_ids=rows.input_ids[:, :width], critic=None)
+            found.append((rows, torch.from_numpy(np.flatnonzero(part == number)).to(rows.input_ids.device)))
+        return found
+
+
 @dataclass
 class ToRead:
     """What one forward reads, and where it finds the sampled tokens.

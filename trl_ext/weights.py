@@ -19,6 +19,8 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from trl_ext.adapters import base_state, changes_base, leave_meta
+from trl_ext.adapters import fault as adapter_fault
 from trl_ext.attention import fault
 from trl_ext.devices import forked_rng
 from trl_ext.drawing import number_of
@@ -94,7 +96,7 @@ def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
     Three rows of every tensor are compared, because reading all of a large model would take minutes. Training changes all
     matrices nearly everywhere. The result is False if the files cannot be found.
     """
-    own, compared = plain_state(model), 0
+    own, compared = base_state(model), 0
     for file in _weight_files(str(source)):
         with safe_open(file, "pt") as tensors:
             for name in own.keys() & set(tensors.keys()):
@@ -102,16 +104,6 @@ def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
                     return False
                 compared += 1
     return compared > 0
-
-
-def plain_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``model`` by name, as if PEFT had put no adapters into it."""
-    found = {}
-    for name, tensor in model.state_dict().items():
-        parts = name.split(".")
-        if not any(part.startswith(("lora_", "modules_to_save")) for part in parts):
-            found[".".join(part for part in parts if part not in ("base_layer", "original_module"))] = tensor
-    return found
 
 
 def _weight_files(source: str) -> list[str]:
@@ -168,33 +160,46 @@ def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
 
     If the base is on the meta device, because this process will receive its weights, the adapter is on the CPU. Adapters
     are small, and every process reads those that are saved.
+
+    Raises:
+        WeightsError: its initialisation would change the base that other adapters share, or theirs has changed it.
     """
+    _check_company(model, name, options, f"adapter {name!r}")
     with forked_rng():
         torch.manual_seed(number_of((torch.initial_seed(), name)) % 2**63)
         if isinstance(model, PeftModel):
             model.add_adapter(name, options)
         else:
             model = get_peft_model(model, options, adapter_name=name)
-    _leave_meta(model, name)
+    leave_meta(model, name)
     return model
 
 
-def _leave_meta(model: PeftModel, name: str) -> None:
-    """Put the tensors of an adapter that are on the meta device on the CPU. They are 0 until they are loaded or received."""
-    for key, parameter in list(model.named_parameters()):
-        if parameter.is_meta and name in key.split("."):
-            owner, _, last = key.rpartition(".")
-            value = torch.zeros_like(parameter, device="cpu")
-            setattr(model.get_submodule(owner), last, nn.Parameter(value, parameter.requires_grad))
+def _check_company(model: Any, name: str, options: PeftConfig, where: str) -> None:
+    """Check that neither a new adapter nor one that a base has already changes the base's weights for the other.
+
+    Raises:
+        WeightsError: one does. The message begins with ``where``.
+    """
+    others = {n: config for n, config in getattr(model, "peft_config", {}).items() if n != name}
+    changing = [n for n, config in others.items() if changes_base(config)] + [name] * changes_base(options)
+    if others and changing:
+        raise WeightsError(
+            f"{where}: the initialisation of {changing[0]!r} (init_lora_weights="
+            f"{(others | {name: options})[changing[0]].init_lora_weights!r}) changes the base's weights, which "
+            f"{', '.join(map(repr, sorted((set(others) | {name}) - {changing[0]})))} would share; give each a base of its own, or "
+            "convert it to a plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
+        )
 
 
 def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftModel:
     """Add the adapter in a folder or on the hub to a model, or to the ``PeftModel`` that other adapters share.
 
     Raises:
-        WeightsError: it cannot be read, or tensors are missing, left over, misshapen or not finite.
+        WeightsError: it cannot be read or used here, tensors are missing, left over, misshapen or not finite, or it changes
+            the base that other adapters share.
     """
-    _check_adapter(source)
+    _check_company(model, name, check_adapter_source(source), repr(source))
     options: dict[str, Any] = {"adapter_name": name, "is_trainable": trainable}
     if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
         options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
@@ -205,22 +210,33 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
             model = PeftModel.from_pretrained(model, source, **options)
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
-    _leave_meta(model, name)
+    leave_meta(model, name)
     load_adapter_weights(model, name, source)
     return model
 
 
-def _check_adapter(source: str) -> None:
-    """Check that an adapter has its weights as safetensors, not pickled, and names no module for PEFT to import."""
+def check_adapter_source(source: str) -> PeftConfig:
+    """Return an adapter's options, after checking that it can be used here. No weights are read.
+
+    It has its weights as safetensors, not pickled, names no module for PEFT to import, and works on the layers of its base.
+
+    Raises:
+        WeightsError: it cannot be used.
+    """
     try:
         options = json.loads(_adapter_file(source, ADAPTER_OPTIONS).read_text(encoding="utf-8"))
         _adapter_file(source, ADAPTER_WEIGHTS)  # without it, PEFT would read pickled weights
+        safe = isinstance(options, dict) and options.get("megatron_config") is None
+        config = PeftConfig.from_pretrained(source) if safe else None
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
-    if not isinstance(options, dict) or options.get("megatron_config") is not None:
+    if config is None:
         raise WeightsError(
             f"{source!r} could not be loaded (its {ADAPTER_OPTIONS} names a module to import, or is not a mapping)"
         )
+    if (why := adapter_fault(config)) is not None:
+        raise WeightsError(f"{source!r} cannot be used: {why}")
+    return config
 
 
 def _adapter_file(source: str | Path, name: str) -> Path:

@@ -110,9 +110,7 @@ class EngineProcess:
         """
         self.versions.pop(policy, None)  # between two versions it answers for neither
         self.rows.finish()
-        own, origin = self.team.policies[policy], self.team.policies[self.spec.past.get(policy, policy)]
-        named = {name.replace(f".{own.adapter}.", f".{origin.adapter}."): p for name, p in sent_parameters(own).items()}
-        unpack(weights, named)
+        unpack(weights, sent_parameters(self.team.policies[policy]))
         self.rows.sync(policy)
         self.versions[policy] = version
         return weights.buffer.nbytes

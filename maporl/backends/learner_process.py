@@ -23,7 +23,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, put_numbers
 from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
-from maporl.backends.weights import Packed, pack, saved_name, sent_parameters, tensors_of
+from maporl.backends.weights import Packed, pack, sent_parameters, tensors_of
 from maporl.rollout.restate import UntrainedWeights
 from trl_ext import distributed
 from trl_ext.checkpoint import Saving
@@ -212,8 +212,7 @@ class LearnerProcess:
     def save_weights(self, policy: str, weights: Packed, file: Path) -> None:
         """Write what :meth:`weights` returned earlier into a safetensors ``file``."""
         if self.rank == 0:
-            adapter = self.team.policies[policy].adapter
-            save_file({saved_name(name, adapter): tensor for name, tensor in tensors_of(weights)}, file)
+            save_file(dict(tensors_of(weights)), file)
 
     def read_weights(self, policy: str, file: Path) -> Packed | None:
         """Return what :meth:`save_weights` wrote, or None in all processes but the first. All are called together.
@@ -224,11 +223,8 @@ class LearnerProcess:
         with self.learning.whole_weights([policy]):
             if self.rank > 0:
                 return None
-            adapter = self.team.policies[policy].adapter
-            own = sent_parameters(self.team.policies[policy])
-            found = read_tensors(file)
-            check_fit({saved_name(name, adapter): p for name, p in own.items()}, found, file)
-            read = {name: found[saved_name(name, adapter)] for name in own}
+            read = read_tensors(file)
+            check_fit(sent_parameters(self.team.policies[policy]), read, file)
             return pack(read.items(), sum(tensor.nbytes for tensor in read.values()))
 
     def begin_saving(self, folder: Path) -> None:

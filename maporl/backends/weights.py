@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maporl.team.agents import Policy
+from trl_ext.adapters import adapter_parameters
 from trl_ext.errors import UserError
 from trl_ext.forward import base_of
 
@@ -33,15 +34,10 @@ class Packed:
 
 
 def sent_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the parameters of a policy that change, by name: those of its adapter, or all."""
-    model = policy.model if policy.adapter is not None else base_of(policy.model)
-    marks = (f".{policy.adapter}.",) if policy.adapter is not None else ("",)
-    return {name: p for name, p in model.named_parameters() if any(mark in name for mark in marks)}
-
-
-def saved_name(name: str, adapter: str | None) -> str:
-    """Return the name that a parameter has in files: without that of its adapter."""
-    return name if adapter is None else name.replace(f".{adapter}.", ".")
+    """Return the parameters of a policy that change, by name: those of its adapter, without its name in them, or all."""
+    if policy.adapter is not None:
+        return adapter_parameters(policy.model, policy.adapter)
+    return dict(base_of(policy.model).named_parameters())
 
 
 def pack(named: Iterable[tuple[str, Tensor]], size: int) -> Packed:

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from peft import PeftModel
-
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Dialogue, Message, Utterance
+from trl_ext.adapters import shared_parameters
 from trl_ext.chat import encode_prompt
 from trl_ext.forward import base_of, completion_logprobs
 from trl_ext.learner import starting_point
@@ -85,11 +84,12 @@ class UntrainedWeights:
         for name, policy in team.policies.items():
             if not policy.trainable:
                 opened[name] = policy.active
-            elif isinstance(policy.model, PeftModel):
-                adapter = starting_point(policy.model, str(policy.adapter))
+            elif policy.adapter is not None and not shared_parameters(policy.model, policy.adapter):
+                adapter = starting_point(policy.model, policy.adapter)
                 opened[name] = policy.without_adapter if adapter is None else policy.with_adapter(adapter)
             else:
-                kept = copy.deepcopy(policy.model).requires_grad_(False)
+                with policy.active():
+                    kept = copy.deepcopy(policy.model).requires_grad_(False)
                 opened[name] = partial(nullcontext, base_of(kept))
         return cls(team, lambda name: opened[name](), batch_size)
 

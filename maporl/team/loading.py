@@ -29,7 +29,14 @@ from maporl.team.devices import own_device, split
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
-from trl_ext.weights import WeightsError, add_adapter, read_adapter, read_model, read_pretrained
+from trl_ext.weights import (
+    WeightsError,
+    add_adapter,
+    check_adapter_source,
+    read_adapter,
+    read_model,
+    read_pretrained,
+)
 
 
 def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str, ...]:
@@ -145,10 +152,10 @@ def load_agents(
 
 
 def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """Load and check every agent's tokenizer. No model is loaded.
+    """Load and check every agent's tokenizer, and check the options of its adapter. No model is loaded.
 
     Raises:
-        ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need.
+        ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need, or an adapter cannot be used here.
     """
     tokenizers = {}
     for name, section in config.agents.items():
@@ -168,6 +175,11 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
         if section.pad_token is not None:
             tokenizer.pad_token = section.pad_token
         _check_for_config(name, section, tokenizer)
+        if section.adapter is not None:
+            try:
+                check_adapter_source(section.adapter)
+            except WeightsError as error:
+                raise ConfigError(f"agents.{name}.adapter: {error}") from error
         tokenizers[name] = tokenizer
     return tokenizers
 

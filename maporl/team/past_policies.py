@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import PeftModel
 from safetensors.torch import save_file
 
 from maporl.schedules import OpponentPool
 from maporl.team.team import Policy, Team
 from trl_ext import distributed
+from trl_ext.adapters import adapter_state, copy_adapter, set_state, shared_parameters
 from trl_ext.frozen import Frozen
-from trl_ext.weights import add_adapter, check_fit, read_tensors
+from trl_ext.weights import check_fit, read_tensors
 
 
 class PastPolicies:
@@ -90,7 +91,7 @@ class PastPolicies:
 
     def _load(self, weights: dict[str, torch.Tensor]) -> None:
         if self.past.adapter is not None:
-            set_peft_model_state_dict(self.past.model, weights, adapter_name=self.past.adapter)
+            set_state(self.past.model, self.past.adapter, weights)
         else:
             self.holder.load(self.past.model, weights)
 
@@ -98,13 +99,8 @@ class PastPolicies:
 def past_of(policy: Policy, agents: list[str]) -> Policy:
     """Return a frozen policy ``NAME-past`` that speaks for ``agents``: another adapter on the same base, or a copy of the model."""
     name, model, adapter = past_name(policy.name), policy.model, policy.adapter
-    if isinstance(model, PeftModel) and adapter is not None:
-        active = list(model.active_adapters)
-        add_adapter(model, name, copy.deepcopy(model.peft_config[adapter]))
-        for parameter_name, parameter in model.named_parameters():
-            if f".{name}." in parameter_name:
-                parameter.requires_grad_(False)
-        model.set_adapter(active[0])
+    if isinstance(model, PeftModel) and adapter is not None and not shared_parameters(model, adapter):
+        copy_adapter(model, adapter, name)
         adapter = name
     else:
         model = copy.deepcopy(model).requires_grad_(False)
@@ -118,7 +114,7 @@ def past_name(policy: str) -> str:
 
 def _weights(policy: Policy) -> dict[str, torch.Tensor]:
     if policy.adapter is not None:
-        return get_peft_model_state_dict(policy.model, adapter_name=policy.adapter)
+        return adapter_state(policy.model, policy.adapter)
     return dict(policy.model.named_parameters())
 
 

@@ -22,7 +22,8 @@ from trl_ext.atomic import new_folder, replace_file
 from trl_ext.attention import ATTENTIONS
 from trl_ext.checkpoint import save_model, save_policy_weights
 from trl_ext.forward import base_of
-from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of, plain_state
+from trl_ext.adapters import base_state
+from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of
 
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""
@@ -73,7 +74,7 @@ class SavedTeam:
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
             base = base_of(policy.model)
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
-                save_model(base, weights / name / BASE, plain_state(base))
+                save_model(base, weights / name / BASE, base_state(base))
 
     def _policies(self) -> Iterator[tuple[str, Policy]]:
         """Return the policies that speak for an agent. Those of past opponents are not described."""

@@ -20,6 +20,7 @@ from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
+from trl_ext.adapters import adapter_parameters, check_company
 from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
@@ -74,7 +75,9 @@ class Team:
                     {f"policy {other.name!r}": other.model, f"policy {name!r}": agent.model},
                     "load the model once for each, or give each an adapter of one PeftModel (add_adapter)",
                 )
-            elif other.adapter == adapter:
+            elif other.adapter != adapter:
+                check_company(agent.model, [str(other.adapter), str(adapter)])
+            else:
                 raise ValueError(
                     f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
                     "policy name to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
@@ -180,9 +183,10 @@ class Team:
         """Return the number of all parameters and of trained parameters, by policy."""
         counts = {}
         for policy in self.policies.values():
-            trained = [
-                p for n, p in policy.model.named_parameters() if policy.adapter is None or f".{policy.adapter}." in n
-            ]
+            if policy.adapter is None:
+                trained = list(policy.model.parameters())
+            else:
+                trained = list(adapter_parameters(policy.model, policy.adapter).values())
             everything = sum(p.numel() for p in base_of(policy.model).parameters())
             counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts

@@ -24,7 +24,7 @@ from maporl.team.team import Policy
 from trl_ext import distributed
 from trl_ext.forward import base_of
 from trl_ext.sampling_options import Sampled
-from trl_ext.weights import plain_state
+from trl_ext.adapters import base_state
 
 HERE = "vLLM in this process"
 """The beginning of the name of such a server in messages, where other servers have a URL."""
@@ -193,7 +193,7 @@ class ColocatedServer(Server):
         self._wake()
         base: Any = base_of(model)
         # vLLM reads the names and shapes of files, which are not always those in memory
-        state = revert_weight_conversion(base, plain_state(base))
+        state = revert_weight_conversion(base, base_state(base))
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
             forgotten = self._llm.reset_prefix_cache()

@@ -1,0 +1,94 @@
+"""Take all randomness out of a model's forward, because the ratio of two forwards must come from the weights alone.
+
+Dropout, layer drop, router jitter and noise on embeddings act in training mode. So models stay in evaluation mode while they
+are trained. Only what recomputes activations needs training mode, and it gets it for itself alone.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+RANDOM = re.compile(r"drop|jitter|noise")
+"""What the names of probabilities of dropout and of amounts of noise have in common, in modules and in configurations."""
+
+
+def quiet(model: nn.Module) -> None:
+    """Turn off all randomness in the forward of a model, and leave on the recomputation of activations.
+
+    Every module is put into evaluation mode, except those that recompute activations, which transformers does in training
+    mode only. Probabilities of dropout and amounts of noise become 0, whatever they are called. The configuration that is
+    saved with the model keeps its values.
+    """
+    model.eval()
+    quieted: dict[int, Any] = {}
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+        for name, value in list(vars(module).items()):
+            if RANDOM.search(name) and type(value) is float and value:
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0  # some have a whole number, 1
+        config = vars(module).get("config")
+        if module.training and config is not None and not isinstance(module, PreTrainedModel) and _random_options(config):
+            # some layers read their configuration in every forward
+            module.config = quieted.setdefault(id(config), _quiet_config(config))
+
+
+def _random_options(config: Any) -> list[str]:
+    return [name for name, value in vars(config).items() if RANDOM.search(name) and type(value) is float and value]
+
+
+def _quiet_config(config: Any) -> Any:
+    found = copy.deepcopy(config)
+    for name in _random_options(config):
+        setattr(found, name, 0.0)
+    return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and give every module its own mode back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def first_difference(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """Return the name of the first module whose output differs between two calls of ``forward``, or None.
+
+    A module counts before the modules that hold it. ``forward`` calls ``model`` on the same input each time.
+    """
+    names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+
+    def outputs() -> list[tuple[int, Tensor]]:
+        seen: list[tuple[int, Tensor]] = []
+
+        def keep(module: nn.Module, _given: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple | list) and len(output) else output
+            first = getattr(first, "last_hidden_state", first)
+            if isinstance(first, Tensor):
+                seen.append((id(module), first.detach().clone()))
+
+        handles = [module.register_forward_hook(keep) for module in model.modules()]
+        try:
+            with torch.no_grad():
+                forward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    for (module, first), (other, second) in zip(outputs(), outputs(), strict=False):
+        if module != other or first.shape != second.shape or not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            return names[module]
+    return None
