@@ -10,6 +10,7 @@ from tiny_models import build, lively
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
+from trl_ext.forward import reading_of
 from trl_ext.drawing import inverse_cdf
 from trl_ext.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.lora_merge import merged, merges
@@ -42,6 +43,7 @@ def test_greedy_answers_are_those_of_every_row_alone(tiny, architecture):
 
 def test_equal_prompts_are_read_once_and_ended_rows_leave(tiny):
     model = lively(build(tiny, "llama")[0])
+    reading_of(model)  # by forwards of its own
     sizes = []
     model.register_forward_pre_hook(
         lambda module, arguments, options: sizes.append(options["input_ids"].shape), with_kwargs=True
@@ -204,6 +206,7 @@ def test_heads_that_share_keys_read_them_once_in_a_step_of_decoding(monkeypatch)
     config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
                          num_key_value_heads=1, max_position_embeddings=64)  # fmt: skip
     model, shapes = lively(LlamaForCausalLM(config)).eval(), []
+    reading_of(model)  # by forwards of its own
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def spy(query, key, value, **options):
@@ -292,6 +295,7 @@ def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(mo
 def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):
     """torch multiplies a slice of a batch of hidden states by as many copies of the head's weights as there are rows."""
     model, _ = build(tiny, "llama")
+    reading_of(model)  # by forwards of its own
     seen = []
     model.lm_head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     generate(model, PROMPTS, Sampling(4, 0.0, STOP))

@@ -82,7 +82,7 @@ def test_every_name_taken_from_trl_is_public_or_exported_by_a_subpackage():
         ("trl.models.utils", "add_hooks"),
         ("trl.models.utils", "remove_hooks"),
     }  # not exported, since 0.12
-    public = {("trl.trainer", "disable_dropout_in_model"), ("trl", "SFTConfig"), ("trl", "SFTTrainer")}
+    public = {("trl", "SFTConfig"), ("trl", "SFTTrainer")}
     public |= {
         ("trl", "add_response_schema"),
         ("trl", "DPOConfig"),

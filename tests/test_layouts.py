@@ -199,6 +199,7 @@ def test_a_critic_of_other_words_reads_only_them_and_learns(context, critic, tin
     debate = Debate(turns=2, alone="{question}")
     trainer = trainer_of(team, tmp_path, critic_context=context, protocol=debate, num_mini_batches=2)
     learner = trainer.learners["ann"]
+    learner.checked = True  # the test changes words after their log-probabilities are computed
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     rows = batch.token_batches
     own = rows["ann"]

@@ -24,7 +24,7 @@ from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance
 from trl_ext import sampling_options
 from trl_ext.chat import encode_continuation, encode_prompt
-from trl_ext.plain_text import ControlTokenError, control_tokens, encode_text
+from trl_ext.plain_text import ControlTokenError, control_tokens, encode_words
 from trl_ext.ppo_options import GREEDY
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +100,7 @@ def test_no_text_makes_a_control_token_and_every_prompt_has_the_turns_of_its_tem
         assert control(tokenizer, encode_prompt(tokenizer, chat(first, second, third))) == turns, (first, second, third)
         ids = encode_continuation(tokenizer, [{"role": "user", "content": third}], False, {-1})
         assert control(tokenizer, ids) == later, third
-        assert not control(tokenizer, encode_text(tokenizer, third)), third
+        assert not control(tokenizer, encode_words(tokenizer, third)), third
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,7 +112,7 @@ def test_other_texts_have_the_ids_that_they_had(tokenizers, family):
             for _ in range(3)
         ]
         assert encode_prompt(tokenizer, chat(*texts)) == plain(tokenizer, chat(*texts))
-        assert encode_text(tokenizer, texts[0]) == tokenizer.encode(texts[0], add_special_tokens=False)
+        assert encode_words(tokenizer, texts[0]) == tokenizer.encode(texts[0], add_special_tokens=False)
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama3"])
@@ -120,27 +120,27 @@ def test_the_model_reads_the_text_as_it_was_written(tokenizers, family):
     tokenizer = tokenizers[family]
     for seed in range(30):
         text = forged(tokenizer, seed).strip()
-        assert tokenizer.decode(encode_text(tokenizer, text)) == text
+        assert tokenizer.decode(encode_words(tokenizer, text)) == text
         rendered = tokenizer.apply_chat_template(chat("a", text, "c"), tokenize=False, add_generation_prompt=True)
         assert tokenizer.decode(encode_prompt(tokenizer, chat("a", text, "c"))) == rendered
 
 
 def test_runs_of_white_space_stay_tokens(tokenizers):
-    assert tokenizers["chatml"].encode("a    b") == encode_text(tokenizers["chatml"], "a    b")
-    assert tokenizers["gemma"].convert_tokens_to_ids("\n\n") in encode_text(tokenizers["gemma"], "a\n\nb")
+    assert tokenizers["chatml"].encode("a    b") == encode_words(tokenizers["chatml"], "a    b")
+    assert tokenizers["gemma"].convert_tokens_to_ids("\n\n") in encode_words(tokenizers["gemma"], "a\n\nb")
 
 
 def test_a_control_token_of_one_character_is_replaced(tokenizers):
     tokenizer = FAMILIES["chatml"]()
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u00a7"]})
-    assert tokenizer.decode(encode_text(tokenizer, "see \u00a7 5")) == "see \ufffd 5"
+    assert tokenizer.decode(encode_words(tokenizer, "see \u00a7 5")) == "see \ufffd 5"
 
 
 def test_tokens_that_are_added_later_are_known(tokenizers):
     tokenizer = FAMILIES["chatml"]()
-    before = encode_text(tokenizer, "<late>")
+    before = encode_words(tokenizer, "<late>")
     tokenizer.add_tokens(["<late>"])
-    assert encode_text(tokenizer, "<late>") == before != tokenizer.encode("<late>")
+    assert encode_words(tokenizer, "<late>") == before != tokenizer.encode("<late>")
 
 
 def test_two_messages_do_not_spell_a_token_together(tokenizers):
@@ -218,7 +218,7 @@ def test_an_agent_cannot_forge_a_turn_of_another(tokenizers, real):
     """The agent spells the control tokens, or samples the tokens themselves."""
     tokenizer = tokenizers["chatml"]
     start, end, think = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>"])
-    forging = tokenizer.encode(SPELLED) if real else encode_text(tokenizer, SPELLED)
+    forging = tokenizer.encode(SPELLED) if real else encode_words(tokenizer, SPELLED)
     policies = {
         n: SimpleNamespace(name=n, tokenizer=tokenizer, stop_ids=frozenset([end]), stop_strings=None) for n in "ab"
     }
@@ -300,4 +300,4 @@ def test_a_normalizer_that_always_makes_a_control_token_is_refused():
     tokenizer = FAMILIES["chatml"]()
     tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("<|im_end|>")
     with pytest.raises(ControlTokenError, match="use another tokenizer"):
-        encode_text(tokenizer, "a")
+        encode_words(tokenizer, "a")

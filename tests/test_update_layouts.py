@@ -149,6 +149,7 @@ def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
 def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
     model, tokenizer = tiny("llama")
     learner = learner_of(model, tokenizer, tmp_path, logits_chunk=7)
+    learner.checked = True  # as after the first update, which repeats the forward
     seen = []
     model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
     rows = rows_with_old_logprobs(learner)

@@ -24,7 +24,7 @@ from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
-from trl_ext import distributed, maths
+from trl_ext import distributed, learning, maths
 from trl_ext.ppo_options import Decoding
 
 
@@ -92,7 +92,7 @@ def verifiers():
     )  # fmt: skip
     torch.manual_seed(0)
     verifier = Verifier(LlamaForSequenceClassification(config), tokenizer, "here")
-    learning = CoTraining(verifier, VerifierSection("here", learn_every=1, learning_rate=1e-3))
+    cotraining = CoTraining(verifier, VerifierSection("here", learn_every=1, learning_rate=1e-3))
     with torch.no_grad():
         for parameter in verifier.model.parameters():
             parameter += 1e-4 * distributed.rank() * torch.randn_like(parameter)
@@ -101,12 +101,13 @@ def verifiers():
         Utterance(n, "ann", "ann", 0, 0, [], text, grade=Grade(text, right, ""))
         for n, (text, right) in enumerate([("4", True), ("7", False)])
     ]
-    logged = [learning.after_update(n, [Dialogue(Example("a", "2+2=", "4"), answers)], Arithmetic()) for n in (1, 2)]
-    return {"before": before, "after": verifier.digest(), "logged": logged, "left": len(learning.pairs)}
+    logged = [cotraining.after_update(n, [Dialogue(Example("a", "2+2=", "4"), answers)], Arithmetic()) for n in (1, 2)]
+    return {"before": before, "after": verifier.digest(), "logged": logged, "left": len(cotraining.pairs)}
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    learning.MOST_GAP = {False: float("inf"), True: float("inf")}  # the server makes its log-probabilities up
     PartialState(cpu=True)
     folder = Path(sys.argv[1])
     found = {"rollouts": rollouts(folder), "verifiers": verifiers()}

@@ -229,7 +229,10 @@ def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = Fal
                 "LoraConfig, or pass a model of its own (ref_model=, value_model=)"
             ) from error
     leave_meta(model, name)
-    set_state(model, name, adapter_state(model, source))
+    state = adapter_state(model, source)
+    for key, tensor in adapter_state(model, name).items():
+        tensor.data = tensor.data.new_empty(state[key].shape if key in state else tensor.shape)  # OLoRA's may be smaller
+    set_state(model, name, state)
     if not trainable:
         freeze(model, name)
     model.set_adapter(active[0] if len(active) == 1 else active)  # type: ignore[arg-type]  # several may be active

@@ -139,6 +139,29 @@ def encode_chat(
     return encode_pieces(tokenizer, render(tokenizer, marked, generate, tools).split(mark))
 
 
+class RenderedChat(str):
+    """A conversation as a chat template writes it. Its ``pieces`` are encoded apart, so that no message writes a control token."""
+
+    pieces: list[str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, messages: list[Message]) -> "RenderedChat":
+        """Return ``messages`` in the chat template of ``tokenizer``, or in plain paragraphs if it has none.
+
+        Raises:
+            ChatError: the template cannot render them.
+        """
+        mark = new_mark()
+        marked = control_tokens(tokenizer).marked(messages, mark)
+        if tokenizer.chat_template:
+            written = render(tokenizer, marked, generate=False)
+        else:
+            written = tokenizer.apply_chat_template(marked, chat_template=FALLBACK_TEMPLATE, tokenize=False)
+        found = cls(written.replace(mark, ""))
+        found.pieces = written.split(mark)
+        return found
+
+
 def encode_prompt(
     tokenizer: Tokenizer, messages: list[Message], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:

@@ -4,8 +4,10 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel
 from trl_ext import maths
 from trl_ext.prefix_tree import TreeLimits
 from trl_ext.randomness import evaluating
-from trl_ext.token_batch import TokenBatch, ToRead
+from trl_ext.token_batch import PADDING, TokenBatch, ToRead
 from trl_ext.tree_attention import TreeMask
 
 ATTENTION_PER_PRODUCT = 3
@@ -30,7 +32,11 @@ def base_of(model: Any) -> Any:
 
 
 def trunk_of(model: Any) -> nn.Module:
-    """Return the transformer below the output head. It returns hidden states."""
+    """Return the transformer below the output head. It returns hidden states.
+
+    Raises:
+        ValueError: the model has no part that is a transformer of its own.
+    """
     base = base_of(model)
     found = getattr(base, base.base_model_prefix, None)
     if not isinstance(found, nn.Module):  # the prefix of Llama 4 is that of its vision-language model
@@ -88,6 +94,7 @@ def tree_limits(model: Any) -> TreeLimits | None:
         and accepts(model, "attention_mask")
         and kinds <= {"full_attention", "sliding_attention"}
         and config._attn_implementation in ("sdpa", "eager")
+        and reading_of(model).positions
     )
     if not declared:
         return None
@@ -95,6 +102,66 @@ def tree_limits(model: Any) -> TreeLimits | None:
     # per layer, linear layers take about 12 H^2 multiplications a token, and attention takes 2 H of them a key
     free = 6 * config.hidden_size / ATTENTION_PER_PRODUCT
     return TreeLimits(float("inf") if window is None else window, free, config._attn_implementation == "sdpa")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model must be given what it reads, which short forwards have shown.
+
+    ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``: what a
+    row computes does not depend on padding to its left, so that rows of different lengths can be sampled together.
+    """
+
+    positions: bool
+    padding: bool
+    first: int = 0
+
+
+_readings: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def reading_of(model: Any) -> Reading:
+    """Return how a Hugging Face model must be given what it reads. It is asked once, while its weights are whole.
+
+    Some models have no argument for positions, or count padding as tokens. Those of RoBERTa's kind begin behind the id of the
+    padding token, and count every token but this one, which a policy may sample.
+    """
+    if model not in _readings:
+        if next(model.parameters()).device.type == "meta":
+            return Reading(accepts(model, "position_ids"), True)
+        _readings[model] = _ask_reading(model)
+    return _readings[model]
+
+
+@torch.no_grad()
+def _ask_reading(model: Any) -> Reading:
+    device, exact = next(model.parameters()).device, model.dtype in (torch.float32, torch.float64)
+    positioned, ids = accepts(model, "position_ids"), [3, 4, 5, 6]
+
+    headless = model.get_output_embeddings() is None  # a model for classification, of which only the states are read
+
+    def read(**options: Any) -> Tensor:
+        given = {name: torch.tensor(row, device=device) for name, row in {"input_ids": [ids], **options}.items()}
+        found = trunk_of(model)(**given).last_hidden_state if headless else model(**given).logits
+        return found[0, -1].float()
+
+    def padded(filler: int, start: int | None) -> Tensor:
+        places = {} if start is None else {"position_ids": [[start + n for n in (0, 0, 0, 0, 1, 2, 3)]]}
+        return read(input_ids=[[filler] * 3 + ids], attention_mask=[[0] * 3 + [1] * 4], **places)
+
+    with evaluating(model):
+        plain = read()
+        starts = [0, (getattr(model.config.get_text_config(), "pad_token_id", None) or 0) + 1] if positioned else []
+        first = next((n for n in starts if _close(plain, read(position_ids=[[n, n + 1, n + 2, n + 3]]), 1e-4)), None)
+        row, positions = padded(PADDING, first), first is not None
+        # half precision rounds a wider row otherwise, so that small effects of wrong positions would not show
+        tolerance = 1e-4 if exact else 0.1
+        padding = _close(row, padded(7, first), tolerance) and _close(plain, row, tolerance) and (exact or positions)
+    return Reading(positions, padding, first or 0)
+
+
+def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return bool((one - other).abs().max() <= tolerance * one.std() + 1e-6)
 
 
 def length_regimes(model: Any) -> tuple[int, ...]:
@@ -120,15 +187,19 @@ def length_regimes(model: Any) -> tuple[int, ...]:
 def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
     """Return what the forward of a Hugging Face model takes to read ``read``."""
     given: dict[str, Any] = {"input_ids": read.input_ids, "use_cache": False}
+    device, first = read.input_ids.device, reading_of(model).first
+    if read.layout is None and first:
+        places = torch.arange(first, first + read.input_ids.shape[1], device=device)
+        return {**given, "position_ids": places.expand(read.input_ids.shape)}
     if read.layout is None:
         return given
-    device = read.input_ids.device
+    assert read.position_ids is not None  # trees have them
     if model.config.get_text_config()._attn_implementation == "sdpa":
         mask = TreeMask.of(read.layout, device)
     else:  # eager attention adds the mask to the scores
         seen, lowest = read.layout.seen(device), torch.finfo(model.dtype).min
         mask = torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill_(~seen, lowest)
-    return {**given, "position_ids": read.position_ids, "attention_mask": mask}
+    return {**given, "position_ids": read.position_ids + first, "attention_mask": mask}
 
 
 def read_actions(
@@ -171,9 +242,9 @@ def read_actions(
         return scores(logits, wanted, at)
 
     whole = chunk is None or len(read.index) <= chunk
-    recorded = [] if whole else trunks_of(base)
-    with _head_sees_only(head, read.index, compute=whole) as seen, _outputs_of(recorded) as made, autocast():
-        output = model(**_arguments(base, read)).logits
+    given, recorded = _arguments(base, read), [] if whole else trunks_of(base)
+    with _head_sees_only(head, read.input_ids.shape, read.index, compute=whole) as seen, _outputs_of(recorded) as made, autocast():
+        output = model(**given).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets, temperature)
@@ -213,13 +284,18 @@ def completion_logprobs(model: Any, rows: Sequence[tuple[Sequence[int], Sequence
 Part = TypeVar("Part", bound="Tensor | tuple[Tensor | None, ...]")
 
 
-def in_regimes(model: Any, rows: TokenBatch, read: Callable[[ToRead, Tensor | None], Part]) -> Part:
-    """Return what ``read`` computes at the M sampled tokens of ``rows``, in parts that ``model`` reads by the same angles.
+def in_regimes(
+    rows: TokenBatch,
+    regimes: Sequence[int],
+    limits: TreeLimits | None,
+    read: Callable[[ToRead, Tensor | None], Part],
+) -> Part:
+    """Return what ``read`` computes at the M sampled tokens of ``rows``, in parts that a model reads by the same angles.
 
     ``read`` takes what one forward reads, and which of the M tokens it predicts, or None for all. It returns tensors whose
-    first dimension is that of these tokens.
+    first dimension is that of these tokens. ``regimes`` are the model's :func:`length_regimes`, and ``limits`` its
+    :func:`tree_limits`.
     """
-    regimes, limits = length_regimes(model), tree_limits(model)
     parts = rows.by_length(regimes) if regimes else [(rows, None)]
     found: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
     if len(parts) == 1:
@@ -240,23 +316,26 @@ def states_of(model: Any, rows: TokenBatch) -> Tensor:
 
     They are those after the critic's prompts, where it has its own.
     """
-    return in_regimes(base_of(model), rows.critic or rows, lambda read, _: _read_states(model, read))
+    base, seen = base_of(model), rows.critic or rows
+    return in_regimes(seen, length_regimes(base), tree_limits(base), lambda read, _: _read_states(model, read))
 
 
 def _read_states(model: Any, read: ToRead) -> Tensor:
     """Return what the head would see at the M tokens of ``read``. A model for classification has none that reads tokens."""
     base = base_of(model)
-    head = base.get_output_embeddings()
+    head, given = base.get_output_embeddings(), _arguments(base, read)
     if head is None:
-        return trunk_of(model)(**_arguments(base, read)).last_hidden_state.flatten(0, 1)[read.index]
-    with _head_sees_only(head, read.index, compute=False) as seen:
-        base(**_arguments(base, read))
+        return trunk_of(model)(**given).last_hidden_state.flatten(0, 1)[read.index]
+    with _head_sees_only(head, read.input_ids.shape, read.index, compute=False) as seen:
+        base(**given)
     return seen["hidden"]
 
 
 @contextmanager
-def _head_sees_only(head: nn.Module, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
-    """Give the output head of a model only the hidden states at ``index`` [M], as one row [1, M, H].
+def _head_sees_only(
+    head: nn.Module, shape: torch.Size, index: Tensor, compute: bool
+) -> Iterator[dict[str, Tensor]]:
+    """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1, M, H].
 
     The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a
     dict that receives ``hidden`` [M, H]. Without ``compute`` the head sees a single position, whose logits the caller
@@ -265,6 +344,11 @@ def _head_sees_only(head: nn.Module, index: Tensor, compute: bool) -> Iterator[d
     seen: dict[str, Tensor] = {}
 
     def select(_module, arguments):
+        if arguments[0].dim() != 3 or arguments[0].shape[:2] != shape:
+            raise ValueError(
+                f"the output head {type(head).__name__} reads {list(arguments[0].shape)} for tokens {list(shape)}; expected one state for "
+                "each token, as in a causal language model; use another model"
+            )
         seen["hidden"] = arguments[0].flatten(0, 1)[index]
         chosen = seen["hidden"] if compute else seen["hidden"][:1].detach()
         return (chosen.unsqueeze(0), *arguments[1:])

@@ -31,14 +31,23 @@ from trl_ext.adapters import (
 )
 from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of, head_width, in_regimes, length_regimes, read_actions, states_of, tree_limits
+from trl_ext.forward import (
+    base_of,
+    head_width,
+    in_regimes,
+    length_regimes,
+    read_actions,
+    reading_of,
+    states_of,
+    tree_limits,
+)
 from trl_ext.frozen import Frozen
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.master_weights import HALF_PRECISION
 from trl_ext.metrics import Metrics
-from trl_ext.model_checks import check_steps_all
+from trl_ext.model_checks import check_causal, check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.randomness import quiet
+from trl_ext.randomness import first_difference, quiet
 from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.replicated import Replicated
 from trl_ext.sharding import build_optimizer, strategy_of
@@ -47,10 +56,18 @@ from trl_ext.token_batch import TokenBatch, ToRead, placeholder
 from trl_ext.value_head import ValueHead
 
 CRITICS = ("head", "adapter", "model", "central", "none")
+MOST_KL = {False: 1e-6, True: 5e-3}
+"""The largest ``approx_kl`` of a first minibatch, in float32 and (True) where forwards are rounded to half precision."""
+ROUNDED_KL = 0.05
+"""As above, where forwards are rounded and two forwards of the same rows are equal: rows are padded and dealt differently."""
 
 
 class NonFiniteError(UserError, RuntimeError):
     """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
+
+
+class ForwardsDiffer(UserError, RuntimeError):
+    """Two forwards of the same weights on the same tokens differ, so that ratios would not come from the weights alone."""
 
 
 @dataclass
@@ -131,11 +148,14 @@ class Learner:
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
         for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
             check_adapters(module, f"policy {name!r}: its {part}")
+        if value_model is not None:
+            check_causal(value_model, f"policy {name!r}: value_model")
         self.value_model: Any = self._build_value_model(value_model)
         self.value_head = self._build_value_head(outputs)
         self.reference = self._build_reference(reference)
         for module in filter(None, (model, self.value_model, self.reference)):
             quiet(module)  # also the adapters that were added here
+            reading_of(base_of(module))  # now, because processes may share the weights later
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.mixed_precision = False
@@ -148,6 +168,8 @@ class Learner:
         self.frozen = Frozen()
         """How the processes hold ``reference``, if this is a separate model."""
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
+        self.checked = False
+        """Whether a second forward has shown that forwards of the same weights are equal (:meth:`check_unmoved`)."""
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
@@ -381,7 +403,8 @@ class Learner:
                 entropy_gradient,
             )
 
-        return in_regimes(base_of(model), rows, read)
+        base = base_of(model)
+        return in_regimes(rows, length_regimes(base), tree_limits(base), read)
 
     def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
         """Return the critic's values [M] at the sampled tokens of ``rows``, or None without a critic.
@@ -426,8 +449,8 @@ class Learner:
         """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs`` of ``rows`` under the weights that sampled them.
 
         This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
-        forward reads all rows, its graph is kept, and the first optimizer step reuses it. All processes call this
-        together.
+        forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update, whose
+        second forward is compared with it (:meth:`check_unmoved`). All processes call this together.
 
         Returns:
             The mean entropy per sampled token, over all processes.
@@ -441,6 +464,7 @@ class Learner:
         parts = self._microbatches(rows, args.per_device_train_batch_size)
         keep = (
             len(parts) == 1
+            and self.checked
             and args.num_mini_batches == 1
             and not args.gradient_checkpointing
             and distributed.size() == 1
@@ -516,6 +540,64 @@ class Learner:
                 self.strategy.backward(loss, last)
             found.append((microbatch, out.logprobs.detach(), measures))
         return self.summed(found)
+
+    @property
+    def rounds(self) -> bool:
+        """Return whether forwards are rounded to half precision."""
+        return self.mixed_precision or base_of(self.model).dtype in HALF_PRECISION
+
+    def check_unmoved(self, rows: TokenBatch, index: Tensor, measures: Metrics) -> None:
+        """Check in the first minibatch that this learner trains that ratios are 1 and the KL divergence from before is 0.
+
+        ``measures`` are what :meth:`accumulate` returned for the minibatch ``index`` of ``rows``, before any step. Dropout,
+        noise, and numbers of a row that depend on the rows beside it would show here. All processes call this together.
+
+        Raises:
+            ForwardsDiffer: they are not. The message names the first layer whose output differs between two forwards.
+        """
+        if self.checked:
+            return
+        self.checked = True
+        self._check_gradients(rows)
+        kl, ratio = measures["approx_kl"], measures["ratio"]
+        limit = MOST_KL[self.rounds]
+        if kl <= limit and (self.args.ratio != "token" or abs(ratio - 1) <= math.sqrt(2 * limit)):
+            return
+        parts = self._microbatches(rows, self.args.per_device_train_batch_size, index)
+        microbatch = rows.take(parts[0]) if parts else placeholder(rows.input_ids.device)
+        with self.active():
+            layer = first_difference(self.model, lambda: self.strategy.call(partial(self.forward, microbatch)))
+        layers = [name for name in distributed.all_gather(layer) if name is not None]
+        if not layers and self.rounds and kl <= ROUNDED_KL:
+            return  # rows were padded and dealt otherwise, which rounds otherwise
+        why = (
+            f"the output of {layers[0]!r} differs between two forwards of the same rows: it draws random numbers, or keeps a state; "
+            "set its dropout or noise to 0 in the model's configuration"
+            if layers
+            else "two forwards of the same rows are equal, so that the numbers of a row depend on the rows beside it or on its "
+            "padding; set per_device_train_batch_size: 1, or use another attn_implementation"
+        )
+        raise ForwardsDiffer(
+            f"policy {self.name!r}: before its first step the mean ratio of new and old probabilities is {ratio:.4g} and their KL "
+            f"divergence {kl:.2g}; expected 1 and 0 (at most {limit:g}): {why}"
+        )
+
+    def _check_gradients(self, rows: TokenBatch) -> None:
+        """Check that most of what the policy trains is in the graph of its log-probabilities. Parts of models may be unused.
+
+        Raises:
+            ForwardsDiffer: it is not, so that training would change little or nothing.
+        """
+        if rows.critic_only or self.strategy.sharded or self.strategy.masters or distributed.size() > 1 or not len(rows):
+            return
+        named = {name: p for name, p in self._policy_parameters().items() if p.requires_grad}
+        lost = [name for name, parameter in named.items() if parameter.grad is None]
+        if 2 * len(lost) > len(named):
+            raise ForwardsDiffer(
+                f"policy {self.name!r}: {len(lost)} of {len(named)} parameters got no gradient in the first minibatch, such as "
+                f"{lost[0]!r}, so they would never learn; {type(base_of(self.model)).__name__} does not train in evaluation mode, or "
+                "does not use them: train other modules, or use another model"
+            )
 
     def summed(self, found: Sequence[MicroBatch]) -> Metrics:
         """Return the statistics of a minibatch, summed over its micro-batches and all processes.
@@ -623,8 +705,8 @@ def starting_point(model: Any, adapter: str) -> str | None:
     """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
 
     A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference. Any
-    other adapter changes the model, or may, so its present weights are copied to another adapter. Of an adapter that trains
-    biases of its base there is no such copy: :class:`Learner` copies the whole model.
+    other adapter changes the model, or may, so its present weights are copied to another adapter. An adapter that trains
+    biases of its base cannot be copied, and :class:`Learner` copies the whole model.
     """
     if shared_parameters(model, adapter) or _changes_nothing(model, adapter):
         return None

@@ -16,7 +16,7 @@ from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import Learners, Saving, save_policy
 from trl_ext.free_memory import free_bytes
 from trl_ext.frozen import Frozen
-from trl_ext.learner import Learner
+from trl_ext.learner import ForwardsDiffer, Learner
 from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.model_memory import limit_microbatches
@@ -25,6 +25,8 @@ from trl_ext.replicated import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 Result = TypeVar("Result")
+MOST_GAP = {False: 0.1, True: 0.3}
+"""The largest ``engine_gap`` of a first update, in nats a token, in float32 and (True) where forwards are rounded."""
 
 
 class Learning:
@@ -45,6 +47,8 @@ class Learning:
         self.holders: dict[str, Replicated | Frozen] = {name: own.strategy for name, own in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
         self._limited = False
+        self._gaps: dict[str, tuple[float, float]] = {}
+        """``engine_gap`` and ``engine_kl`` of the present update, by learner."""
 
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
@@ -89,6 +93,7 @@ class Learning:
         distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batch), device)
         if tokens:
             metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
+            self._gaps[name] = distance / tokens, difference / tokens
         counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
         answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
         metrics["val/num_eos_tokens"] = ended
@@ -109,11 +114,15 @@ class Learning:
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
+            ForwardsDiffer: in a learner's first minibatch, two forwards of the same weights differ, or in the run's first update
+                what was sampled is not what is trained on.
         """
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
         central_norms: list[float] = []
         active = set(batches)  # learners that target_kl has not stopped
+        if step == 0:
+            self._check_gaps(batches)
         for epoch in range(args.num_ppo_epochs):
             minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
             for number in range(args.num_mini_batches):
@@ -121,6 +130,8 @@ class Learning:
                 indices = {name: minibatches[name][number] for name in stepping}
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
+                    if epoch == number == 0:
+                        self.learners[name].check_unmoved(batches[name], indices[name], measures)
                 # all gradients are computed before any weights change
                 norms = self._on_all_devices([[n] for n in stepping], lambda group: self.learners[group[0]].step())
                 for name, norm in zip(stepping, norms, strict=True):
@@ -143,6 +154,29 @@ class Learning:
         if central_norms:
             merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
         return merged, rate
+
+    def _check_gaps(self, batches: Mapping[str, TokenBatch]) -> None:
+        """Check that what samples and what learns agreed in the first update, whose tokens no other weights have sampled.
+
+        Sampling that leaves out the tail of a distribution makes all probabilities larger, and none smaller.
+
+        Raises:
+            ForwardsDiffer: they did not.
+        """
+        for name, (distance, difference) in self._gaps.items():
+            learner, drawn = self.learners[name], self.args.decoding
+            own = name in batches and not bool(batches[name].temperature.isnan().all())
+            smaller = (distance - difference) / 2  # the mean of what the trainer's log-probabilities are larger by
+            gap = smaller if drawn.top_p < 1 or drawn.top_k or own else distance
+            limit = MOST_GAP[learner.rounds]
+            if gap > limit:
+                who = f"policy {name!r}" + ("" if learner.adapter is None else f", adapter {learner.adapter!r}")
+                raise ForwardsDiffer(
+                    f"{who}: before any update, the log-probabilities of its tokens differ by {distance:.2g} nats a token between what "
+                    f"sampled them and what is trained (expected at most {limit}), so another policy would be trained than the one that "
+                    "speaks; use engine: transformers, whose samples come from the weights that are trained, or of a server check the model, "
+                    "the dtype and --logprobs-mode processed_logprobs"
+                )
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.

@@ -6,9 +6,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from peft import PeftModel
 from transformers import ProcessorMixin
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
-from trl_ext.forward import base_of
+from trl_ext.adapters import check_adapters
+from trl_ext.forward import base_of, trunk_of
+from trl_ext.randomness import evaluating
+
+
+REFUSED = {
+    "cpmant": "it puts prompt tokens of its own before each text, which its cache does not count",
+    "prophetnet": "its head reads several streams of predictions, and not one state for each token",
+    "reformer": "its backward pass needs training mode, in which dropout is on",
+}
+"""Architectures that cannot be policies, and why. docs/howto/model.md has those that were tried."""
 
 
 def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
@@ -32,6 +47,15 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         raise ValueError(
             f"{where}: {type(base).__name__} has no output head, so it samples no tokens; load it with AutoModelForCausalLM"
         )
+    check_adapters(model, where)
+    if (why := REFUSED.get(base.config.model_type)) is not None:
+        raise ValueError(f"{where}: {type(base).__name__} is not supported, because {why}; use another causal language model")
+    if sees_later_tokens(model):
+        raise ValueError(
+            f"{where}: {type(base).__name__} sees the tokens that follow, so it has no probability of the next one; load a decoder "
+            "(AutoModelForCausalLM), or set is_decoder=True in its configuration"
+        )
+    _check_generation(model, where)
     if isinstance(processing_class, ProcessorMixin):
         raise ValueError(
             f"processing_class: expected a tokenizer, got the processor {type(processing_class).__name__}; "
@@ -81,3 +105,57 @@ def check_module(model: Any, where: str, remedy: str) -> None:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"{where}: expected a loaded model, got {model!r:.80}; {remedy}")
+    check_adapters(model, where)
+
+
+def check_causal(model: Any, where: str) -> None:
+    """Check that a model's numbers at a token do not depend on the tokens that follow it.
+
+    Raises:
+        ValueError: they do. The message begins with ``where``.
+    """
+    if sees_later_tokens(model):
+        raise ValueError(
+            f"{where}: {type(base_of(model)).__name__} sees the tokens that follow, so that its value of a state would know what the "
+            "policy says next; expected a causal model: load a decoder with AutoModelForSequenceClassification, or leave it out"
+        )
+
+
+@torch.no_grad()
+def sees_later_tokens(model: Any) -> bool:
+    """Return whether a model's hidden states at a token depend on the tokens that follow it, as those of an encoder do.
+
+    Architectures that transformers has for causal language models only are not asked. Others read two short rows.
+    """
+    base = base_of(model)
+    config, kind = base.config.get_text_config(), base.config.model_type
+    causal = getattr(config, "is_causal", None) is not False and not getattr(config, "use_bidirectional_attention", False)
+    if causal and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return False
+    device = next(base.parameters()).device
+    if device.type == "meta":
+        return False
+    with evaluating(base):
+        states = [
+            trunk_of(base)(input_ids=torch.tensor([[1, 2, 3, last]], device=device)).last_hidden_state[:, :3].float()
+            for last in (1, 2)
+        ]
+    return not torch.allclose(*states, atol=1e-3, rtol=1e-3)
+
+
+def _check_generation(model: Any, where: str) -> None:
+    """Check that the generation configuration of a model can be saved with it.
+
+    Raises:
+        ValueError: transformers would refuse it, at the first save.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None or isinstance(model, PeftModel):  # an adapter is saved without it
+        return
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: its generation configuration could not be saved with it: {' '.join(str(error).split())[:300]} Change "
+            "model.generation_config; what the trainer samples by are its own options"
+        ) from None

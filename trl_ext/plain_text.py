@@ -119,9 +119,25 @@ def control_tokens(tokenizer: Tokenizer, special: bool = False) -> ControlTokens
     return found
 
 
-def encode_text(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
-    """Return the token ids of ``text``, in which nothing becomes a control token. See :func:`control_tokens`."""
+def encode_words(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
+    """Return the token ids of a part of a text, in which nothing becomes a control token. See :func:`control_tokens`."""
     return encode_pieces(tokenizer, control_tokens(tokenizer, special).pieces(text))
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the token ids of a whole text, which begins and ends with the tokens that the tokenizer puts there.
+
+    Nothing in ``text`` itself becomes a control token.
+    """
+    before, after = special_ends(tokenizer)
+    return [*before, *encode_words(tokenizer, text), *after]
+
+
+def special_ends(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer puts before a text, such as BOS, and behind it, such as EOS."""
+    plain, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+    start = next((n for n in range(len(whole)) if plain and whole[n : n + len(plain)] == plain), len(whole))
+    return whole[:start], whole[start + len(plain) :]
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: list[str]) -> list[int]:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext import distributed
+from trl_ext.adapters import fault
 from trl_ext.chat import Tokenizer, check_length, context_of
 from trl_ext.completion_checks import check_completions
 from trl_ext.forward import base_of
@@ -156,18 +157,21 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
         self._sampler = sampler or OwnWeights()
         self._sampler.attach(learner, args)
-        if data_collator is None:  # a collator may shorten prompts
-            self._check_rows(train_dataset, "train_dataset")
-            self._check_rows(eval_dataset, "eval_dataset")
+        for dataset, name in ((train_dataset, "train_dataset"), (eval_dataset, "eval_dataset")):
+            self._check_rows(dataset, name, collated=data_collator is not None)
 
-    def _check_rows(self, dataset: Sequence[dict] | None, name: str) -> None:
-        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours only."""
+    def _check_rows(self, dataset: Sequence[dict] | None, name: str, collated: bool) -> None:
+        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours only.
+
+        A collator may shorten prompts (``collated``), but it does not know what is padding in its rows either.
+        """
         if not dataset:
             return
         tokenizer = self.learners["policy"].tokenizer
         numbers = longest_first(dataset)
-        read = [*numbers[:MOST_TOKENISED], numbers[-1]]  # the shortest one may be empty
-        self._check_prompts([read_prompt(dataset[n], tokenizer) for n in read], [f"{name}[{n}], " for n in read])
+        read = [] if collated else [*numbers[:MOST_TOKENISED], numbers[-1]]  # the shortest one may be empty
+        if read:
+            self._check_prompts([read_prompt(dataset[n], tokenizer) for n in read], [f"{name}[{n}], " for n in read])
         padded = next((n for n in numbers if keeps_padding(dataset[n], tokenizer)), None)
         if padded is not None and distributed.is_main():
             logger.warning(
@@ -318,4 +322,6 @@ def _adapted(model: Any, config: PeftConfig) -> PeftModel:
             "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
             "model.merge_and_unload() with peft_config for a new one"
         )
+    if (why := fault(config)) is not None:
+        raise ValueError(f"peft_config: {why}")
     return get_peft_model(model, config)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from trl_ext.chat import Tokenizer, encode_prompt
+from trl_ext.plain_text import special_ends
 
 PROMPT_COLUMNS = ("input_ids", "prompt", "messages")
 MOST_READ, MOST_TOKENISED = 20_000, 200
@@ -27,8 +28,12 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
 
     If the last message is the assistant's, it is dropped. Only messages are guarded against words that spell control
     tokens (:mod:`trl_ext.plain_text`): a prompt that is one text is taken as it is, because it may have been rendered
-    by a chat template already. Padding of ``input_ids`` is dropped: what the row's ``attention_mask`` hides, and the
-    tokenizer's padding token unless it is its EOS token too.
+    by a chat template already. It begins with the tokenizer's BOS token once, and never ends with an EOS token that the
+    tokenizer adds, because the completion goes on from there. Keys without a value in the tool calls of messages, which
+    Arrow fills in, are left out.
+
+    Padding of ``input_ids`` is dropped. An ``attention_mask`` says what is padding, whatever its ids. Without one it is the
+    tokenizer's padding token at both ends, unless it is its EOS or BOS token too.
 
     Raises:
         ValueError: the row has none of these columns, or they are empty.
@@ -43,8 +48,8 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
         return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=True), columns)
     prompt = row["prompt"] if row.get("prompt") is not None else row["messages"]
     if isinstance(prompt, str):
-        return Prompt(tokenizer.encode(prompt), prompt, columns)
-    messages = list(prompt)
+        return Prompt(_encode_open(tokenizer, prompt), prompt, columns)
+    messages = [without_nones(message) for message in prompt]
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     return Prompt(encode_prompt(tokenizer, messages), messages, columns)
@@ -53,12 +58,36 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
 def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     ids = [int(i) for i in row["input_ids"]]
     mask = row.get("attention_mask")
-    padding = {tokenizer.pad_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
-    kept = ids if mask is None else [i for i, real in zip(ids, mask, strict=True) if real]
-    kept = [i for i in kept if i not in padding]
+    if mask is not None:
+        kept = [i for i, real in zip(ids, mask, strict=True) if real]
+    else:
+        padding = {tokenizer.pad_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
+        real = [n for n, i in enumerate(ids) if i not in padding]
+        kept = ids[real[0] : real[-1] + 1] if real else []
     if not kept:
         raise ValueError(f"a row of the data set has no prompt: its input_ids are padding only, {row!r:.200}")
     return kept
+
+
+def _encode_open(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the token ids of a text that a completion continues, with the tokenizer's first tokens once."""
+    before, _ = special_ends(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids if before and ids[: len(before)] == before else [*before, *ids]
+
+
+def without_nones(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that have no value, as Arrow fills them in where rows have different keys.
+
+    The content of a message with tool calls may be None. Values in lists stay.
+    """
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cleaned(part) for key, part in value.items() if part is not None}
+        return [cleaned(part) for part in value] if isinstance(value, list | tuple) else value
+
+    return {key: cleaned(part) for key, part in message.items() if part is not None or key == "content"}
 
 
 def keeps_padding(row: dict[str, Any], tokenizer: Tokenizer) -> bool:

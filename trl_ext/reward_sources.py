@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.trainer import disable_dropout_in_model
 
 from trl_ext import distributed
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import RenderedChat, Tokenizer
+from trl_ext.randomness import quiet
 from trl_ext.scoring import (
     ModelReward,
     Reward,
@@ -57,7 +57,7 @@ class RewardSources:
             )
         self.model: ModelReward | None = None
         if model is not None:
-            disable_dropout_in_model(model)
+            quiet(model)
             self.model = ModelReward(model, model_tokenizer, batch_size)
         names = ["reward_model"] * (model is not None) + [reward_name(f) for f in self.functions]
         self.weights = _weights(weights, names)
@@ -105,8 +105,19 @@ class RewardSources:
     def _scores_of(self, reward: ModelReward, completions: list[Completion]) -> list[float]:
         if reward.tokenizer is None:
             return reward.score_ids([c.prompt_ids + c.response_ids for c in completions])
-        prompts = [self.tokenizer.decode(c.prompt_ids, skip_special_tokens=True) for c in completions]
-        return reward.score_texts([prompt + c.text for prompt, c in zip(prompts, completions, strict=True)])
+        return reward.score_texts([self._shown(reward.tokenizer, c) for c in completions])
+
+    def _shown(self, tokenizer: Tokenizer, completion: Completion) -> str:
+        """Return what a reward model with its own ``tokenizer`` reads of a completion.
+
+        That is the conversation in its own chat template, or else the text of prompt and completion, decoded together, so that
+        the blank between them stays.
+        """
+        prompt = getattr(completion.prompt, "prompt", None)
+        if isinstance(prompt, list):
+            answer = {"role": "assistant", "content": completion.text}
+            return RenderedChat.of(tokenizer, [*prompt, answer])
+        return self.tokenizer.decode(completion.prompt_ids + completion.response_ids, skip_special_tokens=True)
 
 
 def _as_list(functions) -> list[RewardFunction]:

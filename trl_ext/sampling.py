@@ -16,7 +16,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from trl_ext.devices import forked_rng
 from trl_ext.drawing import uniforms
-from trl_ext.forward import base_of, length_regimes
+from trl_ext.forward import base_of, length_regimes, reading_of
 from trl_ext.kv_cache import KVCache, plain_states
 from trl_ext.mixed_adapters import mixed
 from trl_ext.randomness import evaluating
@@ -60,8 +60,8 @@ def sample(
     if keys is None:
         seed = int(torch.randint(2**62, (1,)))
         keys = [(seed, row) for row in range(len(prompts))]
-    plain = plain_states(base_of(model))
-    if states is not None and plain != "everywhere":
+    plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
+    if states is not None and (plain != "everywhere" or not reading.padding):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if own is None else own
     rows = [Row(ids, uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
@@ -73,14 +73,15 @@ def sample(
         row.known = n
     with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
         if plain == "no":
-            for alike in _alike(rows):
+            for alike in _alike(rows, reading.padding):
                 for batch in _batches(alike, sampling):
                     _generate_by_transformers(model, batch, alike[0].sampling, choose)
         else:
             for part in _in_regimes(rows, length_regimes(base_of(model))):
                 _take_states(part, states)
-                for batch in _batches(part, sampling):
-                    Batch(model, batch, states, choose).run()
+                for equal in [part] if reading.padding else _equally_long(part):
+                    for batch in _batches(equal, sampling):
+                        Batch(model, batch, states, choose).run()
     return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -110,15 +111,24 @@ def _take_states(rows: list[Row], states: KVCache | None) -> None:
             row.past = past
 
 
-def _alike(rows: list[Row]) -> list[list[Row]]:
+def _equally_long(rows: list[Row]) -> list[list[Row]]:
+    """Return the rows in groups that need no padding, for models that would count it."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(len(row.read_ids), []).append(row)
+    return list(groups.values())
+
+
+def _alike(rows: list[Row], padding: bool) -> list[list[Row]]:
     """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike.
 
-    Their prompts are equally long: models with other states than keys and values need not know what padding is.
+    ``padding`` says whether the model hides it, so that prompts of one group may have different lengths.
     """
+    if not padding:
+        return [alike for equal in _equally_long(rows) for alike in _alike(equal, True)]
     groups: list[list[Row]] = []
     for row in rows:
-        length = len(row.prompt)
-        group = next((g for g in groups if g[0].sampling == row.sampling and len(g[0].prompt) == length), None)
+        group = next((group for group in groups if group[0].sampling == row.sampling), None)
         if group is None:
             groups.append([row])
         else:
@@ -143,7 +153,7 @@ def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
 
 
 def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
-    """Sample with the model's own ``generate``, in one batch of equally long prompts. Recurrent models need this.
+    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
 
     ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
     """
@@ -160,9 +170,9 @@ def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, c
         use_cache=True,
     )
     device = next(base_of(model).parameters()).device
-    width = len(rows[0].prompt)
-    ids = torch.tensor([row.prompt for row in rows], device=device)
-    mask = torch.ones_like(ids)
+    width = max(len(row.prompt) for row in rows)
+    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
     options: dict[str, Any] = {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trl_ext.drawing import draw
-from trl_ext.forward import accepts, base_of, tree_limits
+from trl_ext.forward import accepts, base_of, reading_of, tree_limits
 from trl_ext.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
 from trl_ext.sampling_options import Sampling
 from trl_ext.token_batch import PADDING
@@ -80,7 +80,7 @@ class Batch:
                     numbers[: len(left)] = left
             self.uniforms = self.uniforms.to(self.device)
         self._find_draws()
-        self.position_ids = accepts(self.base, "position_ids")
+        self.reading = reading_of(self.base)
         self.masks = _takes_masks(self.base)
 
     def run(self) -> None:
@@ -144,8 +144,8 @@ class Batch:
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
         options: dict[str, Any] = {}
-        if self.position_ids:
-            options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if self.reading.positions:
+            options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :] + self.reading.first
         if accepts(self.base, "logits_to_keep"):
             # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
             options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)

@@ -6,6 +6,7 @@ number is earned at the last sampled token.
 
 import asyncio
 import inspect
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Collection, Sequence
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import RenderedChat, Tokenizer
 from trl_ext.errors import UserError
+from trl_ext.forward import base_of, trunk_of
 from trl_ext.learner import NonFiniteError
-from trl_ext.plain_text import encode_text
+from trl_ext.model_checks import sees_later_tokens
+from trl_ext.plain_text import encode_pieces, encode_text
 from trl_ext.token_batch import Completion
 
 RewardFunction = Callable[..., Any]
@@ -123,8 +126,11 @@ class ModelReward:
 
     ``tokenizer`` is the reward model's own. It may differ from the policy's, because texts are scored.
 
+    A causal model with a head called ``score`` is read at the last token of each row. Any other classifier, such as an
+    encoder, pools its rows itself, so it reads rows of one length together, without padding.
+
     Raises:
-        ValueError: the model has more than one output.
+        ValueError: the model has more than one output for a text.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
@@ -135,6 +141,23 @@ class ModelReward:
                 "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
             )
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
+        self._has_score = hasattr(base_of(model), "score") and not sees_later_tokens(model)
+        if not self._has_score:
+            self._check_output()
+
+    @torch.no_grad()
+    def _check_output(self) -> None:
+        device = next(self.model.parameters()).device
+        try:
+            shape = list(self.model(input_ids=torch.tensor([[0, 1]], device=device)).logits.shape)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            shape = [f"{type(error).__name__}: {str(error).splitlines()[0]:.80}"]
+        if shape != [1, 1]:
+            raise ValueError(
+                f"reward model: expected a sequence-classification model, whose output for a text is one number, got "
+                f"{type(base_of(self.model)).__name__} with an output {shape}; load it with "
+                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), or pass a function as reward_funcs"
+            )
 
     @torch.no_grad()
     def score_ids(self, rows: list[list[int]]) -> list[float]:
@@ -143,14 +166,17 @@ class ModelReward:
         Raises:
             RewardError: an id is outside the vocabulary.
         """
-        highest, size = max(map(max, rows)), self.model.config.get_text_config().vocab_size
+        base = base_of(self.model)
+        highest, size = max(map(max, rows)), base.config.get_text_config().vocab_size
         if highest >= size:
             raise RewardError(
                 f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
                 "reward_processing_class, and texts are scored in place of the policy's ids"
             )
         device = next(self.model.parameters()).device
-        trunk = getattr(self.model, self.model.base_model_prefix)
+        if not self._has_score:
+            return self._scores_alike(rows, device)
+        trunk = trunk_of(base)
         scores: list[float] = []
         for start in range(0, len(rows), self.batch_size):
             chunk = rows[start : start + self.batch_size]
@@ -159,15 +185,35 @@ class ModelReward:
             last = torch.tensor([len(r) - 1 for r in chunk], device=device)
             # the padding is on the right, where causal attention hides it from every real token
             hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
-            scores += self.model.score(hidden[torch.arange(len(chunk), device=device), last]).squeeze(-1).tolist()
+            scores += base.score(hidden[torch.arange(len(chunk), device=device), last]).squeeze(-1).tolist()
         return scores
+
+    def _scores_alike(self, rows: list[list[int]], device: torch.device) -> list[float]:
+        """Return the scores of rows that are read together if they have the same length."""
+        scores: dict[int, float] = {}
+        order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
+        for _, alike in itertools.groupby(order, key=lambda n: len(rows[n])):
+            numbers = list(alike)
+            for start in range(0, len(numbers), self.batch_size):
+                chunk = numbers[start : start + self.batch_size]
+                ids = torch.tensor([rows[n] for n in chunk], device=device)
+                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+                scores |= zip(chunk, logits.squeeze(-1).tolist(), strict=True)
+        return [scores[n] for n in range(len(rows))]
 
     def score_texts(self, texts: list[str]) -> list[float]:
         """Return one score for each text, tokenised by the reward model's own tokenizer.
 
-        A text that spells a control token is encoded as text (:mod:`trl_ext.plain_text`).
+        A text begins and ends with the tokens that the tokenizer puts there, and a :class:`RenderedChat` with those of its
+        template. Words that spell a control token are encoded as words (:mod:`trl_ext.plain_text`).
         """
-        return self.score_ids([encode_text(self.tokenizer, text) for text in texts])
+        rows = [
+            encode_pieces(self.tokenizer, text.pieces)
+            if isinstance(text, RenderedChat)
+            else encode_text(self.tokenizer, text)
+            for text in texts
+        ]
+        return self.score_ids(rows)
 
 
 def reward_name(function: RewardFunction) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from maporl.environments.calls import CallFormat
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
-from trl_ext.plain_text import encode_text
+from trl_ext.plain_text import encode_words
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _encoded(
         messages = utterance.messages if form is None else form.heard(utterance.messages)
         transcript.add_messages(messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
         # only special tokens are text here: others, such as <think>, are words that the agent itself may say
-        ids = [*encode_text(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
+        ids = [*encode_words(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
         transcript.add_completion(utterance.id, ids, ended=True)
         if utterance.policy != policy:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)

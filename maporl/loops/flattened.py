@@ -7,7 +7,7 @@ from maporl.rollout.requests import opening
 from maporl.tasks.base import Task
 from maporl.team.agents import Policy
 from trl_ext.chat import encode_prompt
-from trl_ext.plain_text import encode_text
+from trl_ext.plain_text import encode_words
 
 
 def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
@@ -26,7 +26,7 @@ def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
     ids: list[int] = []
     bears: list[bool] = []
     for text, learned in row.pieces:
-        new = encode_text(policy.tokenizer, text, special=True)
+        new = encode_words(policy.tokenizer, text, special=True)
         ids += new
         bears += [learned] * len(new)
     ids.append(policy.tokenizer.eos_token_id)

@@ -26,7 +26,7 @@ from trl_ext import maths
 from trl_ext.chat import Tokenizer
 from trl_ext.forward import accepts, base_of, completion_logprobs
 from trl_ext.master_weights import MasterAdamW
-from trl_ext.plain_text import encode_text
+from trl_ext.plain_text import encode_words
 
 FOLDER = "others/turn_critic"
 """Where a stage's folder keeps the critics of turns, a folder for each policy."""
@@ -48,7 +48,7 @@ def read_by_critic(tokenizer: Tokenizer, row: Row, example: Example, privileged:
             f"question {row.question!r}: a critic of turns reads the right answer, and this question has none; use a task "
             "with answers, or set privileged: '' for the stage"
         )
-    text = encode_text(tokenizer, privileged.format(answer=example.answer)) if privileged else []
+    text = encode_words(tokenizer, privileged.format(answer=example.answer)) if privileged else []
     begun = 1 if tokenizer.bos_token_id is not None and row.prompt_ids[:1] == [tokenizer.bos_token_id] else 0
     return [*row.prompt_ids[:begun], *text, *row.prompt_ids[begun:]], row.completion_ids
 

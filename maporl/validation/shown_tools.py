@@ -17,7 +17,7 @@ from maporl.tasks import build_task
 from maporl.team.loading import load_tokenizers
 from maporl.validation.tool_checks import check_tools
 from trl_ext.chat import Tokenizer
-from trl_ext.plain_text import encode_text
+from trl_ext.plain_text import encode_words
 from trl_ext.ppo_options import GREEDY, Decoding
 
 WIDTH = 78
@@ -93,7 +93,7 @@ def _conversation(request: Request, tools: AgentTools, tokenizer: Tokenizer | No
     transcript, stop_ids = Transcript(tools=request.transcript.tools), frozenset([tokenizer.eos_token_id])
     first = transcript.add_messages(request.messages, tokenizer, stop_ids)
     native = tools.format.schemas() is not None
-    written = [] if native else encode_text(tokenizer, call)
+    written = [] if native else encode_words(tokenizer, call)
     transcript.add_completion(request.utterance, written, ended=native)  # a plain format stops at its closing mark
     whole = transcript.add_messages(results, tokenizer, stop_ids)
     after = whole[len(first) + len(written) :]

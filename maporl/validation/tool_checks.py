@@ -15,7 +15,7 @@ from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
 from maporl.types import Example
 from trl_ext.chat import Tokenizer, encode_prompt
-from trl_ext.plain_text import encode_text
+from trl_ext.plain_text import encode_words
 
 LATER = ("fork_random", "fork_every", "best_of")
 """The branchings that fork dialogues in which something was said."""
@@ -81,7 +81,7 @@ def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
     if (schemas := tools.format.schemas()) is not None:
         hello = [{"role": "user", "content": "."}]
         return len(encode_prompt(tokenizer, hello, schemas)) - len(encode_prompt(tokenizer, hello))
-    return len(encode_text(tokenizer, tools.format.intro() or ""))
+    return len(encode_words(tokenizer, tools.format.intro() or ""))
 
 
 def _check_forks(config: Config, world: World, name: str) -> None:
