@@ -202,6 +202,20 @@ def changes_base(config: PeftConfig) -> bool:
     return getattr(config, "init_lora_weights", True) not in KEEPS_BASE
 
 
+@contextmanager
+def settled(model: Any, adapter: str) -> Iterator[None]:
+    """Let an adapter's options say meanwhile that it leaves its base as it is, which it has changed already."""
+    options = model.peft_config[adapter]
+    before = getattr(options, "init_lora_weights", None)
+    if changes_base(options):
+        options.init_lora_weights = True
+    try:
+        yield
+    finally:
+        if before is not None:
+            options.init_lora_weights = before
+
+
 def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = False) -> None:
     """Add an adapter ``name`` with the weights that ``source`` has now. The active adapter stays active.
 
@@ -218,6 +232,8 @@ def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = Fal
     options = copy.deepcopy(model.peft_config[source])
     if hasattr(options, "init_lora_weights"):
         options.init_lora_weights = True
+    if hasattr(options, "bias"):
+        options.bias = "none"  # the base has none that train, or this would be refused
     options.inference_mode = not trainable
     active = list(model.active_adapters)
     with forked_rng():
@@ -231,7 +247,8 @@ def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = Fal
     leave_meta(model, name)
     state = adapter_state(model, source)
     for key, tensor in adapter_state(model, name).items():
-        tensor.data = tensor.data.new_empty(state[key].shape if key in state else tensor.shape)  # OLoRA's may be smaller
+        if key in state and tensor.shape != state[key].shape:  # OLoRA's are smaller in small layers
+            tensor.data = tensor.data.new_empty(state[key].shape)
     set_state(model, name, state)
     if not trainable:
         freeze(model, name)

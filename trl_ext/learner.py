@@ -5,6 +5,7 @@ share one base model, each with its own adapter.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -54,6 +55,8 @@ from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, ToRead, placeholder
 from trl_ext.value_head import ValueHead
+
+logger = logging.getLogger(__name__)
 
 CRITICS = ("head", "adapter", "model", "central", "none")
 MOST_KL = {False: 1e-6, True: 5e-3}
@@ -155,6 +158,9 @@ class Learner:
         self.reference = self._build_reference(reference)
         for module in filter(None, (model, self.value_model, self.reference)):
             quiet(module)  # also the adapters that were added here
+        if self.reference is not None:
+            self.reference.eval()  # it has no backward pass to recompute activations for
+        for module in filter(None, (model, self.value_model, self.reference)):
             reading_of(base_of(module))  # now, because processes may share the weights later
         self.optimizer: Any = None
         self.scheduler: Any = None
@@ -583,7 +589,9 @@ class Learner:
         )
 
     def _check_gradients(self, rows: TokenBatch) -> None:
-        """Check that most of what the policy trains is in the graph of its log-probabilities. Parts of models may be unused.
+        """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not.
+
+        Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
 
         Raises:
             ForwardsDiffer: it is not, so that training would change little or nothing.
@@ -592,6 +600,12 @@ class Learner:
             return
         named = {name: p for name, p in self._policy_parameters().items() if p.requires_grad}
         lost = [name for name, parameter in named.items() if parameter.grad is None]
+        if lost and 2 * len(lost) <= len(named):
+            logger.warning(
+                "policy %r: %d of %d parameters got no gradient in the first minibatch, such as %r: the model does not use them for "
+                "text, or not through their layer, so they will not learn",
+                self.name, len(lost), len(named), lost[0],
+            )  # fmt: skip
         if 2 * len(lost) > len(named):
             raise ForwardsDiffer(
                 f"policy {self.name!r}: {len(lost)} of {len(named)} parameters got no gradient in the first minibatch, such as "

@@ -84,7 +84,10 @@ class Batch:
         self.masks = _takes_masks(self.base)
 
     def run(self) -> None:
-        """Sample every row to its end."""
+        """Sample every row to its end, or to where its positions need other angles.
+
+        A row that has ended stays until enough have, unless it would soon be longer than the others may be.
+        """
         logits = self._prefill()
         running = list(range(len(self.rows)))  # the positions in the batch that have not ended
         ended = [False] * len(self.rows)
@@ -95,7 +98,7 @@ class Batch:
             running = [position for position in running if not ended[position]]
             if not running:
                 break
-            if len(running) <= 0.75 * len(self.rows):
+            if len(running) <= (0.75 * len(self.rows) if self.rows[0].longest is None else len(self.rows) - 1):
                 self._keep_only(running)
                 tokens = tokens[torch.tensor(running, device=self.device)]
                 running, ended = list(range(len(running))), [False] * len(running)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from huggingface_hub import constants
 from peft import LoraConfig, PeftModel
 from transformers import (
@@ -302,7 +303,9 @@ def _load_policy(
 def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, section: AgentSection) -> PeftModel:
     """Add the adapter of a policy to its base model, or to the other adapters on it."""
     parts = {part for name, _ in base_of(base).named_parameters() for part in name.split(".")}
-    if policy in parts | {"base_model", "base_layer"} or policy.startswith("lora_"):
+    # PEFT's containers have adapters for keys, and refuse those that they have for attributes
+    taken = parts | {"base_model", "base_layer"} | {*dir(nn.ModuleDict()), *dir(nn.ParameterDict())}
+    if policy in taken or policy.startswith("lora_"):
         raise ConfigError(
             f"agents.{agent}: {policy!r} is also the name of a part of its model, and PEFT would take one for the other; give "
             f"it another name, or set agents.{agent}.policy"

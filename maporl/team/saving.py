@@ -6,6 +6,7 @@ folder in which it is saved: one that was built here, and one whose weights were
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trl_ext.atomic import new_folder, replace_file
 from trl_ext.attention import ATTENTIONS
 from trl_ext.checkpoint import save_model, save_policy_weights
 from trl_ext.forward import base_of
-from trl_ext.adapters import base_state
+from trl_ext.adapters import base_state, settled
 from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of
 
 BASE = "base"
@@ -71,8 +72,11 @@ class SavedTeam:
                 if self._owners[id(policy.tokenizer)] == name:
                     policy.tokenizer.save_pretrained(tokenizers / name)
                 continue
-            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
             base = base_of(policy.model)
+            # the base that is saved below an adapter is the one that its initialisation has changed already
+            settles = policy.adapter is not None and self._names[id(base)] is None
+            with settled(policy.model, str(policy.adapter)) if settles else nullcontext():
+                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
                 save_model(base, weights / name / BASE, base_state(base))
 

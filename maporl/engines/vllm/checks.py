@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.server import Asked, Server, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext import maths
+from trl_ext.adapters import changes_base
 from trl_ext.forward import base_of
+from trl_ext.lora_merge import matrices
 from trl_ext.ppo_options import Decoding
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
@@ -56,6 +59,30 @@ def check_server(server: Server, base: str, model: str, policy: Policy, temperat
         f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
         "other weights than agents.NAME.model"
     )
+
+
+def check_served(policies: Sequence[Policy]) -> None:
+    """Check that vLLM computes all of the policies' adapters. It has the two matrices of linear layers, and nothing else.
+
+    A part that it lacks would not show before it has learned something.
+
+    Raises:
+        ConfigError: an adapter is more than that.
+    """
+    for policy in policies:
+        if policy.adapter is None or not isinstance(policy.model, PeftModel):
+            continue
+        config = policy.model.peft_config[policy.adapter]
+        if changes_base(config):
+            why = f"its initialisation (init_lora_weights={config.init_lora_weights!r}) has changed the base, which a server has unchanged"
+        elif matrices(policy.model, policy.adapter) is None:
+            why = f"it is more than the matrices of linear layers ({type(config).__name__})"
+        else:
+            continue
+        raise ConfigError(
+            f"policy {policy.name!r}: vLLM would sample from a part of its adapter {policy.adapter!r}, because {why}; use engine: "
+            "transformers, or a LoraConfig with target_modules of linear layers alone"
+        )
 
 
 def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection]) -> None:

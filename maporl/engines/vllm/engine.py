@@ -26,7 +26,7 @@ from maporl.decoding import RowSampling
 from maporl.engines.base import Engine, Pending, Reply, Request, wait_for
 from maporl.engines.build import EngineSetup
 from maporl.engines.transformers import reply_of, stop_strings_of
-from maporl.engines.vllm.checks import check_server, check_sharing
+from maporl.engines.vllm.checks import check_served, check_server, check_sharing
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
 from maporl.errors import ConfigError, install_command
@@ -70,7 +70,7 @@ class VLLMEngine(Engine):
             here: after the first weights that it is sent, and then after every so many.
 
     Raises:
-        ConfigError: policies of different bases share a server, or a package is missing.
+        ConfigError: policies of different bases share a server, an adapter has parts that vLLM lacks, or a package is missing.
     """
 
     remote = True
@@ -87,6 +87,7 @@ class VLLMEngine(Engine):
         folder: str | Path,
         probe_every: int = 1,
     ):
+        check_served([policy for name, policy in policies.items() if name in sections])
         self.policies, self.sections, self.probe_every = dict(policies), dict(sections), probe_every
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.folder = Path(folder).resolve()

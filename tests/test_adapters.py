@@ -1,0 +1,314 @@
+"""What belongs to an adapter is what is trained, copied, sent, counted and saved. PEFT's own forward says what is right."""
+
+import copy
+
+import peft
+import pytest
+import torch
+from conformance import METHODS, Unbuilt, adapted, build
+from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+
+from maporl import Agent, Team
+from maporl.backends.weights import pack, sent_parameters, unpack
+from maporl.config.parse import parse_config
+from maporl.engines.vllm.checks import check_served
+from maporl.errors import ConfigError
+from maporl.rollout.restate import UntrainedWeights
+from maporl.team.past_policies import past_of
+from trl_ext import Learner, PPOv2Config, PPOv2Trainer
+from trl_ext.adapters import (
+    AdapterError,
+    adapter_parameters,
+    adapter_state,
+    base_state,
+    copy_adapter,
+    set_state,
+    shared_parameters,
+)
+from trl_ext.learner import starting_point
+from trl_ext.lora_merge import matrices, merges
+from trl_ext.mixed_adapters import mixes
+from trl_ext.weights import WeightsError, add_adapter, check_adapter_source, read_adapter
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
+ADAPTERS = [name for name in METHODS if name != "all weights"]
+CHANGED = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"]}
+
+
+def reward(prompts, completions):
+    return [float(len(text)) for text in completions]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def args(tmp_path, **more):
+    return PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, save_strategy="no", **more)
+
+
+@torch.no_grad()
+def moved(model, adapter="default", scale=0.01):
+    """The model after its adapter has learned something."""
+    torch.manual_seed(7)
+    for parameter in adapter_parameters(model, adapter).values():
+        parameter += scale * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_the_parameters_of_an_adapter_are_those_that_peft_trains(kind, method):
+    model = adapted(build(kind)[0], method)
+    trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained, "PEFT trains something"
+    found = adapter_parameters(model, "default")
+    assert {id(p) for p in found.values() if p.requires_grad} == trained.keys()
+    assert not any("default" in name.split(".") for name in found), "names are those of any adapter of this kind"
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_a_copy_of_an_adapter_computes_what_it_computes_and_leaves_it_alone(method):
+    model = moved(adapted(build("llama")[0], method))
+    before = logits(model)
+    if shared_parameters(model, "default"):
+        with pytest.raises(AdapterError, match="trains biases of its base"):
+            copy_adapter(model, "default", "second")
+        return
+    copy_adapter(model, "default", "second")
+    assert torch.equal(logits(model), before), "the policy is as it was"
+    assert model.active_adapters == ["default"]
+    assert not any(p.requires_grad for p in adapter_parameters(model, "second").values())
+    theirs = {id(t) for t in adapter_parameters(model, "second").values()}
+    assert not theirs & {id(t) for t in adapter_parameters(model, "default").values()}
+    model.set_adapter("second")
+    torch.testing.assert_close(logits(model), before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_an_initialisation_that_has_changed_the_base_is_not_made_twice(init, tmp_path):
+    model, tokenizer = build("llama")
+    plain = logits(model)
+    model = get_peft_model(model, LoraConfig(init_lora_weights=init, **CHANGED))
+    torch.testing.assert_close(logits(model), plain, atol=1e-4, rtol=0)
+    weights = {name: tensor.clone() for name, tensor in base_state(model).items()}
+    learner = Learner("p", model, tokenizer, args(tmp_path), critic="adapter")
+    starting_point(model, "default")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in base_state(model).items())
+    with learner.reference_model() as reference:
+        torch.testing.assert_close(logits(reference), plain, atol=1e-4, rtol=0)
+    with learner.active("default_critic") as critic:
+        torch.testing.assert_close(logits(critic), plain, atol=1e-4, rtol=0)
+    with model.disable_adapter():
+        assert (logits(model) - plain).abs().max() > 0.01, "adapters off is another model, so it cannot be the reference"
+
+
+def test_of_a_trained_bias_the_reference_is_a_copy_of_the_model(tmp_path):
+    model = adapted(build("gpt_neox")[0], "LoRA, bias all")
+    assert any(name.endswith("mlp.dense_4h_to_h.base_layer.bias") for name in shared_parameters(model, "default"))
+    start = logits(model)
+    learner = Learner("p", model, build("gpt_neox")[1], args(tmp_path))
+    moved(model)
+    with learner.reference_model() as reference:
+        torch.testing.assert_close(logits(reference), start, atol=1e-5, rtol=0)
+    untrained = Team([Agent("ann", model, build("gpt_neox")[1])])
+    kept = UntrainedWeights.before_training(untrained, 2)
+    before = logits(model)
+    moved(model, scale=0.1)
+    with kept.model_of("ann") as model:
+        torch.testing.assert_close(logits(model), before, atol=1e-5, rtol=0)
+
+
+def test_each_of_two_adapters_with_whole_modules_and_tokens_learns_its_own(tmp_path):
+    model, tokenizer = build("llama")
+    options = LoraConfig(modules_to_save=["lm_head"], trainable_token_indices=[3, 4], **CHANGED)
+    shared = get_peft_model(model, options, adapter_name="ann")
+    shared.add_adapter("bob", options)
+    team = Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
+    learners = team.build_learners(args(tmp_path, kl_coef=0.0), 1)
+    groups = {
+        name: [{id(p) for p in group["params"]} for group in learner._groups(None)]
+        for name, learner in learners.items()
+    }
+    for name, other in (("ann", "bob"), ("bob", "ann")):
+        own = adapter_parameters(shared, name)
+        head = next(p for key, p in own.items() if key.endswith("lm_head.modules_to_save.weight"))
+        tokens = next(p for key, p in own.items() if key.endswith("trainable_tokens_delta"))
+        assert head.shape == (40, 32) and tokens.shape == (2, 32)
+        assert {id(p) for p in own.values()} == groups[name][0]
+        assert not groups[name][0] & groups[other][0]
+    numbers = {name: trained for name, (_, trained) in team.count_parameters().items()}
+    size = 2 * (2 * 8 * (32 + 32) - 8 * 16) + 40 * 32 + 2 * 32  # two layers: rank 8 of q (32 x 32) and v (16 x 32); head; tokens
+    assert numbers == {"ann": size, "bob": size}
+
+
+def test_what_requires_a_gradient_and_belongs_to_no_adapter_is_named(tmp_path):
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, LoraConfig(**CHANGED))
+    model.get_base_model().lm_head.weight.requires_grad_(True)
+    with pytest.raises(AdapterError, match=r"1 parameters require gradients and belong to no adapter.*lm_head\.weight.*modules_to_save"):
+        PPOv2Trainer(args(tmp_path, total_episodes=8), tokenizer, model, train_dataset=[{"prompt": "1"}] * 8, reward_funcs=reward)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_virtual_tokens_are_refused_by_name_before_anything_is_loaded(kind, tmp_path):
+    model, tokenizer = build("llama")
+    rows = {"train_dataset": [{"prompt": "1"}] * 8, "reward_funcs": reward}
+    config = kind(num_virtual_tokens=3, task_type="CAUSAL_LM")
+    name = config.peft_type.value
+    with pytest.raises(ValueError, match=f"peft_config: {name} puts virtual tokens before the prompt.*LoraConfig"):
+        PPOv2Trainer(args(tmp_path), tokenizer, model, peft_config=config, **rows)
+    wrapped = get_peft_model(copy.deepcopy(model), config)
+    with pytest.raises(ValueError, match=f"model: its adapter 'default' cannot be used: {name}"):
+        PPOv2Trainer(args(tmp_path), tokenizer, wrapped, **rows)
+    with pytest.raises(ValueError, match=f"reward_model: its adapter 'default' cannot be used: {name}"):
+        PPOv2Trainer(args(tmp_path), tokenizer, model, reward_model=wrapped, **rows)
+    with pytest.raises(ValueError, match=f"agent 'ann': model: its adapter 'default' cannot be used: {name}"):
+        Team([Agent("ann", wrapped, tokenizer)])
+    wrapped.save_pretrained(tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()  # so that nothing can be loaded
+    agent = {"model": str(tmp_path / "model"), "adapter": str(tmp_path / "adapter")}
+    parts = {"task": {"name": "arithmetic"}, "protocol": {"name": "debate"}, "output_dir": str(tmp_path / "run")}
+    given = parse_config({"agents": {"ann": agent}, **parts})
+    with pytest.raises(ConfigError, match=f"agents.ann.adapter: .* cannot be used: {name} puts virtual tokens"):
+        Team.from_config(given)
+
+
+def test_adapters_that_need_pefts_own_forward_are_refused(tmp_path):
+    model, tokenizer = build("llama")
+    activated = get_peft_model(model, LoraConfig(alora_invocation_tokens=[3], **CHANGED))
+    with pytest.raises(ValueError, match="alora_invocation_tokens=...\\) works only through PEFT's own forward"):
+        Learner("p", activated, tokenizer, args(tmp_path))
+    mixed = peft.PeftMixedModel(build("llama")[0], LoraConfig(**CHANGED))
+    with pytest.raises(ValueError, match="PeftMixedModel mixes adapters of several kinds"):
+        Team([Agent("ann", mixed, tokenizer)])
+
+
+@pytest.mark.parametrize(("kind", "option"), [("llama", {"init_lora_weights": "pissa"}), ("gpt_neox", {"bias": "all"})])
+def test_what_changes_the_base_shares_it_with_nobody(kind, option, tmp_path):
+    model, tokenizer = build(kind)
+    modules = {"llama": ["q_proj"], "gpt_neox": ["query_key_value"]}[kind]
+    common = {"target_modules": modules, "task_type": "CAUSAL_LM"}
+    shared = get_peft_model(model, LoraConfig(**option, **common), adapter_name="ann")
+    shared.add_adapter("bob", LoraConfig(**common))
+    with pytest.raises(AdapterError, match="adapter 'ann' cannot share its base with 'bob'.*load the model once more"):
+        Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
+    alone = build(kind)[0]
+    if "bias" not in option:
+        with pytest.raises(WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob' would share"):
+            add_adapter(
+                get_peft_model(alone, LoraConfig(**common), adapter_name="bob"), "cat", LoraConfig(**option, **common)
+            )
+
+
+def test_a_saved_team_with_its_reduced_base_is_not_reduced_again(tmp_path):
+    model, tokenizer = build("llama")
+    model = moved(get_peft_model(model, LoraConfig(init_lora_weights="pissa", **CHANGED)))
+    before = logits(model)
+    Team([Agent("ann", model, tokenizer)]).save(tmp_path / "team")
+    loaded = Team.from_pretrained(tmp_path / "team").policies["ann"].model
+    torch.testing.assert_close(logits(loaded.eval()), before, atol=1e-5, rtol=1e-5)
+    assert model.peft_config["default"].init_lora_weights == "pissa", "the options in memory stay"
+
+
+@pytest.mark.parametrize("method", ["LoRA, modules_to_save", "LoRA, trained tokens", "IA3", "VeRA", "LoRA, embeddings"])
+def test_past_weights_and_weights_that_travel_are_all_of_an_adapter(method):
+    model, tokenizer = build("llama")
+    team = Team([Agent("ann", adapted(model, method), tokenizer)])
+    policy = team.policies["ann"]
+    past = past_of(policy, [])
+    moved(policy.model, "default")
+    now = logits(policy.model)
+    snapshot = {name: tensor.detach().clone() for name, tensor in adapter_state(policy.model, "default").items()}
+    moved(policy.model, "default", scale=0.1)
+    set_state(past.model, past.adapter, snapshot)
+    with past.active() as speaking:
+        torch.testing.assert_close(logits(speaking), now, atol=1e-6, rtol=0)
+    with policy.active() as speaking:
+        later = logits(speaking)
+    assert (later - now).abs().max() > 1e-3
+    sent = sent_parameters(policy)
+    unpack(pack(sent.items(), sum(p.nbytes for p in sent.values())), sent_parameters(past))
+    with past.active() as speaking:
+        torch.testing.assert_close(logits(speaking), later, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("LoRA", "both"), ("LoRA, embeddings", ""), ("LoRA, lora_bias", ""), ("LoRA, trained tokens", ""), ("IA3", ""),
+     ("LoRA, modules_to_save", ""), ("DoRA", ""), ("LoRA, tied head", "merged"), ("VeRA", "")],
+)  # fmt: skip
+def test_only_what_is_all_of_an_adapter_is_merged_or_mixed(method, how):
+    model = adapted(build("llama")[0], method)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = {"merged": merges(model, "default"), "mixed": mixes(model, "default")}
+    assert found == {way: how in ("both", way) for way in found}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "restored to the bit"
+
+
+def test_a_tied_head_and_experts_parameters_are_not_merged():
+    from conformance import MORE
+
+    for kind, more, options in (
+        ("llama", {"tie_word_embeddings": True}, {"target_modules": ["q_proj", "lm_head"]}),
+        ("mixtral", {}, {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}),
+    ):
+        kept = MORE.get(kind, {})
+        MORE[kind] = {**kept, **more}
+        try:
+            model = get_peft_model(build(kind)[0], LoraConfig(task_type="CAUSAL_LM", **options))
+        finally:
+            MORE[kind] = kept
+        assert not merges(model, "default") and not mixes(model, "default")
+
+
+def test_a_model_that_reads_its_layers_weights_itself_is_not_merged():
+    """The comparison of logits finds what no look at PEFT's layers can."""
+    model = get_peft_model(build("llama")[0], LoraConfig(**CHANGED))
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    layer.forward = lambda x, *more, **options: torch.nn.functional.linear(x, layer.weight)  # as Mamba reads its dt_proj
+    assert matrices(model, "default") is not None
+    assert not merges(model, "default") and not mixes(model, "default")
+
+
+def test_vllm_is_given_only_what_it_computes():
+    model, tokenizer = build("llama")
+    for options, why in (
+        (LoraConfig(**CHANGED), None),
+        (LoraConfig(trainable_token_indices=[3], **CHANGED), "more than the matrices of linear layers"),
+        (IA3Config(feedforward_modules=[], **CHANGED), r"more than the matrices of linear layers \(IA3Config\)"),
+        (LoraConfig(init_lora_weights="olora", **CHANGED), "has changed the base, which a server has unchanged"),
+    ):
+        policies = list(Team([Agent("ann", get_peft_model(copy.deepcopy(model), options), tokenizer)]).policies.values())
+        if why is None:
+            check_served(policies)
+        else:
+            with pytest.raises(ConfigError, match=f"policy 'ann': vLLM would sample from a part of its adapter.*{why}"):
+                check_served(policies)
+
+
+def test_a_saved_adapter_says_what_it_is_before_it_is_read(tmp_path):
+    model, _ = build("llama")
+    get_peft_model(copy.deepcopy(model), LoraConfig(**CHANGED)).save_pretrained(tmp_path / "plain")
+    get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights="pissa", **CHANGED)).save_pretrained(tmp_path / "pissa")
+    assert check_adapter_source(str(tmp_path / "plain")).r == 8
+    shared = read_adapter(model, str(tmp_path / "plain"), "ann", True)
+    with pytest.raises(WeightsError, match="would share; give each a base of its own"):
+        read_adapter(shared, str(tmp_path / "pissa"), "bob", True)
+
+
+@pytest.mark.parametrize("name", ["keys", "type", "forward", "lora_A", "q_proj"])
+def test_an_agent_whose_name_peft_cannot_use_is_named(name, tmp_path):
+    agent = {"tiny": {"hidden_size": 32, "layers": 1}, "lora": {"r": 2}}
+    parts = {"task": {"name": "arithmetic"}, "protocol": {"name": "debate"}, "output_dir": str(tmp_path / "run")}
+    given = parse_config({"agents": {name: agent, "bob": agent}, **parts})
+    with pytest.raises(ConfigError, match=f"agents.{name}: '{name}' is also the name of a part.*agents.{name}.policy"):
+        Team.from_config(given)
+
+
+def test_a_method_that_peft_lacks_for_a_model_is_named():
+    with pytest.raises(Unbuilt, match="PEFT: "):
+        adapted(build("gpt2")[0], "LoHa")

@@ -1,0 +1,219 @@
+"""A row's numbers are those of a plain forward over the row alone, whatever stands beside it, and however it was sampled."""
+
+import pytest
+import torch
+from conformance import MORE, build
+from tiny_models import lively
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from trl_ext import Learner, PPOv2Config
+from trl_ext.forward import Reading, head_width, length_regimes, reading_of, trunk_of
+from trl_ext.kv_cache import KVCache
+from trl_ext.prefix_tree import TreeLimits
+from trl_ext.sampling import sample
+from trl_ext.sampling_options import Sampling
+from trl_ext.token_batch import Completion, build_token_batch
+
+FULL = {"temperature": 1.0, "stop_ids": frozenset()}
+
+
+def plain_logprobs(model, prompt, response):
+    """By a forward for each token over the tokens before it, as in generation without a cache."""
+    found, first = [], reading_of(model).first
+    for n in range(len(response)):
+        ids = torch.tensor([[*prompt, *response[:n]]])
+        places = {"position_ids": torch.arange(ids.shape[1])[None] + first} if first else {}
+        with torch.no_grad():
+            found.append(float(model(input_ids=ids, **places).logits[0, -1].log_softmax(-1)[response[n]]))
+    return found
+
+
+def learner_of(model, tokenizer, tmp_path, **more):
+    args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, **more)
+    return Learner("p", model, tokenizer, args)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("llama", Reading(True, True, 0)),
+        ("gpt2", Reading(True, True, 0)),
+        ("bloom", Reading(False, True, 0)),  # its positions come from the mask
+        ("bart", Reading(False, False, 0)),  # it counts columns
+        ("roberta", Reading(True, True, 1)),  # the padding token has id 0, and positions begin behind it
+        ("mamba", Reading(False, True, 0)),
+        ("rwkv", Reading(False, False, 0)),  # it knows no padding
+        ("recurrent_gemma", Reading(True, False, 0)),
+    ],
+)
+def test_how_a_model_counts_is_asked_of_it(kind, expected):
+    assert reading_of(build(kind)[0]) == expected
+
+
+@pytest.mark.parametrize("kind", ["llama", "bart", "roberta", "rwkv", "recurrent_gemma", "bloom", "opt", "mamba"])
+def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp_path):
+    model, tokenizer = build(kind)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, 20, (n,), generator=generator).tolist() for n in (3, 9, 5)]  # with the padding token, 0
+    keys = [(1, n) for n in range(3)]
+    together = sample(model, prompts, Sampling(6, **FULL), keys)
+    greedy = Sampling(6, 0.0, frozenset())
+    alone = [sample(model, [prompt], greedy)[0].ids for prompt in prompts]
+    assert [row.ids for row in sample(model, prompts, greedy)] == alone
+    learner = learner_of(model, tokenizer, tmp_path)
+    rows = build_token_batch(
+        [Completion(p, s.ids, False, str(n)) for n, (p, s) in enumerate(zip(prompts, together, strict=True))], "cpu"
+    )
+    with torch.no_grad():
+        trained = learner.forward(rows).logprobs.view(3, 6)
+    for prompt, sampled, own in zip(prompts, together, trained.tolist(), strict=True):
+        expected = plain_logprobs(model, prompt, sampled.ids)
+        assert own == pytest.approx(expected, abs=2e-4)
+        if sampled.logprobs is not None:
+            assert sampled.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+def test_rows_are_cut_where_the_angles_of_positions_change():
+    rows = build_token_batch(
+        [
+            Completion([5, 6], [7, 8, 9, 10, 11], False, "crosses"),
+            Completion([5, 6], [7], False, "short"),
+            Completion([5, 6, 7, 8, 9], [10, 11], False, "long"),
+        ],
+        "cpu",
+    )
+    (short, first), (longer, second) = rows.by_length([4])
+    # the M = 8 tokens in order: 5 of "crosses" after 2 to 6 tokens, 1 of "short" after 2, 2 of "long" after 5 and 6
+    assert first.tolist() == [0, 1, 2, 5] and second.tolist() == [3, 4, 6, 7]
+    assert short.tree.lengths == [5, 3] and short.first == [2, 2]
+    assert longer.tree.lengths == [7, 7] and longer.first == [5, 5]
+    assert short.input_ids.tolist() == [[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]
+    read = short.to_read(None)
+    assert read.input_ids.tolist() == [[5, 6, 7, 8]] and read.index.tolist() == [1, 2, 3, 1], "the short row begins the long one"
+    assert longer.to_read(None).index.tolist() == [4, 5, 4, 5]
+    [(all_rows, everything)] = rows.by_length([100])
+    assert everything.tolist() == list(range(8)) and all_rows.tree.lengths == [7, 3, 7]
+
+
+@pytest.mark.parametrize("limits", [None, TreeLimits(float("inf"), 1000.0, True)])
+def test_longrope_reads_each_token_by_the_angles_for_what_precedes_it(limits, tmp_path, monkeypatch):
+    model, tokenizer = build("phi3")
+    assert length_regimes(model) == (16,)
+    learner = learner_of(model, tokenizer, tmp_path)
+    monkeypatch.setattr("trl_ext.learner.tree_limits", lambda model: limits)
+    prompts = [list(range(3, 3 + n)) for n in (3, 12, 16, 17, 12, 12)]
+    sampled = sample(model, prompts, Sampling(8, **FULL), [(1, n) for n in range(6)])
+    rows = build_token_batch(
+        [Completion(p, s.ids, False, str(n)) for n, (p, s) in enumerate(zip(prompts, sampled, strict=True))], "cpu"
+    )
+    with torch.no_grad():
+        out = learner.forward(rows, entropies=True)
+    assert out.values.shape == out.entropies.shape == (48,)
+    for prompt, row, own in zip(prompts, sampled, out.logprobs.view(6, 8).tolist(), strict=True):
+        expected = plain_logprobs(model, prompt, row.ids)
+        assert own == pytest.approx(expected, abs=2e-4)
+        assert row.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+def test_the_gradient_of_rows_that_cross_a_length_is_that_of_plain_forwards(tmp_path):
+    model, tokenizer = build("phi3")
+    learner = learner_of(model, tokenizer, tmp_path)
+    prompt, response = list(range(3, 16)), [4, 9, 5, 7, 8, 6]
+    rows = build_token_batch([Completion(prompt, response, False, "row")], "cpu")
+    weights = torch.arange(1.0, 7.0)
+    (learner.forward(rows).logprobs * weights).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    for n, token in enumerate(response):
+        logits = model(input_ids=torch.tensor([[*prompt, *response[:n]]])).logits[0, -1]
+        (weights[n] * logits.log_softmax(-1)[token]).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=2e-4, rtol=1e-3)
+
+
+def test_the_cache_of_a_conversation_is_dropped_where_the_angles_change():
+    model, _ = build("phi3")
+    states, greedy = KVCache(), Sampling(4, 0.0, frozenset())
+    first = list(range(3, 13))
+    said = sample(model, [first], greedy, states=states, owners=["ann"])[0].ids
+    for more in ([5], [5, 6, 7, 8]):  # the next turn begins with 15 or with 18 tokens
+        prompt = [*first, *said, *more]
+        states = KVCache()
+        sample(model, [first], greedy, states=states, owners=["ann"])
+        again = sample(model, [prompt], greedy, states=states, known=[13], owners=["ann"])[0].ids
+        assert again == sample(model, [prompt], greedy)[0].ids
+
+
+def test_angles_that_follow_the_length_are_refused_beyond_the_context():
+    """With "dynamic" angles every length has its own, and a cache holds those of earlier lengths."""
+    from trl_ext import PPOv2Trainer
+    from trl_ext.chat import PromptTooLong
+
+    kept, MORE["llama"] = MORE.get("llama", {}), {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}, "max_position_embeddings": 16,
+    }  # fmt: skip
+    try:
+        model, tokenizer = build("llama")
+    finally:
+        MORE["llama"] = kept
+    args = PPOv2Config(output_dir="unused", report_to=[], use_cpu=True, response_length=8, total_episodes=8)
+    with pytest.raises(PromptTooLong, match="reads at most 16"):
+        PPOv2Trainer(args, tokenizer, model, train_dataset=[{"prompt": "1+1=1+1=1"}] * 8, reward_funcs=lambda prompts, completions: [])
+
+
+CHUNKED = ["llama", "qwen3_moe", "mixtral", "gpt_oss", "gpt2", "opt", "xglm", "biogpt", "llama4_text", "mamba", "rwkv", "bart",
+           "modernbert-decoder", "gemma2", "cohere", "granite", "bert"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_logits_in_chunks_are_those_of_the_whole(kind, tmp_path):
+    model, tokenizer = build(kind)
+    rows = build_token_batch(
+        [Completion([3, 4, 5], [6, 7, 8, 9, 10], False, "one"), Completion([5, 4], [9, 8, 7], False, "two")], "cpu"
+    )
+    found = []
+    for chunk in (None, 2):
+        learner = learner_of(model, tokenizer, tmp_path, logits_chunk=chunk, entropy_coef=0.1)
+        torch.nn.init.normal_(learner.value_head.linear.weight, generator=torch.Generator().manual_seed(0))
+        out = learner.forward(rows, entropies=True)
+        model.zero_grad()
+        (out.logprobs.sum() + out.entropies.sum() + out.values.sum()).backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        found.append((out.logprobs.detach(), out.entropies.detach(), out.values.detach(), gradients))
+    for one, other in zip(*found, strict=True):
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            for name in one:
+                torch.testing.assert_close(one[name], other[name], atol=2e-5, rtol=1e-3)
+        else:
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_a_critics_head_is_as_wide_as_what_the_output_head_reads(tmp_path):
+    model, tokenizer = build("opt")  # OPT-350m projects its states of 1024 to the 512 of its embeddings; here it is 32 to 16
+    assert model.config.hidden_size == 32 and head_width(model) == 16
+    learner = learner_of(model, tokenizer, tmp_path)
+    assert learner.value_head.linear.weight.shape == (1, 16)
+    rows = build_token_batch([Completion([3, 4], [5, 6], False, "row")], "cpu")
+    assert learner.forward(rows).values.shape == (2,)
+
+
+def test_a_model_without_the_part_that_its_class_names_has_its_transformer_found():
+    model, _ = build("llama4_text")
+    assert model.base_model_prefix == "language_model" and trunk_of(model) is model.model
+
+
+def test_a_head_that_reads_several_streams_is_refused(tmp_path):
+    model, tokenizer = build("prophetnet")
+    rows = build_token_batch([Completion([3, 4], [5, 6], False, "row")], "cpu")
+    with pytest.raises(ValueError, match=r"the output head Linear reads \[1, 2, 3, 32\] for tokens \[1, 3\]; expected one state"):
+        learner_of(model, tokenizer, tmp_path).forward(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_does_not_make_a_model_count_otherwise(dtype):
+    for kind, positions, padding in (("llama", True, True), ("gpt2", True, True), ("mixtral", True, True), ("bart", False, False)):
+        config = CONFIG_MAPPING[kind](**build(kind)[0].config.to_dict())
+        model = lively(AutoModelForCausalLM.from_config(config)).to(dtype)
+        found = reading_of(model)
+        assert (found.positions, found.padding) == (positions, padding), kind
