@@ -4,6 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.append(
+    str(Path(__file__).parent.parent / "benchmarks")
+)  # last: benchmarks/reward_server.py has a package's name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -101,7 +101,9 @@ def test_an_initialisation_that_has_changed_the_base_is_not_made_twice(init, tmp
     with learner.active("default_critic") as critic:
         torch.testing.assert_close(logits(critic), plain, atol=1e-4, rtol=0)
     with model.disable_adapter():
-        assert (logits(model) - plain).abs().max() > 0.01, "adapters off is another model, so it cannot be the reference"
+        assert (logits(model) - plain).abs().max() > 0.01, (
+            "adapters off is another model, so it cannot be the reference"
+        )
 
 
 def test_of_a_trained_bias_the_reference_is_a_copy_of_the_model(tmp_path):
@@ -139,7 +141,9 @@ def test_each_of_two_adapters_with_whole_modules_and_tokens_learns_its_own(tmp_p
         assert {id(p) for p in own.values()} == groups[name][0]
         assert not groups[name][0] & groups[other][0]
     numbers = {name: trained for name, (_, trained) in team.count_parameters().items()}
-    size = 2 * (2 * 8 * (32 + 32) - 8 * 16) + 40 * 32 + 2 * 32  # two layers: rank 8 of q (32 x 32) and v (16 x 32); head; tokens
+    size = (
+        2 * (2 * 8 * (32 + 32) - 8 * 16) + 40 * 32 + 2 * 32
+    )  # two layers: rank 8 of q (32 x 32) and v (16 x 32); head; tokens
     assert numbers == {"ann": size, "bob": size}
 
 
@@ -147,8 +151,12 @@ def test_what_requires_a_gradient_and_belongs_to_no_adapter_is_named(tmp_path):
     model, tokenizer = build("llama")
     model = get_peft_model(model, LoraConfig(**CHANGED))
     model.get_base_model().lm_head.weight.requires_grad_(True)
-    with pytest.raises(AdapterError, match=r"1 parameters require gradients and belong to no adapter.*lm_head\.weight.*modules_to_save"):
-        PPOv2Trainer(args(tmp_path, total_episodes=8), tokenizer, model, train_dataset=[{"prompt": "1"}] * 8, reward_funcs=reward)
+    with pytest.raises(
+        AdapterError, match=r"1 parameters require gradients and belong to no adapter.*lm_head\.weight.*modules_to_save"
+    ):
+        PPOv2Trainer(
+            args(tmp_path, total_episodes=8), tokenizer, model, train_dataset=[{"prompt": "1"}] * 8, reward_funcs=reward
+        )
 
 
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
@@ -180,7 +188,7 @@ def test_virtual_tokens_are_refused_by_name_before_anything_is_loaded(kind, tmp_
 def test_adapters_that_need_pefts_own_forward_are_refused(tmp_path):
     model, tokenizer = build("llama")
     activated = get_peft_model(model, LoraConfig(alora_invocation_tokens=[3], **CHANGED))
-    with pytest.raises(ValueError, match="alora_invocation_tokens=...\\) works only through PEFT's own forward"):
+    with pytest.raises(ValueError, match=r"alora_invocation_tokens=...\) works only through PEFT's own forward"):
         Learner("p", activated, tokenizer, args(tmp_path))
     mixed = peft.PeftMixedModel(build("llama")[0], LoraConfig(**CHANGED))
     with pytest.raises(ValueError, match="PeftMixedModel mixes adapters of several kinds"):
@@ -194,11 +202,13 @@ def test_what_changes_the_base_shares_it_with_nobody(kind, option, tmp_path):
     common = {"target_modules": modules, "task_type": "CAUSAL_LM"}
     shared = get_peft_model(model, LoraConfig(**option, **common), adapter_name="ann")
     shared.add_adapter("bob", LoraConfig(**common))
-    with pytest.raises(AdapterError, match="adapter 'ann' cannot share its base with 'bob'.*load the model once more"):
+    with pytest.raises(AdapterError, match=r"adapter 'ann' cannot share its base with 'bob'.*load the model once more"):
         Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
     alone = build(kind)[0]
     if "bias" not in option:
-        with pytest.raises(WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob' would share"):
+        with pytest.raises(
+            WeightsError, match=r"adapter 'cat': the initialisation of 'cat' .*'pissa'.* which 'bob' would share"
+        ):
             add_adapter(
                 get_peft_model(alone, LoraConfig(**common), adapter_name="bob"), "cat", LoraConfig(**option, **common)
             )
@@ -269,7 +279,9 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_merged():
     """The comparison of logits finds what no look at PEFT's layers can."""
     model = get_peft_model(build("llama")[0], LoraConfig(**CHANGED))
     layer = model.get_base_model().model.layers[0].self_attn.q_proj
-    layer.forward = lambda x, *more, **options: torch.nn.functional.linear(x, layer.weight)  # as Mamba reads its dt_proj
+    layer.forward = lambda x, *more, **options: torch.nn.functional.linear(
+        x, layer.weight
+    )  # as Mamba reads its dt_proj
     assert matrices(model, "default") is not None
     assert not merges(model, "default") and not mixes(model, "default")
 
@@ -282,7 +294,9 @@ def test_vllm_is_given_only_what_it_computes():
         (IA3Config(feedforward_modules=[], **CHANGED), r"more than the matrices of linear layers \(IA3Config\)"),
         (LoraConfig(init_lora_weights="olora", **CHANGED), "has changed the base, which a server has unchanged"),
     ):
-        policies = list(Team([Agent("ann", get_peft_model(copy.deepcopy(model), options), tokenizer)]).policies.values())
+        policies = list(
+            Team([Agent("ann", get_peft_model(copy.deepcopy(model), options), tokenizer)]).policies.values()
+        )
         if why is None:
             check_served(policies)
         else:
@@ -293,7 +307,9 @@ def test_vllm_is_given_only_what_it_computes():
 def test_a_saved_adapter_says_what_it_is_before_it_is_read(tmp_path):
     model, _ = build("llama")
     get_peft_model(copy.deepcopy(model), LoraConfig(**CHANGED)).save_pretrained(tmp_path / "plain")
-    get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights="pissa", **CHANGED)).save_pretrained(tmp_path / "pissa")
+    get_peft_model(copy.deepcopy(model), LoraConfig(init_lora_weights="pissa", **CHANGED)).save_pretrained(
+        tmp_path / "pissa"
+    )
     assert check_adapter_source(str(tmp_path / "plain")).r == 8
     shared = read_adapter(model, str(tmp_path / "plain"), "ann", True)
     with pytest.raises(WeightsError, match="would share; give each a base of its own"):

@@ -10,8 +10,8 @@ from tiny_models import build, lively
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from trl_ext.forward import reading_of
 from trl_ext.drawing import inverse_cdf
+from trl_ext.forward import reading_of
 from trl_ext.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.lora_merge import merged, merges
 from trl_ext.sampling import generate, sample

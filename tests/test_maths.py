@@ -109,6 +109,17 @@ def test_kl_estimates_by_hand():
         maths.kl_estimate(logprobs, reference, "k4")
 
 
+def test_a_ratio_has_a_largest_exponent_and_no_gradient_beyond():
+    exponent = double([1.0, 19.9, 20.1, 1000.0, -1000.0]).requires_grad_(True)
+    ratio = maths.bounded_exp(exponent)
+    largest = math.exp(20.0)
+    assert ratio.tolist() == pytest.approx([math.e, math.exp(19.9), largest, largest, 0.0])
+    ratio.sum().backward()
+    assert exponent.grad.tolist() == pytest.approx([math.e, math.exp(19.9), 0.0, 0.0, 0.0])
+    far = maths.kl_estimate(double([-200.0]).float(), double([-1.0]).float(), "k3")
+    assert far.item() == pytest.approx(largest - 1 - 199, rel=1e-6), "the exponential of 199 is not a float32"
+
+
 def test_token_logprobs_and_entropies_are_taken_at_the_temperature_and_in_float32():
     logits = torch.tensor([[0.0, math.log(4.0)]])
     half = maths.token_logprobs(logits, torch.tensor([1]), temperature=0.5)

@@ -53,6 +53,29 @@ def test_clipping_by_hand(ratio, advantage, options, expected):
     assert loss_of(ratio, advantage, **options) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["token", "sequence", "sequence_mean"])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_ratios_that_would_overflow_are_clipped_and_masked_columns_stay_out(kind, advantage):
+    """Two answers of 120 and of 2 tokens; the policy has since moved by a nat, or by 89, at each token."""
+    for nats in (1.0, 89.0):
+        mask = torch.ones(2, 120, dtype=torch.bool)
+        mask[1, 2:] = False
+        new = torch.where(mask, -1.0, float("nan")).requires_grad_(True)
+        old = torch.where(mask, -1.0 - nats, float("inf"))
+        advantages = torch.where(mask, advantage, 0.0)
+        options = PPOOptions(ratio=kind, cliprange=0.2)
+        losses, measures = OBJECTIVES["ppo"](new, old, advantages, mask, options)
+        loss = (losses * mask).sum()
+        loss.backward()
+        assert torch.isfinite(losses).all() and torch.isfinite(measures["ratio"]).all()
+        assert not new.grad[~mask].any() and torch.isfinite(new.grad).all()
+        if advantage > 0:
+            assert torch.allclose(losses[mask], torch.tensor(-1.2)), "clipped at 1 + 0.2"
+            assert not new.grad.any(), "and what is clipped has no gradient"
+        elif nats == 89.0:
+            assert losses[mask].max().item() == pytest.approx(math.exp(20.0), rel=1e-6)
+
+
 def test_reinforce_weighs_with_a_truncated_ratio_that_has_no_gradient():
     new = torch.tensor([[-0.5, -3.0]], requires_grad=True)
     old = torch.tensor([[-2.0, -2.0]])

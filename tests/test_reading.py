@@ -41,8 +41,9 @@ def learner_of(model, tokenizer, tmp_path, **more):
         ("bloom", Reading(False, True, 0)),  # its positions come from the mask
         ("bart", Reading(False, False, 0)),  # it counts columns
         ("roberta", Reading(True, True, 1)),  # the padding token has id 0, and positions begin behind it
-        ("mamba", Reading(False, True, 0)),
-        ("rwkv", Reading(False, False, 0)),  # it knows no padding
+        ("mamba", Reading(False, True, 0, cached=False)),  # its state is no cache of keys and values
+        ("rwkv", Reading(False, False, 0, cached=False)),  # it knows no padding
+        ("openai-gpt", Reading(True, True, 0, cached=False)),  # it has no cache at all
         ("recurrent_gemma", Reading(True, False, 0)),
     ],
 )
@@ -89,7 +90,9 @@ def test_rows_are_cut_where_the_angles_of_positions_change():
     assert longer.tree.lengths == [7, 7] and longer.first == [5, 5]
     assert short.input_ids.tolist() == [[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]
     read = short.to_read(None)
-    assert read.input_ids.tolist() == [[5, 6, 7, 8]] and read.index.tolist() == [1, 2, 3, 1], "the short row begins the long one"
+    assert read.input_ids.tolist() == [[5, 6, 7, 8]] and read.index.tolist() == [1, 2, 3, 1], (
+        "the short row begins the long one"
+    )
     assert longer.to_read(None).index.tolist() == [4, 5, 4, 5]
     [(all_rows, everything)] = rows.by_length([100])
     assert everything.tolist() == list(range(8)) and all_rows.tree.lengths == [7, 3, 7]
@@ -158,7 +161,13 @@ def test_angles_that_follow_the_length_are_refused_beyond_the_context():
         MORE["llama"] = kept
     args = PPOv2Config(output_dir="unused", report_to=[], use_cpu=True, response_length=8, total_episodes=8)
     with pytest.raises(PromptTooLong, match="reads at most 16"):
-        PPOv2Trainer(args, tokenizer, model, train_dataset=[{"prompt": "1+1=1+1=1"}] * 8, reward_funcs=lambda prompts, completions: [])
+        PPOv2Trainer(
+            args,
+            tokenizer,
+            model,
+            train_dataset=[{"prompt": "1+1=1+1=1"}] * 8,
+            reward_funcs=lambda prompts, completions: [],
+        )
 
 
 CHUNKED = ["llama", "qwen3_moe", "mixtral", "gpt_oss", "gpt2", "opt", "xglm", "biogpt", "llama4_text", "mamba", "rwkv", "bart",
@@ -190,7 +199,9 @@ def test_logits_in_chunks_are_those_of_the_whole(kind, tmp_path):
 
 
 def test_a_critics_head_is_as_wide_as_what_the_output_head_reads(tmp_path):
-    model, tokenizer = build("opt")  # OPT-350m projects its states of 1024 to the 512 of its embeddings; here it is 32 to 16
+    model, tokenizer = build(
+        "opt"
+    )  # OPT-350m projects its states of 1024 to the 512 of its embeddings; here it is 32 to 16
     assert model.config.hidden_size == 32 and head_width(model) == 16
     learner = learner_of(model, tokenizer, tmp_path)
     assert learner.value_head.linear.weight.shape == (1, 16)
@@ -206,13 +217,20 @@ def test_a_model_without_the_part_that_its_class_names_has_its_transformer_found
 def test_a_head_that_reads_several_streams_is_refused(tmp_path):
     model, tokenizer = build("prophetnet")
     rows = build_token_batch([Completion([3, 4], [5, 6], False, "row")], "cpu")
-    with pytest.raises(ValueError, match=r"the output head Linear reads \[1, 2, 3, 32\] for tokens \[1, 3\]; expected one state"):
+    with pytest.raises(
+        ValueError, match=r"the output head Linear reads \[1, 2, 3, 32\] for tokens \[1, 3\]; expected one state"
+    ):
         learner_of(model, tokenizer, tmp_path).forward(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_half_precision_does_not_make_a_model_count_otherwise(dtype):
-    for kind, positions, padding in (("llama", True, True), ("gpt2", True, True), ("mixtral", True, True), ("bart", False, False)):
+    for kind, positions, padding in (
+        ("llama", True, True),
+        ("gpt2", True, True),
+        ("mixtral", True, True),
+        ("bart", False, False),
+    ):
         config = CONFIG_MAPPING[kind](**build(kind)[0].config.to_dict())
         model = lively(AutoModelForCausalLM.from_config(config)).to(dtype)
         found = reading_of(model)

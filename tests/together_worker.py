@@ -24,7 +24,7 @@ from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
-from trl_ext import distributed, learning, maths
+from trl_ext import distributed, invariants, maths
 from trl_ext.ppo_options import Decoding
 
 
@@ -107,7 +107,7 @@ def verifiers():
 
 def main() -> None:
     torch.set_num_threads(1)
-    learning.MOST_GAP = {False: float("inf"), True: float("inf")}  # the server makes its log-probabilities up
+    invariants.MOST_GAP = {False: float("inf"), True: float("inf")}  # the server makes its log-probabilities up
     PartialState(cpu=True)
     folder = Path(sys.argv[1])
     found = {"rollouts": rollouts(folder), "verifiers": verifiers()}

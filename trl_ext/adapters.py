@@ -61,7 +61,7 @@ def check_adapters(model: Any, where: str) -> None:
             raise AdapterError(f"{where}: its adapter {name!r} cannot be used: {why}")
 
 
-def check_company(model: PeftModel, adapters: Sequence[str]) -> None:
+def check_company(model: Any, adapters: Sequence[str]) -> None:
     """Check that policies with these adapters of one base change nothing for each other.
 
     Raises:
@@ -116,7 +116,7 @@ def shared_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
 
 def base_parameters(model: Any) -> dict[str, nn.Parameter]:
     """Return the parameters that belong to no adapter, by the names that they have in the model without PEFT."""
-    return {name: p for name, p in _named_base(model, model.named_parameters())}
+    return dict(_named_base(model, model.named_parameters()))
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:
@@ -134,14 +134,14 @@ def _tuner_layers(model: nn.Module) -> Iterator[nn.Module]:
     return (m for m in model.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper))
 
 
-def _containers(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+def _containers(layer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the dictionaries of a tuner layer, or of a module that is trained whole, that have adapters for keys."""
     for name, child in layer.named_children():
         if isinstance(child, nn.ModuleDict | nn.ParameterDict) or type(child).__name__ == "BufferDict":
             yield name, child
 
 
-def _has(layer: nn.Module, adapter: str) -> bool:
+def _has(layer: Any, adapter: str) -> bool:
     return any(adapter in container for _, container in _containers(layer))
 
 
@@ -216,7 +216,7 @@ def settled(model: Any, adapter: str) -> Iterator[None]:
             options.init_lora_weights = before
 
 
-def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = False) -> None:
+def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) -> None:
     """Add an adapter ``name`` with the weights that ``source`` has now. The active adapter stays active.
 
     It is never initialised as ``source`` was, because that may change the base once more (:func:`changes_base`).
@@ -252,10 +252,10 @@ def copy_adapter(model: PeftModel, source: str, name: str, trainable: bool = Fal
     set_state(model, name, state)
     if not trainable:
         freeze(model, name)
-    model.set_adapter(active[0] if len(active) == 1 else active)  # type: ignore[arg-type]  # several may be active
+    model.set_adapter(active[0] if len(active) == 1 else active)
 
 
-def set_state(model: PeftModel, adapter: str, state: Mapping[str, Tensor]) -> None:
+def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:
     """Give an adapter copies of the tensors of ``state``, by the names of :func:`adapter_state`, in their precision.
 
     Tensors that are elsewhere (on the meta device) are left out.
@@ -282,7 +282,8 @@ def leave_meta(model: PeftModel, adapter: str) -> None:
     """Put the tensors of an adapter that are on the meta device on the CPU. They are 0 until they are loaded or received."""
     meta = {id(t) for t in adapter_state(model, adapter).values() if t.is_meta}
     for module in model.modules() if meta else ():
-        for held in (module._parameters, module._buffers):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for held in tables:
             for key, tensor in list(held.items()):
                 if tensor is not None and id(tensor) in meta:
                     value = torch.zeros_like(tensor, device="cpu")

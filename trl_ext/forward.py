@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from trl_ext import maths
 from trl_ext.prefix_tree import TreeLimits
@@ -109,12 +109,14 @@ class Reading:
     """How a model must be given what it reads, which short forwards have shown.
 
     ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``: what a
-    row computes does not depend on padding to its left, so that rows of different lengths can be sampled together.
+    row computes does not depend on padding to its left, so that rows of different lengths can be sampled together. ``cached``:
+    it goes on from a cache of keys and values.
     """
 
     positions: bool
     padding: bool
     first: int = 0
+    cached: bool = True
 
 
 _readings: WeakKeyDictionary = WeakKeyDictionary()
@@ -145,6 +147,20 @@ def _ask_reading(model: Any) -> Reading:
         found = trunk_of(model)(**given).last_hidden_state if headless else model(**given).logits
         return found[0, -1].float()
 
+    def continued(start: int | None) -> Tensor | None:
+        """The last token after the others are in a cache, or None if the model has no such cache."""
+        cache, places = DynamicCache(config=model.config), [] if start is None else [start + n for n in range(4)]
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        try:
+            for part, seen in ((slice(0, 3), 3), (slice(3, 4), 4)):
+                given = {"input_ids": [ids[part]], "attention_mask": [[1] * seen]}
+                given |= {"position_ids": [places[part]]} if places else {}
+                tensors = {name: torch.tensor(row, device=device) for name, row in given.items()}
+                output = model(**tensors, **options).logits
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return None
+        return output[0, -1].float()
+
     def padded(filler: int, start: int | None) -> Tensor:
         places = {} if start is None else {"position_ids": [[start + n for n in (0, 0, 0, 0, 1, 2, 3)]]}
         return read(input_ids=[[filler] * 3 + ids], attention_mask=[[0] * 3 + [1] * 4], **places)
@@ -157,7 +173,9 @@ def _ask_reading(model: Any) -> Reading:
         # half precision rounds a wider row otherwise, so that small effects of wrong positions would not show
         tolerance = 1e-4 if exact else 0.1
         padding = _close(row, padded(7, first), tolerance) and _close(plain, row, tolerance) and (exact or positions)
-    return Reading(positions, padding, first or 0)
+        after = None if headless else continued(first)
+        cached = after is not None and _close(plain, after, tolerance)
+    return Reading(positions, padding, first or 0, cached)
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
@@ -243,7 +261,11 @@ def read_actions(
 
     whole = chunk is None or len(read.index) <= chunk
     given, recorded = _arguments(base, read), [] if whole else trunks_of(base)
-    with _head_sees_only(head, read.input_ids.shape, read.index, compute=whole) as seen, _outputs_of(recorded) as made, autocast():
+    with (
+        _head_sees_only(head, read.input_ids.shape, read.index, compute=whole) as seen,
+        _outputs_of(recorded) as made,
+        autocast(),
+    ):
         output = model(**given).logits
     hidden = seen["hidden"]
     if whole:
@@ -332,9 +354,7 @@ def _read_states(model: Any, read: ToRead) -> Tensor:
 
 
 @contextmanager
-def _head_sees_only(
-    head: nn.Module, shape: torch.Size, index: Tensor, compute: bool
-) -> Iterator[dict[str, Tensor]]:
+def _head_sees_only(head: nn.Module, shape: torch.Size, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
     """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1, M, H].
 
     The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a

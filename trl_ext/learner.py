@@ -5,7 +5,6 @@ share one base model, each with its own adapter.
 """
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from trl_ext.adapters import (
     changes_base,
     check_adapters,
     copy_adapter,
+    set_state,
     shared_parameters,
     strays,
 )
@@ -48,7 +48,7 @@ from trl_ext.master_weights import HALF_PRECISION
 from trl_ext.metrics import Metrics
 from trl_ext.model_checks import check_causal, check_steps_all
 from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.randomness import first_difference, quiet
+from trl_ext.randomness import quiet
 from trl_ext.recomputation import recomputes, set_recomputation
 from trl_ext.replicated import Replicated
 from trl_ext.sharding import build_optimizer, strategy_of
@@ -56,21 +56,11 @@ from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, ToRead, placeholder
 from trl_ext.value_head import ValueHead
 
-logger = logging.getLogger(__name__)
-
 CRITICS = ("head", "adapter", "model", "central", "none")
-MOST_KL = {False: 1e-6, True: 5e-3}
-"""The largest ``approx_kl`` of a first minibatch, in float32 and (True) where forwards are rounded to half precision."""
-ROUNDED_KL = 0.05
-"""As above, where forwards are rounded and two forwards of the same rows are equal: rows are padded and dealt differently."""
 
 
 class NonFiniteError(UserError, RuntimeError):
     """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
-
-
-class ForwardsDiffer(UserError, RuntimeError):
-    """Two forwards of the same weights on the same tokens differ, so that ratios would not come from the weights alone."""
 
 
 @dataclass
@@ -175,7 +165,7 @@ class Learner:
         """How the processes hold ``reference``, if this is a separate model."""
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         self.checked = False
-        """Whether a second forward has shown that forwards of the same weights are equal (:meth:`check_unmoved`)."""
+        """Whether a second forward has shown that forwards of the same weights are equal (:mod:`trl_ext.invariants`)."""
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
@@ -307,10 +297,11 @@ class Learner:
                 others |= {id(p) for p in adapter_parameters(self.model, name).values()}
         parts = {"model": self.model, "value_model": self.value_model, "value_head": self.value_head}
         named = [(f"{part}.{n}", p) for part, m in parts.items() if m is not None for n, p in m.named_parameters()]
-        return {name: p for name, p in named if p.requires_grad and id(p) not in others}
+        with self.active():
+            return {name: p for name, p in named if p.requires_grad and id(p) not in others}
 
     def _parameter_groups(self) -> list[dict]:
-        policy = [p for p in self._policy_parameters().values() if p.requires_grad]
+        policy = [p for p in self.policy_parameters().values() if p.requires_grad]
         value_model, head = (
             [] if m is None else [p for p in m.parameters() if p.requires_grad]
             for m in (self.value_model, self.value_head)
@@ -330,9 +321,13 @@ class Learner:
         critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
         return [{"params": policy, "lr": self.learning_rate}, *critics]
 
-    def _policy_parameters(self) -> dict[str, nn.Parameter]:
+    def policy_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of the policy, whether they learn or not."""
-        return dict(self.model.named_parameters()) if self.adapter is None else adapter_parameters(self.model, self.adapter)
+        return (
+            dict(self.model.named_parameters())
+            if self.adapter is None
+            else adapter_parameters(self.model, self.adapter)
+        )
 
     def _critic_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while active."""
@@ -456,7 +451,7 @@ class Learner:
 
         This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
         forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update, whose
-        second forward is compared with it (:meth:`check_unmoved`). All processes call this together.
+        second forward is compared with it (:mod:`trl_ext.invariants`). All processes call this together.
 
         Returns:
             The mean entropy per sampled token, over all processes.
@@ -467,7 +462,7 @@ class Learner:
         """
         args = self.args
         self._check_vocabulary(rows)
-        parts = self._microbatches(rows, args.per_device_train_batch_size)
+        parts = self.microbatches(rows, args.per_device_train_batch_size)
         keep = (
             len(parts) == 1
             and self.checked
@@ -504,7 +499,7 @@ class Learner:
         holder = self.strategy if self.reference is None else self.frozen
         return holder.call(lambda: self.reference_logprobs(rows))
 
-    def _microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+    def microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
         index = torch.arange(len(rows)) if index is None else index
         return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
@@ -528,7 +523,7 @@ class Learner:
         device = rows.input_ids.device
         kept, self._kept_forward = self._kept_forward, None
         reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
-        parts = self._microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
+        parts = self.microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
             last = number + 1 == rounds
@@ -548,70 +543,9 @@ class Learner:
         return self.summed(found)
 
     @property
-    def rounds(self) -> bool:
-        """Return whether forwards are rounded to half precision."""
+    def rounded(self) -> bool:
+        """Whether forwards are rounded to half precision."""
         return self.mixed_precision or base_of(self.model).dtype in HALF_PRECISION
-
-    def check_unmoved(self, rows: TokenBatch, index: Tensor, measures: Metrics) -> None:
-        """Check in the first minibatch that this learner trains that ratios are 1 and the KL divergence from before is 0.
-
-        ``measures`` are what :meth:`accumulate` returned for the minibatch ``index`` of ``rows``, before any step. Dropout,
-        noise, and numbers of a row that depend on the rows beside it would show here. All processes call this together.
-
-        Raises:
-            ForwardsDiffer: they are not. The message names the first layer whose output differs between two forwards.
-        """
-        if self.checked:
-            return
-        self.checked = True
-        self._check_gradients(rows)
-        kl, ratio = measures["approx_kl"], measures["ratio"]
-        limit = MOST_KL[self.rounds]
-        if kl <= limit and (self.args.ratio != "token" or abs(ratio - 1) <= math.sqrt(2 * limit)):
-            return
-        parts = self._microbatches(rows, self.args.per_device_train_batch_size, index)
-        microbatch = rows.take(parts[0]) if parts else placeholder(rows.input_ids.device)
-        with self.active():
-            layer = first_difference(self.model, lambda: self.strategy.call(partial(self.forward, microbatch)))
-        layers = [name for name in distributed.all_gather(layer) if name is not None]
-        if not layers and self.rounds and kl <= ROUNDED_KL:
-            return  # rows were padded and dealt otherwise, which rounds otherwise
-        why = (
-            f"the output of {layers[0]!r} differs between two forwards of the same rows: it draws random numbers, or keeps a state; "
-            "set its dropout or noise to 0 in the model's configuration"
-            if layers
-            else "two forwards of the same rows are equal, so that the numbers of a row depend on the rows beside it or on its "
-            "padding; set per_device_train_batch_size: 1, or use another attn_implementation"
-        )
-        raise ForwardsDiffer(
-            f"policy {self.name!r}: before its first step the mean ratio of new and old probabilities is {ratio:.4g} and their KL "
-            f"divergence {kl:.2g}; expected 1 and 0 (at most {limit:g}): {why}"
-        )
-
-    def _check_gradients(self, rows: TokenBatch) -> None:
-        """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not.
-
-        Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
-
-        Raises:
-            ForwardsDiffer: it is not, so that training would change little or nothing.
-        """
-        if rows.critic_only or self.strategy.sharded or self.strategy.masters or distributed.size() > 1 or not len(rows):
-            return
-        named = {name: p for name, p in self._policy_parameters().items() if p.requires_grad}
-        lost = [name for name, parameter in named.items() if parameter.grad is None]
-        if lost and 2 * len(lost) <= len(named):
-            logger.warning(
-                "policy %r: %d of %d parameters got no gradient in the first minibatch, such as %r: the model does not use them for "
-                "text, or not through their layer, so they will not learn",
-                self.name, len(lost), len(named), lost[0],
-            )  # fmt: skip
-        if 2 * len(lost) > len(named):
-            raise ForwardsDiffer(
-                f"policy {self.name!r}: {len(lost)} of {len(named)} parameters got no gradient in the first minibatch, such as "
-                f"{lost[0]!r}, so they would never learn; {type(base_of(self.model)).__name__} does not train in evaluation mode, or "
-                "does not use them: train other modules, or use another model"
-            )
 
     def summed(self, found: Sequence[MicroBatch]) -> Metrics:
         """Return the statistics of a minibatch, summed over its micro-batches and all processes.
@@ -740,6 +674,8 @@ def _start_of(model: Any, adapter: str) -> str:
     name = f"{adapter}_start"
     if name not in model.peft_config:
         copy_adapter(model, adapter, name)
+    else:  # of an earlier run on the same model
+        set_state(model, name, adapter_state(model, adapter))
     return name
 
 

@@ -16,7 +16,8 @@ from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import Learners, Saving, save_policy
 from trl_ext.free_memory import free_bytes
 from trl_ext.frozen import Frozen
-from trl_ext.learner import ForwardsDiffer, Learner
+from trl_ext.invariants import check_samples, check_unmoved
+from trl_ext.learner import Learner
 from trl_ext.losses import engine_gap
 from trl_ext.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.model_memory import limit_microbatches
@@ -25,8 +26,6 @@ from trl_ext.replicated import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
 
 Result = TypeVar("Result")
-MOST_GAP = {False: 0.1, True: 0.3}
-"""The largest ``engine_gap`` of a first update, in nats a token, in float32 and (True) where forwards are rounded."""
 
 
 class Learning:
@@ -122,7 +121,8 @@ class Learning:
         central_norms: list[float] = []
         active = set(batches)  # learners that target_kl has not stopped
         if step == 0:
-            self._check_gaps(batches)
+            for name, gap in self._gaps.items():
+                check_samples(self.learners[name], batches.get(name), gap)
         for epoch in range(args.num_ppo_epochs):
             minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
             for number in range(args.num_mini_batches):
@@ -131,7 +131,7 @@ class Learning:
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
                     if epoch == number == 0:
-                        self.learners[name].check_unmoved(batches[name], indices[name], measures)
+                        check_unmoved(self.learners[name], batches[name], indices[name], measures)
                 # all gradients are computed before any weights change
                 norms = self._on_all_devices([[n] for n in stepping], lambda group: self.learners[group[0]].step())
                 for name, norm in zip(stepping, norms, strict=True):
@@ -154,29 +154,6 @@ class Learning:
         if central_norms:
             merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
         return merged, rate
-
-    def _check_gaps(self, batches: Mapping[str, TokenBatch]) -> None:
-        """Check that what samples and what learns agreed in the first update, whose tokens no other weights have sampled.
-
-        Sampling that leaves out the tail of a distribution makes all probabilities larger, and none smaller.
-
-        Raises:
-            ForwardsDiffer: they did not.
-        """
-        for name, (distance, difference) in self._gaps.items():
-            learner, drawn = self.learners[name], self.args.decoding
-            own = name in batches and not bool(batches[name].temperature.isnan().all())
-            smaller = (distance - difference) / 2  # the mean of what the trainer's log-probabilities are larger by
-            gap = smaller if drawn.top_p < 1 or drawn.top_k or own else distance
-            limit = MOST_GAP[learner.rounds]
-            if gap > limit:
-                who = f"policy {name!r}" + ("" if learner.adapter is None else f", adapter {learner.adapter!r}")
-                raise ForwardsDiffer(
-                    f"{who}: before any update, the log-probabilities of its tokens differ by {distance:.2g} nats a token between what "
-                    f"sampled them and what is trained (expected at most {limit}), so another policy would be trained than the one that "
-                    "speaks; use engine: transformers, whose samples come from the weights that are trained, or of a server check the model, "
-                    "the dtype and --logprobs-mode processed_logprobs"
-                )
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.

@@ -25,22 +25,26 @@ def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
     halves = [half for layer in layers for half in (layer.lora_A[adapter], layer.lora_B[adapter])]
     if not all(isinstance(half, nn.Linear) and half.bias is None for half in halves):
         return None
-    if not all(isinstance(layer.base_layer, nn.Linear | Conv1D) and not layer.lora_variant.get(adapter) for layer in layers):
+    if not all(
+        isinstance(layer.base_layer, nn.Linear | Conv1D) and not layer.lora_variant.get(adapter) for layer in layers
+    ):
         return None
     known = {id(half.weight) for half in halves}
     return layers if known and known == {id(p) for p in adapter_parameters(model, adapter).values()} else None
 
 
 def merges(model: Any, adapter: str | None) -> bool:
-    """Return whether :func:`merged` suits ``adapter``: it must be a LoRA of linear layers on float32 weights.
+    """Return whether :func:`merged` suits ``adapter``: it must be a LoRA of linear layers on weights that compute in float32.
 
-    In half precision the sums would be rounded. A weight of 1 has neighbours 0.004 away in bfloat16, so a small adapter
-    would vanish, and the samples would come from the base model. A weight that another module shares, such as that of a tied
+    In half precision, and in mixed precision, the sums would be rounded. A weight of 1 has neighbours 0.004 away in bfloat16,
+    so a small adapter would vanish, and the samples would come from the base model. A weight that another module shares, such as that of a tied
     head, would change there too. What both ways compute is compared once.
     """
     if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
         return False
     weights = [layer.base_layer.weight for layer in layers]
+    if torch.is_autocast_enabled(weights[0].device.type):
+        return False
     places = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     if any(weight.dtype != torch.float32 or places[id(weight)] > 1 for weight in weights):
         return False
@@ -49,7 +53,7 @@ def merges(model: Any, adapter: str | None) -> bool:
         with merged(model, adapter) as base:
             return base(input_ids=ids).logits
 
-    return agrees(model, (adapter,), "merged", compared)
+    return agrees(model, [adapter], "merged", compared)
 
 
 @contextmanager

@@ -38,10 +38,11 @@ def mixes(model: Any, adapter: str | None) -> bool:
 
     def compared(ids: Tensor) -> Tensor:
         with mixed(model, [adapter]) as choose:
-            choose([adapter] * len(ids))
-            return base(input_ids=ids).logits
+            choose(rows)
+            return base(input_ids=ids.expand(len(rows), -1)).logits
 
-    return agrees(model, (adapter,), "mixed", compared)
+    rows = [adapter, None, adapter]  # what belongs to a row must not depend on the rows beside it
+    return agrees(model, rows, "mixed", compared)
 
 
 class _Rows:
@@ -52,9 +53,9 @@ class _Rows:
         self.chosen: list[int] = []
         self.masks: dict[tuple, Tensor] = {}
 
-    def choose(self, adapters: Sequence[str]) -> None:
-        """Take the adapter of each row, [B]."""
-        chosen = [self.names.index(adapter) for adapter in adapters]
+    def choose(self, adapters: Sequence[str | None]) -> None:
+        """Take the adapter of each row, [B]. None is the base alone."""
+        chosen = [len(self.names) if adapter is None else self.names.index(adapter) for adapter in adapters]
         if chosen != self.chosen:
             self.chosen, self.masks = chosen, {}
 
@@ -65,12 +66,13 @@ class _Rows:
         """
         if parts not in self.masks:
             scales = torch.block_diag(*[torch.full((1, rank), scale) for rank, scale in parts])
+            scales = torch.cat([scales, torch.zeros(1, scales.shape[1])])  # the base alone
             self.masks[parts] = scales[self.chosen].unsqueeze(1).to(self.device)
         return self.masks[parts]
 
 
 @contextmanager
-def mixed(model: PeftModel, adapters: Collection[str]) -> Iterator[Callable[[Sequence[str]], None]]:
+def mixed(model: PeftModel, adapters: Collection[str]) -> Iterator[Callable[[Sequence[str | None]], None]]:
     """Let the base of ``model`` read rows of several ``adapters``, for which :func:`mixes` holds.
 
     This yields a function that takes the adapter of each row, [B]. It is called before the base reads other rows. The

@@ -5,8 +5,8 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import nn
 from peft import PeftModel
+from torch import nn
 from transformers import ProcessorMixin
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -17,9 +17,7 @@ from trl_ext.adapters import check_adapters
 from trl_ext.forward import base_of, trunk_of
 from trl_ext.randomness import evaluating
 
-
 REFUSED = {
-    "cpmant": "it puts prompt tokens of its own before each text, which its cache does not count",
     "prophetnet": "its head reads several streams of predictions, and not one state for each token",
     "reformer": "its backward pass needs training mode, in which dropout is on",
 }
@@ -49,7 +47,9 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         )
     check_adapters(model, where)
     if (why := REFUSED.get(base.config.model_type)) is not None:
-        raise ValueError(f"{where}: {type(base).__name__} is not supported, because {why}; use another causal language model")
+        raise ValueError(
+            f"{where}: {type(base).__name__} is not supported, because {why}; use another causal language model"
+        )
     if sees_later_tokens(model):
         raise ValueError(
             f"{where}: {type(base).__name__} sees the tokens that follow, so it has no probability of the next one; load a decoder "
@@ -129,18 +129,20 @@ def sees_later_tokens(model: Any) -> bool:
     """
     base = base_of(model)
     config, kind = base.config.get_text_config(), base.config.model_type
-    causal = getattr(config, "is_causal", None) is not False and not getattr(config, "use_bidirectional_attention", False)
+    causal = getattr(config, "is_causal", None) is not False and not getattr(
+        config, "use_bidirectional_attention", False
+    )
     if causal and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return False
     device = next(base.parameters()).device
     if device.type == "meta":
         return False
     with evaluating(base):
-        states = [
+        one, other = (
             trunk_of(base)(input_ids=torch.tensor([[1, 2, 3, last]], device=device)).last_hidden_state[:, :3].float()
             for last in (1, 2)
-        ]
-    return not torch.allclose(*states, atol=1e-3, rtol=1e-3)
+        )
+    return not torch.allclose(one, other, atol=1e-3, rtol=1e-3)
 
 
 def _check_generation(model: Any, where: str) -> None:

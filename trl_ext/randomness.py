@@ -14,28 +14,37 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-RANDOM = re.compile(r"drop|jitter|noise")
-"""What the names of probabilities of dropout and of amounts of noise have in common, in modules and in configurations."""
+DROPOUT, RANDOM = re.compile("drop"), re.compile("drop|jitter|noise")
+"""What the names of probabilities of dropout, and of these and amounts of noise, have in common, in modules and configurations.
+
+Some routers of experts compare with their amount of jitter in evaluation mode too, so that it is a part of the model there.
+"""
 
 
 def quiet(model: nn.Module) -> None:
     """Turn off all randomness in the forward of a model, and leave on the recomputation of activations.
 
     Every module is put into evaluation mode, except those that recompute activations, which transformers does in training
-    mode only. Probabilities of dropout and amounts of noise become 0, whatever they are called. The configuration that is
-    saved with the model keeps its values.
+    mode only. Their amounts of noise become 0, and all probabilities of dropout, whatever they are called. The configuration
+    that is saved with the model keeps its values.
     """
     model.eval()
     quieted: dict[int, Any] = {}
     for module in model.modules():
         module.training = bool(getattr(module, "gradient_checkpointing", False))
+        acts = RANDOM if module.training else DROPOUT
         for name, value in list(vars(module).items()):
-            if RANDOM.search(name) and type(value) is float and value:
+            if acts.search(name) and type(value) is float and value:
                 setattr(module, name, 0.0)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0  # some have a whole number, 1
         config = vars(module).get("config")
-        if module.training and config is not None and not isinstance(module, PreTrainedModel) and _random_options(config):
+        if (
+            module.training
+            and config is not None
+            and not isinstance(module, PreTrainedModel)
+            and _random_options(config)
+        ):
             # some layers read their configuration in every forward
             module.config = quieted.setdefault(id(config), _quiet_config(config))
 

@@ -61,6 +61,7 @@ def sample(
         seed = int(torch.randint(2**62, (1,)))
         keys = [(seed, row) for row in range(len(prompts))]
     plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
+    plain = plain if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if own is None else own

@@ -269,7 +269,6 @@ class TokenBatch:
         first = layout.row[:, 0].tolist()
         return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
 
-
     def by_length(self, regimes: Sequence[int]) -> list[tuple["TokenBatch", Tensor]]:
         """Return the rows in parts that a model reads by the same angles, and the place of each part's tokens among the M.
 
@@ -277,7 +276,6 @@ class TokenBatch:
         the part of n. A row that goes on beyond a length is in two parts, and in the first it ends there. The parts are for
         reading only: their other columns are as wide as before.
         """
-        row, column = self.sampled_on_host
         column = self.sampled_on_host[1].numpy()
         part = np.searchsorted(regimes, column)
         first, lengths, found = np.asarray(self.first), np.asarray(self.tree.lengths), []
@@ -292,7 +290,9 @@ class TokenBatch:
                 shared=[min(shared, int(end.max())) for shared in rows.tree.shared],
             )
             width = int(end[index].max())
-            rows = replace(rows, tree=tree, first=start[index].tolist(), input_ids=rows.input_ids[:, :width], critic=None)
+            rows = replace(
+                rows, tree=tree, first=start[index].tolist(), input_ids=rows.input_ids[:, :width], critic=None
+            )
             found.append((rows, torch.from_numpy(np.flatnonzero(part == number)).to(rows.input_ids.device)))
         return found
 

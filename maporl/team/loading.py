@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from huggingface_hub import constants
 from peft import LoraConfig, PeftModel
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,

@@ -15,12 +15,12 @@ from maporl.decoding import TeamSampling
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
+from trl_ext.adapters import adapter_parameters, check_company
 from trl_ext.central_critic import CentralCritic
 from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of
 from trl_ext.learner import Learner, starting_point
-from trl_ext.adapters import adapter_parameters, check_company
 from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config

@@ -1,6 +1,7 @@
 """Check that vLLM has the tokenizer and the weights of the policies that it answers for."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -72,7 +73,7 @@ def check_served(policies: Sequence[Policy]) -> None:
     for policy in policies:
         if policy.adapter is None or not isinstance(policy.model, PeftModel):
             continue
-        config = policy.model.peft_config[policy.adapter]
+        config: Any = policy.model.peft_config[policy.adapter]
         if changes_base(config):
             why = f"its initialisation (init_lora_weights={config.init_lora_weights!r}) has changed the base, which a server has unchanged"
         elif matrices(policy.model, policy.adapter) is None:

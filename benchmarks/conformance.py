@@ -1,23 +1,34 @@
-"""One cell of the conformance sweep: a tiny model of an architecture, an adapter, a critic and the ways to read and sample.
+"""Train a tiny model of every causal architecture of transformers, each with an adapter, a critic and ways to read and sample.
 
-An update at learning rate 0 must have ratio 1, KL 0 and engine gap 0, and give every trainable parameter a gradient. After two
-updates at a real rate every trainable parameter has moved, and what is saved and loaded again computes the same.
+    python benchmarks/conformance.py                # all, into benchmarks/results/conformance.json and docs/models.md
+    python benchmarks/conformance.py llama mixtral  # only these; the file keeps what was found of the others
+    python benchmarks/conformance.py --page         # only write the page again
+
+The options are dealt so that every one meets every other one (a Latin square). An update at learning rate 0 must have ratio 1,
+KL 0 and engine gap 0, and give every trainable parameter a gradient, if a plain forward of the same rows gives it one. After two
+updates at a real rate all these have moved, and what is saved and loaded again computes the same.
 """
 
+import argparse
 import contextlib
 import io
+import json
+import platform
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
 
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
@@ -50,27 +61,35 @@ EXPERTS = {
 }  # fmt: skip
 
 MORE: dict[str, dict[str, Any]] = {
-    **{
-        kind: DECODER
-        for kind in (
-            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
-            "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
-        )
-    },
-    **{
-        kind: SEQ2SEQ
-        for kind in (
-            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "trocr",
-            "whisper",
-        )
-    },
-    **{kind: MLA for kind in ("axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu")},
-    **{kind: MLA | EXPERTS for kind in ("axk1", "deepseek_v2", "dots3_note_text")},
-    **{kind: EXPERTS for kind in ("hy_v4", "mixtral", "qwen3_moe", "gpt_oss", "solar_open")},
+    **dict.fromkeys(
+        (
+            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+            "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
+        ), DECODER
+    ),
+    **dict.fromkeys(
+        (
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+            "trocr", "whisper",
+        ), SEQ2SEQ
+    ),
+    **dict.fromkeys(
+        (
+            "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu",
+        ), MLA
+    ),
+    **dict.fromkeys(("axk1", "deepseek_v2", "dots3_note_text"), MLA | EXPERTS),
+    **dict.fromkeys(
+        (
+            "afmoe", "deepseek_v4", "exaone_moe", "glm4_moe", "gpt_oss", "hy_v3", "hy_v4", "laguna", "mellum",
+            "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "solar_open",
+        ), EXPERTS
+    ),
+    "inkling2_text": {**EXPERTS, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8},
+    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2},
     "bailing_hybrid": MLA | LINEAR,
     "longcat_flash": {**MLA, **EXPERTS, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 64, "moe_topk": 2, "head_dim": 8,
                       "zero_expert_num": 1},
-    "inkling_text": EXPERTS | LINEAR,
     "qwen3_next": EXPERTS | LINEAR,
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "kolibri1": {**EXPERTS, "layer_types": ["full_attention", "sliding_attention"]},
@@ -80,6 +99,10 @@ MORE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 4, "head_dim": None},
     "gptj": {"rotary_dim": 4, "head_dim": None},
     "falcon": {"head_dim": None},
+    "kimi_linear": MLA | EXPERTS | LINEAR,
+    "gemma4_text": {**EXPERTS, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40, "num_kv_shared_layers": 0,
+                    "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8},
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "head_dim": None},
     "dots1": {**EXPERTS, "layer_types": ["full_attention", "sliding_attention"]},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8,
@@ -137,12 +160,17 @@ METHODS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "RandLoRA": ("RandLoraConfig", {"r": 4}),
     "MiSS": ("MissConfig", {"r": 4}),
     "LayerNorm tuning": ("LNTuningConfig", {"target_modules": "norms"}),
-    "trainable tokens": ("TrainableTokensConfig", {"token_indices": list(range(3, 15)), "target_modules": "embeddings"}),
+    "trainable tokens": (
+        "TrainableTokensConfig",
+        {"token_indices": list(range(3, 15)), "target_modules": "embeddings"},
+    ),
 }
 """The adapters of the sweep by name: PEFT's class and its options. Where ``target_modules`` is not given it is all linear layers."""
 
 NO_CHECKPOINTING = ("ctrl", "jetmoe", "xlm", "openai-gpt", "cpmant")
 """Architectures that transformers cannot recompute."""
+CONV1D = ("LoraConfig", "AdaLoraConfig", "IA3Config", "VeraConfig")
+"""The options of PEFT that know the linear layers of GPT-2, whose weights are transposed."""
 CRITICS = ("head", "adapter", "model", "none")
 PATHS = ("own", "mixed", "plain")
 """How completions are sampled: as the trainer does (merged where that suits), in a batch of several adapters, or as it is."""
@@ -161,7 +189,9 @@ class Cell:
 
     def __str__(self) -> str:
         chunk = "" if self.chunk is None else f", logits_chunk {self.chunk}"
-        return f"{self.method}, critic {self.critic}{chunk}{', checkpointing' * self.checkpointing}, sampled {self.path}"
+        return (
+            f"{self.method}, critic {self.critic}{chunk}{', checkpointing' * self.checkpointing}, sampled {self.path}"
+        )
 
 
 def architectures() -> list[str]:
@@ -217,11 +247,17 @@ def adapted(model: Any, method: str) -> Any:
     options = dict(options)
     embedding, head = ({n for n, m in model.named_modules() if m is found} for found in
                        (model.get_input_embeddings(), model.get_output_embeddings()))  # fmt: skip
-    kinds = ("Linear", "Conv1D") if name in ("LoraConfig", "AdaLoraConfig", "IA3Config", "VeraConfig") else ("Linear",)
-    mamba = ("out_proj", "conv1d", "dt_proj") if "mamba" in model.config.model_type or "nemotron_h" in model.config.model_type else ()
-    linear = [n for n, m in model.named_modules() if type(m).__name__ in kinds and n not in head]
+    kinds = (torch.nn.Linear, Conv1D) if name in CONV1D else (torch.nn.Linear,)
+    mamba = (
+        ("out_proj", "conv1d", "dt_proj")
+        if "mamba" in model.config.model_type or "nemotron_h" in model.config.model_type
+        else ()
+    )
+    linear = [n for n, m in model.named_modules() if isinstance(m, kinds) and n not in head]
     linear = [n for n in linear if n.rpartition(".")[2] not in mamba]  # PEFT refuses these
-    norms = [n for n, m in model.named_modules() if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None]
+    norms = [
+        n for n, m in model.named_modules() if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
+    ]
     wanted = options.get("target_modules")
     options["target_modules"] = {
         None: linear, "embeddings too": [*linear, *embedding], "the head too": [*linear, *head], "norms": norms,
@@ -253,6 +289,16 @@ def shake(model: Any) -> None:
 
 RATES = {"RandLoRA": 1e-5}
 """Learning rates of methods whose parameters are multiplied by large numbers. Others have 0.01."""
+
+
+def check_plain(model: Any) -> None:
+    """Check that PEFT has something to train in a model, and that PEFT's own forward of it works."""
+    if not adapter_parameters(model, "default"):
+        raise Unbuilt("PEFT: nothing of this model is trained by it")
+    try:
+        model(input_ids=torch.tensor([[3, 4, 5]]))
+    except Exception as error:
+        raise Unbuilt(f"PEFT: {type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
 
 
 class Way(Sampler):
@@ -334,7 +380,8 @@ def unmoved(cell: Cell, folder: Path, noise: bool) -> list[str]:
     if noise:
         trained = {n for n, p in learner.model.named_parameters() if p.requires_grad}
         with learner.active() as base:
-            lost = trained - learnt - {n for n in trained if n.endswith(tuple(unused(base, read[0].input_ids, read[0].tree.lengths)))}
+            idle = tuple(unused(base, read[0].input_ids, read[0].tree.lengths))
+        lost = {name for name in trained - learnt if not name.endswith(idle)}
         faults += [f"{len(lost)} parameters without a gradient, such as {min(lost)}"] if lost else []
     return faults
 
@@ -363,7 +410,8 @@ def moved(cell: Cell, folder: Path) -> list[str]:
     still = {n for n, p in named.items() if torch.equal(p, before[n])}
     if still:
         with learner.active() as base:
-            still -= {n for n in still if n.endswith(tuple(unused(base, read[-1].input_ids, read[-1].tree.lengths)))}
+            idle = tuple(unused(base, read[-1].input_ids, read[-1].tree.lengths))
+        still = {name for name in still if not name.endswith(idle)}
     faults = [f"{len(still)} parameters never moved, such as {min(still)}"] if still else []
     trainer.save_model(str(folder / "saved"))
     if cell.method == "all weights":
@@ -391,12 +439,12 @@ def conform(cell: Cell) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder, silence():
         try:
             model, _ = build(cell.architecture)
-            ids = torch.tensor([[3, 4, 5]])
-            with torch.no_grad():
-                model(input_ids=ids)
+            model.generate(
+                input_ids=torch.tensor([[3, 4, 5]]), max_new_tokens=2, do_sample=False
+            )  # as transformers does
             model = adapted(model, cell.method)
-            if cell.method != "all weights" and not adapter_parameters(model, "default"):
-                raise Unbuilt("PEFT: nothing of this model is trained by it")
+            if cell.method != "all weights":
+                check_plain(model)
             del model
         except Unbuilt as error:
             return "unbuilt", str(error)
@@ -407,7 +455,124 @@ def conform(cell: Cell) -> tuple[str, str]:
             faults += unmoved(cell, Path(folder) / "noise", noise=True)
             faults += moved(cell, Path(folder) / "moved")
         except ValueError as error:
-            return ("refused" if "the package" not in str(error) else "fails"), " ".join(str(error).split())[:200]
+            return "refused", " ".join(str(error).replace(folder, "FOLDER").split())[:250]
         except Exception as error:
             return "fails", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ("fails", "; ".join(faults)) if faults else ("checked", "")
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks/results/conformance.json", ROOT / "docs/models.md"
+
+HEAD = """# Models and adapters
+
+<!-- written by benchmarks/conformance.py -->
+
+Any causal language model of transformers can be a policy, with all weights or an adapter of PEFT. What cannot be trained as a plain
+forward says is refused in one sentence, before the first update. This page says what was tried.
+
+`python benchmarks/conformance.py` builds a tiny model of every causal architecture of transformers {transformers} and trains it with PEFT
+{peft}: one update at learning rate 0, again with noise on the adapter, and two updates at a real rate. It asks that
+
+- the ratio of a first minibatch is 1, and the KL divergence from before and from the reference 0;
+- sampled and trained log-probabilities are equal (`engine_gap` 0), whichever way the adapter is run in rollouts;
+- every trainable parameter has a gradient and moves, if a plain forward of the same rows gives it one;
+- what is saved and loaded again computes the same logits.
+
+Each architecture is tried in one combination of adapter, critic, `logits_chunk`, gradient checkpointing and way to sample. The combinations
+are dealt so that every option meets every other one. `make test` tries a dozen of them, and `make test-slow` all. The models are tiny and
+random, in float32 on a CPU: this says that the numbers are right, and nothing of speed, memory or half precision.
+
+Last run: {date}, {machine}, torch {torch}. Of {total} architectures {checked} were checked and {refused} refused. {unbuilt} could not be built
+tiny or have images or sound, and were not tried. They are checked at the start of a run like all others (below).
+
+## What is checked in every run
+
+- An adapter that works only through PEFT's own forward is refused: virtual tokens before the prompt (prompt tuning, prefix tuning,
+  p-tuning, CPT), adaption prompts, X-LoRA, Poly, activated LoRA, and models with mixed adapters.
+- Everything that requires a gradient is trained, or named. A parameter that belongs to no adapter is an error, because PEFT would not save it.
+- All modules are in evaluation mode while they are trained. Only what recomputes activations is in training mode, alone. Dropout and noise
+  are 0 there too, whatever they are called.
+- In its first minibatch a learner's ratios must be 1 and its KL divergence 0, to 1e-6 in float32 and 5e-3 in half precision. Otherwise the
+  run ends with the name of the first layer whose output differs between two forwards.
+- In the first update, samples and training must agree: `engine_gap` is at most 0.1 nats a token, or 0.3 in half precision.
+- An adapter is merged into its weights, or answers in one batch with others, only if it consists of the two matrices of linear layers, and if
+  both ways give the same logits with noise on it. Otherwise it is run as it is. vLLM gets such adapters only.
+- Positions and padding are counted as the model counts them, which a few short forwards show. Where padding would count, only prompts of
+  one length are sampled together.
+- With `longrope`, a token is read by the angles for what precedes it. Rows beyond the length are read apart, and a cache is dropped there.
+  "Dynamic" angles are refused beyond the context.
+- Adapters whose initialisation changes the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA), and those that train biases of it, need a base of their
+  own. Their reference is a copy of the adapter, or of the model, and not the base with the adapter off.
+
+AdaLoRA trains at its initial ranks, because nothing calls its `update_and_allocate`.
+
+## Adapters
+
+{methods}
+
+## Architectures
+
+{architectures}
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page that shows the results."""
+    rows = found["cells"]
+    built = [row for row in rows if row["outcome"] != "unbuilt"]
+    methods = ["| adapter | checked with | refused with |", "|---|---|---|"]
+    for method in METHODS:
+        by = {
+            o: [r["architecture"] for r in built if r["method"] == method and r["outcome"] == o]
+            for o in ("checked", "refused")
+        }
+        methods.append(f"| {method} | {', '.join(by['checked']) or '-'} | {', '.join(by['refused']) or '-'} |")
+    table = ["| architecture | tried with | |", "|---|---|---|"]
+    for row in built:
+        what = row["outcome"] if row["outcome"] == "checked" else f"{row['outcome']}: {row['reason']}"
+        table.append(f"| {row['architecture']} | {_told(row)} | {what.replace('|', '/')} |")
+    left = ", ".join(row["architecture"] for row in rows if row["outcome"] == "unbuilt")
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("checked", "refused", "unbuilt")}
+    return HEAD.format(
+        **found["versions"], date=found["date"], machine=found["machine"], total=len(rows), **counts, methods="\n".join(methods),
+        architectures="\n".join(table) + f"\n\nNot tried: {left}.",
+    )  # fmt: skip
+
+
+def _told(row: dict[str, Any]) -> str:
+    return str(Cell(**{key: value for key, value in row.items() if key not in ("outcome", "reason")}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architectures", nargs="*", help="the architectures to try; default: all")
+    parser.add_argument("--page", action="store_true", help="only write docs/models.md again")
+    options = parser.parse_args()
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cells": []}
+    if not options.page:
+        logging.set_verbosity_error()
+        torch.set_num_threads(1)
+        known = {row["architecture"]: row for row in found["cells"]}
+        for cell in cells(architectures()):
+            if cell.architecture in options.architectures or not options.architectures:
+                start = time.time()
+                cell, outcome, reason = tried(cell)
+                print(
+                    f"{cell.architecture:24s} {outcome:8s} {time.time() - start:6.1f} s  {cell}  {reason}", flush=True
+                )
+                known[cell.architecture] = {**asdict(cell), "outcome": outcome, "reason": reason}
+                found = {
+                    "date": time.strftime("%Y-%m-%d"),
+                    "machine": f"one core of {platform.machine()}",
+                    "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
+                    "cells": [known[kind] for kind in architectures() if kind in known],
+                }
+                RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""No dropout, no noise: a first minibatch has ratio 1 and KL 0, or a run ends with the name of the layer that differs."""
+
+import copy
+
+import pytest
+import torch
+from conformance import build
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn.functional import dropout
+from transformers import BertConfig, BertForSequenceClassification
+
+from trl_ext import Learner, PPOv2Config, PPOv2Trainer
+from trl_ext.invariants import ForwardsDiffer
+from trl_ext.randomness import evaluating, first_difference, quiet
+from trl_ext.recomputation import recomputes
+from trl_ext.sampler import OwnWeights
+from trl_ext.sampling import generate
+from trl_ext.sampling_options import Sampled, Sampling
+
+
+def reward(prompts, completions, completion_ids, **columns):
+    return [sum(i % 5 for i in ids) / len(ids) for ids in completion_ids]
+
+
+def trainer_of(model, tokenizer, tmp_path, sampler=None, value_model=None, **more):
+    given = {
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "total_episodes": 8, "response_length": 6,
+        "learning_rate": 0.0, "num_ppo_epochs": 1, "temperature": 1.0,
+    }  # fmt: skip
+    args = PPOv2Config(output_dir=str(tmp_path), report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, seed=3,
+                       num_sample_generations=0, stop_token="none", **{**given, **more})  # fmt: skip
+    rows = [{"prompt": f"{n}+1="} for n in range(8)]
+    return PPOv2Trainer(
+        args, tokenizer, model, train_dataset=rows, reward_funcs=reward, sampler=sampler, value_model=value_model
+    )
+
+
+RANDOM = {
+    "llama": {"attention_dropout": 0.1},
+    "seed_oss": {"residual_dropout": 0.1, "attention_dropout": 0.1},
+    "gpt_bigcode": {"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "bloom": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "falcon": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "phimoe": {"router_jitter_noise": 0.1, "input_jitter_noise": 0.1},
+    "opt": {"layerdrop": 0.5, "dropout": 0.1},
+    "bart": {"decoder_layerdrop": 0.5, "dropout": 0.1, "activation_dropout": 0.1},
+    "jamba": {"attention_dropout": 0.1},
+    "gptj": {"attn_pdrop": 0.1, "resid_pdrop": 0.1},
+}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", list(RANDOM))
+def test_whatever_randomness_is_called_it_is_off_while_a_model_is_trained(kind, checkpointing, tmp_path, monkeypatch):
+    monkeypatch.setitem(build.__globals__["MORE"], kind, {**build.__globals__["MORE"].get(kind, {}), **RANDOM[kind]})
+    model, tokenizer = build(kind)
+    options = {name: getattr(model.config, name) for name in RANDOM[kind]}
+    trainer = trainer_of(model.train(), tokenizer, tmp_path, gradient_checkpointing=checkpointing, num_mini_batches=2)
+    learner, seen = trainer.learners["policy"], []
+    accumulate = learner.accumulate
+    learner.accumulate = lambda rows, index: (seen.append(accumulate(rows, index)), seen[-1])[1]
+    trainer.train()
+    assert [measures["ratio"] for measures in seen] == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert max(measures["approx_kl"] for measures in seen) < 1e-8
+    assert recomputes(model) == checkpointing
+    assert {name: getattr(model.config, name) for name in RANDOM[kind]} == options, "what is saved with the model stays"
+
+
+def test_layers_recompute_in_training_mode_and_all_that_they_hold_is_in_evaluation_mode(tmp_path):
+    model, tokenizer = build("llama")
+    trainer_of(model, tokenizer, tmp_path, gradient_checkpointing=True)
+    modes = {type(module).__name__: module.training for module in model.modules()}
+    assert modes["LlamaDecoderLayer"] and not modes["LlamaAttention"] and not modes["LlamaMLP"] and not modes["Linear"]
+
+
+def test_a_critics_own_adapter_has_no_dropout(tmp_path):
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], lora_dropout=0.5, task_type="CAUSAL_LM"))
+    Learner("p", model, tokenizer, PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True), critic="adapter")
+    dropouts = {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    assert any("default_critic" in name for name in dropouts)
+    assert all(m.p == 0.0 and not m.training for m in dropouts.values())
+
+
+class Noisy(nn.Module):
+    """A layer of a stranger's model that draws random numbers in evaluation mode too."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments, **options):
+        return dropout(self.inner(*arguments, **options), 0.2, training=True)
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_randomness_that_stays_on_ends_the_run_before_the_first_step_with_the_layers_name(rows, tmp_path):
+    model, tokenizer = build("llama")
+    model.model.layers[1].mlp = Noisy(model.model.layers[1].mlp)
+    before = copy.deepcopy(model.state_dict())
+    trainer = trainer_of(model, tokenizer, tmp_path, OwnWeights(), learning_rate=1e-2, per_device_train_batch_size=rows,
+                         gradient_accumulation_steps=8 // rows)  # fmt: skip
+    sample = trainer._sampler.sample
+    trainer._sampler.sample = lambda *given: [
+        Sampled(row.ids, None) for row in sample(*given)
+    ]  # it does not say what it drew
+    with pytest.raises(
+        ForwardsDiffer, match=r"before its first step the mean ratio .* expected 1 and 0 .*'model.layers.1.mlp' differs"
+    ):
+        trainer.train()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_the_first_layer_that_differs_is_the_innermost_that_draws():
+    model, _ = build("llama")
+    ids = torch.tensor([[3, 4, 5]])
+    assert first_difference(model, lambda: model(input_ids=ids)) is None
+    model.model.layers[0].self_attn.v_proj = Noisy(model.model.layers[0].self_attn.v_proj)
+    assert first_difference(model, lambda: model(input_ids=ids)) == "model.layers.0.self_attn.v_proj"
+
+
+class Neighbours(nn.Module):
+    """A layer whose output for a row depends on the other rows."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden, *arguments, **options):
+        output = self.inner(hidden, *arguments, **options)
+        return output + (hidden.mean() if len(hidden) > 2 else 0.0)
+
+
+def test_numbers_that_depend_on_the_rows_beside_are_an_error_that_says_so(tmp_path):
+    model, tokenizer = build("llama")
+    model.model.layers[1].mlp = Neighbours(model.model.layers[1].mlp)
+    trainer = trainer_of(model, tokenizer, tmp_path, num_mini_batches=4)
+    sample = trainer._sampler.sample
+    trainer._sampler.sample = lambda *given: [Sampled(row.ids, None) for row in sample(*given)]
+    with pytest.raises(
+        ForwardsDiffer, match=r"the numbers of a row depend on the rows beside it.*per_device_train_batch_size: 1"
+    ):
+        trainer.train()
+
+
+class Elsewhere(OwnWeights):
+    """Samples from a model that is not the one that is trained, and says so honestly."""
+
+    def attach(self, learner, args):
+        super().attach(learner, args)
+        self.other = copy.deepcopy(learner.model)
+        with torch.no_grad():
+            self.other.get_output_embeddings().weight.mul_(3)
+
+    def sample(self, prompts, sampling, keys):
+        from trl_ext.sampling import sample
+
+        return sample(self.other, prompts, sampling, keys)
+
+
+def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"), adapter_name="ann")
+    with pytest.raises(
+        ForwardsDiffer, match=r"policy 'policy', adapter 'ann': before any update, the log-probabilities .* at most 0.1"
+    ):
+        trainer_of(model, tokenizer, tmp_path, Elsewhere()).train()
+
+
+def test_leaving_out_the_tail_of_a_distribution_is_no_other_policy(tmp_path):
+    model, tokenizer = build("llama")
+    metrics = trainer_of(model, tokenizer, tmp_path, top_k=2).train()
+    assert metrics["policy/engine_gap"] > 0.1
+
+
+def test_most_parameters_without_a_gradient_are_an_error(tmp_path):
+    model, tokenizer = build("llama")
+    plain = model.model.forward
+
+    def cut(*arguments, **options):
+        output = plain(*arguments, **options)
+        output.last_hidden_state = output.last_hidden_state.detach()
+        return output
+
+    model.model.forward = cut
+    with pytest.raises(ForwardsDiffer, match=r"\d+ of \d+ parameters got no gradient in the first minibatch"):
+        trainer_of(model, tokenizer, tmp_path).train()
+
+
+def test_some_parameters_without_a_gradient_are_named(tmp_path, caplog):
+    model, tokenizer = build("mamba")  # it reads the weight of dt_proj itself, so that an adapter of it does nothing
+    model = get_peft_model(model, LoraConfig(target_modules=["x_proj", "in_proj", "dt_proj"], task_type="CAUSAL_LM"))
+    trainer_of(model, tokenizer, tmp_path).train()
+    assert "4 of 12 parameters got no gradient in the first minibatch" in caplog.text and "dt_proj" in caplog.text
+
+
+# -- what the user has set stays ----------------------------------------------------------------------------------
+
+
+def test_sampling_gives_every_module_its_own_mode_back():
+    model, _ = build("llama")
+    model.train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    generate(model, [[3, 4]], Sampling(2, 0.0))
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(RuntimeError, match="inside"), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError("inside")
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_options_of_recomputation_stay_through_sampling(reentrant, tmp_path):
+    model, tokenizer = build("llama")
+    trainer = trainer_of(model, tokenizer, tmp_path, gradient_checkpointing=True,
+                         gradient_checkpointing_kwargs={"use_reentrant": reentrant})  # fmt: skip
+    trainer.train()
+    assert model.model.layers[0]._gradient_checkpointing_func.keywords == {"use_reentrant": reentrant}
+
+
+def test_a_user_who_turned_recomputation_on_by_hand_keeps_it(tmp_path):
+    model, tokenizer = build("llama")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    called = []
+    checkpoint = model.model.layers[0]._gradient_checkpointing_func
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = lambda *given: (called.append(1), checkpoint(*given))[1]
+    trainer_of(model, tokenizer, tmp_path).train()
+    assert called
+
+
+def test_a_generation_configuration_that_cannot_be_saved_is_found_out_at_the_start(tmp_path):
+    model, tokenizer = build("llama")
+    model.generation_config.do_sample, model.generation_config.temperature = False, 0.7
+    with pytest.raises(
+        ValueError, match=r"model: its generation configuration could not be saved with it: .*temperature"
+    ):
+        trainer_of(model, tokenizer, tmp_path)
+    model.generation_config.do_sample = True
+    trainer = trainer_of(model, tokenizer, tmp_path)
+    trainer.train()
+    assert model.generation_config.temperature == 0.7 and model.generation_config.do_sample
+    trainer.save_model(str(tmp_path / "saved"))
+
+
+def test_an_encoder_is_no_critic_and_no_policy(tmp_path):
+    model, tokenizer = build("llama")
+    config = BertConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=1
+    )
+    with pytest.raises(
+        ValueError, match=r"value_model: BertForSequenceClassification sees the tokens that follow.*load a decoder"
+    ):
+        trainer_of(model, tokenizer, tmp_path, value_model=BertForSequenceClassification(config))
+    from transformers import BertLMHeadModel
+
+    with pytest.raises(ValueError, match=r"model: BertLMHeadModel sees the tokens that follow.*is_decoder=True"):
+        trainer_of(BertLMHeadModel(config), tokenizer, tmp_path)
+
+
+def test_quiet_counts_probabilities_that_are_no_fractions():
+    model = nn.Sequential(nn.Dropout(1), nn.Linear(2, 2))
+    model[1].droppath_rate, model[1].drop_last, model[1].jitter_noise = 0.5, True, 0.01
+    quiet(model)
+    assert (model[0].p, model[1].droppath_rate, model[1].drop_last) == (0.0, 0.0, True)
+    assert model[1].jitter_noise == 0.01, "in evaluation mode routers compare with it, without drawing"

@@ -1,0 +1,102 @@
+"""What a policy reads of a row is the row: special tokens once, padding by its mask, and no keys that Arrow has filled in."""
+
+import logging
+
+import pytest
+from conformance import build
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
+
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.plain_text import encode_text, special_ends
+from trl_ext.prompts import read_prompt, without_nones
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+def tokenizer_with(bos=True, eos=False, template=None, pad="<pad>"):
+    """A tokenizer of bytes that puts BOS before a text and EOS behind it, as it is told."""
+    words = ["<pad>", "<s>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    raw = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[], unk_token="<unk>"))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(words[:4])
+    single = "<s> " * bos + "$A" + " </s>" * eos
+    raw.post_processor = processors.TemplateProcessing(
+        single=single, pair=single + " $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": pad, "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=raw, chat_template=template, **names)
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "ends"), [(1, 0, ([1], [])), (1, 1, ([1], [2])), (0, 1, ([], [2])), (0, 0, ([], []))]
+)
+def test_a_text_begins_with_bos_once_and_never_ends_with_eos(bos, eos, ends):
+    tokenizer = tokenizer_with(bos, eos, TEMPLATE)
+    assert special_ends(tokenizer) == ends
+    hi = tokenizer.encode("hi", add_special_tokens=False)
+    assert len(hi) == 2
+    assert read_prompt({"prompt": "hi"}, tokenizer).ids == [*ends[0], *hi]
+    assert encode_text(tokenizer, "hi") == tokenizer.encode("hi") == [*ends[0], *hi, *ends[1]]
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    ids = read_prompt({"prompt": rendered}, tokenizer).ids
+    assert ids == tokenizer.encode(rendered, add_special_tokens=False)
+    assert ids.count(1) == 1 and ids[0] == 1 and ids[-1] != 2
+
+
+def test_words_of_a_text_that_spell_control_tokens_are_words_between_its_ends():
+    tokenizer = tokenizer_with(eos=True)
+    ids = encode_text(tokenizer, "a</s>b")
+    assert ids[0] == 1 and ids[-1] == 2 and ids.count(2) == 1
+    assert tokenizer.decode(ids[1:-1]) == "a</s>b"
+
+
+@pytest.mark.parametrize(
+    ("row", "pad", "expected"),
+    [
+        ({"input_ids": [1, 10, 3, 11], "attention_mask": [1, 1, 1, 1]}, "<unk>", [1, 10, 3, 11]),
+        ({"input_ids": [1, 10, 0, 11], "attention_mask": [1, 1, 1, 1]}, "<pad>", [1, 10, 0, 11]),
+        ({"input_ids": [0, 0, 1, 10, 0, 11, 0], "attention_mask": [0, 0, 1, 1, 1, 1, 0]}, "<pad>", [1, 10, 0, 11]),
+        ({"input_ids": [0, 0, 1, 10, 0, 11, 0]}, "<pad>", [1, 10, 0, 11]),  # only the ends look like padding
+        ({"input_ids": [2, 1, 10, 2, 11]}, "</s>", [2, 1, 10, 2, 11]),  # and may be EOS
+    ],
+)
+def test_a_mask_says_what_is_padding_and_without_one_the_ends_do(row, pad, expected):
+    assert read_prompt(row, tokenizer_with(pad=pad)).ids == expected
+
+
+@pytest.mark.parametrize("collated", [False, True])
+def test_padding_that_may_be_eos_is_named_also_where_a_collator_pads(collated, tmp_path, caplog):
+    model, tokenizer = build("llama")
+    tokenizer.pad_token = tokenizer.eos_token
+    end = tokenizer.eos_token_id
+    rows = [{"input_ids": [end, end, 5, 6]}, {"input_ids": [5, 6, 7]}] * 4
+    args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, total_episodes=8, response_length=4)
+    with caplog.at_level(logging.WARNING):
+        PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=lambda prompts, completions: [],
+                     data_collator=DataCollatorWithPadding(tokenizer) if collated else None)  # fmt: skip
+    assert "train_dataset[0]: the prompt begins or ends with several tokens" in caplog.text
+
+
+def test_keys_that_arrow_fills_into_calls_are_not_shown():
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}"
+    )
+    calls = [
+        {"type": "function", "function": {"name": "f", "arguments": {"x": 1, "list": [1, None]}}},
+        {"type": "function", "function": {"name": "g", "arguments": {"y": {"z": 2}}}},
+    ]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "user", "content": "b"},
+    ]
+    tokenizer = tokenizer_with(template=template)
+    rows = Dataset.from_list([{"prompt": messages}])
+    assert rows[0]["prompt"][1]["tool_calls"][0]["function"]["arguments"]["y"] is None, "Arrow has filled it in"
+    assert tokenizer.decode(read_prompt(rows[0], tokenizer).ids) == 'a{"x": 1, "list": [1, null]}{"y": {"z": 2}}b'
+    assert without_nones({"role": "assistant", "content": None, "name": None}) == {"role": "assistant", "content": None}
