@@ -66,4 +66,4 @@ def test_what_is_wrong_fails_the_sweep(monkeypatch):
 
     monkeypatch.setattr(conformance.PPOv2Trainer, "score", loud)
     outcome, reason = conform(Cell("llama", "all weights", "none"))
-    assert outcome == "fails" and "engine gap" in reason
+    assert outcome == "fails" and "before any update, the log-probabilities of its tokens differ" in reason

@@ -41,7 +41,7 @@ def learner_of(model, tokenizer, tmp_path, **more):
         ("bloom", Reading(False, True, 0)),  # its positions come from the mask
         ("bart", Reading(False, False, 0)),  # it counts columns
         ("roberta", Reading(True, True, 1)),  # the padding token has id 0, and positions begin behind it
-        ("mamba", Reading(False, True, 0, cached=False)),  # its state is no cache of keys and values
+        ("mamba", Reading(False, True, 0, cached=False)),  # its state is recurrent
         ("rwkv", Reading(False, False, 0, cached=False)),  # it knows no padding
         ("openai-gpt", Reading(True, True, 0, cached=False)),  # it has no cache at all
         ("recurrent_gemma", Reading(True, False, 0)),

@@ -500,6 +500,7 @@ class Learner:
         return holder.call(lambda: self.reference_logprobs(rows))
 
     def microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+        """Return the indices of ``rows`` that each forward reads, at most ``most_rows`` of them; by default of all rows."""
         index = torch.arange(len(rows)) if index is None else index
         return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
