@@ -40,9 +40,10 @@ def learner_of(model, tokenizer, tmp_path, **more):
         ("gpt2", Reading(True, True, 0)),
         ("bloom", Reading(False, True, 0)),  # its positions come from the mask
         ("bart", Reading(False, False, 0)),  # it counts columns
-        ("roberta", Reading(True, True, 1)),  # the padding token has id 0, and positions begin behind it
+        ("roberta", Reading(True, True, 1, direct=False)),  # the padding token has id 0, and positions begin behind it
         ("mamba", Reading(False, True, 0, cached=False)),  # its state is recurrent
         ("rwkv", Reading(False, False, 0, cached=False)),  # it knows no padding
+        ("modernbert-decoder", Reading(True, True, 0, direct=False)),  # a layer stands before its head
         ("openai-gpt", Reading(True, True, 0, cached=False)),  # it has no cache at all
         ("recurrent_gemma", Reading(True, False, 0)),
     ],

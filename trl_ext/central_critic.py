@@ -16,7 +16,7 @@ from transformers import get_scheduler
 
 from trl_ext.checkpoint import HEAD, load_head, load_weights
 from trl_ext.distributed import WorldError
-from trl_ext.forward import base_of, head_width, reading_of, states_of
+from trl_ext.forward import base_of, head_width, share_reading, states_of
 from trl_ext.learner import NonFiniteError
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
@@ -42,7 +42,6 @@ class CentralCritic:
     def __init__(self, model: nn.Module, args: PPOv2Config, outputs: int = 1):
         self.model: Any = copy.deepcopy(base_of(model)).float().requires_grad_(True)
         quiet(self.model)
-        reading_of(self.model)  # now, before processes share work
         self.head = ValueHead(head_width(self.model), outputs)
         self.args = args
         parameters = [*self.model.parameters(), *self.head.parameters()]
@@ -60,6 +59,7 @@ class CentralCritic:
                 "critic: central cannot be sharded by DeepSpeed or FSDP; start without them, or use critic: head"
             )
         args = self.args
+        share_reading(self.model)
         place(self.model, accelerator.device)
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate

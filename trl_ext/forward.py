@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
-from trl_ext import maths
+from trl_ext import distributed, maths
 from trl_ext.prefix_tree import TreeLimits
 from trl_ext.randomness import evaluating
 from trl_ext.token_batch import PADDING, TokenBatch, ToRead
@@ -110,13 +110,14 @@ class Reading:
 
     ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``: what a
     row computes does not depend on padding to its left, so that rows of different lengths can be sampled together. ``cached``:
-    it goes on from a cache of keys and values.
+    it goes on from a cache of keys and values. ``direct``: the output head reads what the transformer returns.
     """
 
     positions: bool
     padding: bool
     first: int = 0
     cached: bool = True
+    direct: bool = True
 
 
 _readings: WeakKeyDictionary = WeakKeyDictionary()
@@ -133,6 +134,11 @@ def reading_of(model: Any) -> Reading:
             return Reading(accepts(model, "position_ids"), True)
         _readings[model] = _ask_reading(model)
     return _readings[model]
+
+
+def share_reading(model: Any) -> None:
+    """Let all processes know what :func:`reading_of` says in the main one, which has the weights. They call this together."""
+    _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
 
 
 @torch.no_grad()
@@ -175,7 +181,22 @@ def _ask_reading(model: Any) -> Reading:
         padding = _close(row, padded(7, first), tolerance) and _close(plain, row, tolerance) and (exact or positions)
         after = None if headless else continued(first)
         cached = after is not None and _close(plain, after, tolerance)
-    return Reading(positions, padding, first or 0, cached)
+        direct = headless or _reads_states(model, torch.tensor([ids], device=device))
+    return Reading(positions, padding, first or 0, cached, direct)
+
+
+def _reads_states(model: Any, ids: Tensor) -> bool:
+    """Return whether the output head of a model reads what its transformer returns, with no layer in between."""
+    seen: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        model(input_ids=ids)
+        states = trunk_of(model)(input_ids=ids).last_hidden_state
+    except (AttributeError, TypeError, ValueError):  # it has no transformer that can be called alone
+        return False
+    finally:
+        handle.remove()
+    return bool(seen) and seen[0].shape == states.shape and bool((seen[0] - states).abs().max() <= 1e-4 * states.std())
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
@@ -346,7 +367,7 @@ def _read_states(model: Any, read: ToRead) -> Tensor:
     """Return what the head would see at the M tokens of ``read``. A model for classification has none that reads tokens."""
     base = base_of(model)
     head, given = base.get_output_embeddings(), _arguments(base, read)
-    if head is None:
+    if reading_of(base).direct:
         return trunk_of(model)(**given).last_hidden_state.flatten(0, 1)[read.index]
     with _head_sees_only(head, read.input_ids.shape, read.index, compute=False) as seen:
         base(**given)

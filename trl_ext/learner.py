@@ -38,7 +38,7 @@ from trl_ext.forward import (
     in_regimes,
     length_regimes,
     read_actions,
-    reading_of,
+    share_reading,
     states_of,
     tree_limits,
 )
@@ -150,8 +150,6 @@ class Learner:
             quiet(module)  # also the adapters that were added here
         if self.reference is not None:
             self.reference.eval()  # it has no backward pass to recompute activations for
-        for module in filter(None, (model, self.value_model, self.reference)):
-            reading_of(base_of(module))  # now, because processes may share the weights later
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.mixed_precision = False
@@ -229,6 +227,8 @@ class Learner:
         Raises:
             ValueError: ``optimizer`` does not step everything that is trained.
         """
+        for module in filter(None, (self.model, self.value_model, self.reference)):
+            share_reading(base_of(module))  # now, because processes may share the weights from here on
         self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
         kind = strategy_of(accelerator)

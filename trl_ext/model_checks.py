@@ -8,10 +8,6 @@ import torch
 from peft import PeftModel
 from torch import nn
 from transformers import ProcessorMixin
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
 
 from trl_ext.adapters import check_adapters
 from trl_ext.forward import base_of, trunk_of
@@ -125,24 +121,21 @@ def check_causal(model: Any, where: str) -> None:
 def sees_later_tokens(model: Any) -> bool:
     """Return whether a model's hidden states at a token depend on the tokens that follow it, as those of an encoder do.
 
-    Architectures that transformers has for causal language models only are not asked. Others read two short rows.
+    It is asked of the model by two short rows, of which the second is longer and has another last token.
     """
     base = base_of(model)
-    config, kind = base.config.get_text_config(), base.config.model_type
-    causal = getattr(config, "is_causal", None) is not False and not getattr(
-        config, "use_bidirectional_attention", False
-    )
-    if causal and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return False
     device = next(base.parameters()).device
     if device.type == "meta":
         return False
     with evaluating(base):
-        one, other = (
-            trunk_of(base)(input_ids=torch.tensor([[1, 2, 3, last]], device=device)).last_hidden_state[:, :3].float()
-            for last in (1, 2)
+        one, again, other = (
+            trunk_of(base)(input_ids=torch.tensor([row], device=device)).last_hidden_state[:, :3].float()
+            for row in ([1, 2, 3, 1], [1, 2, 3, 1], [1, 2, 3, 2, 0, 0])
         )
-    return not torch.allclose(one, other, atol=1e-3, rtol=1e-3)
+    tolerance = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.1
+    most = tolerance * one.abs().max()
+    # a model that draws random numbers differs from itself, which the first update names (trl_ext.invariants)
+    return bool((one - other).abs().max() > most >= (one - again).abs().max())
 
 
 def _check_generation(model: Any, where: str) -> None:
