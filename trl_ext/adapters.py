@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftMixedModel, PeftModel
+from peft import PeftConfig, PeftMixedModel, PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from trl_ext.devices import forked_rng
 from trl_ext.errors import UserError
+from trl_ext.randomness import evaluating
 
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """The values of ``LoraConfig.init_lora_weights`` that leave the base's weights as they are."""
@@ -39,6 +40,8 @@ def fault(config: PeftConfig) -> str | None:
         )
     if kind in READS_ITS_OWN:
         return f"{kind} works only through PEFT's own forward, which is not called here; use LoraConfig"
+    if getattr(config, "save_only_topk_weights", False):
+        return "VBLoRAConfig(save_only_topk_weights=True) saves too little for a checkpoint to go on from; leave it out"
     for option in ("alora_invocation_tokens", "arrow_config"):
         if getattr(config, option, None) is not None:
             return f"LoraConfig({option}=...) works only through PEFT's own forward, which is not called here; leave it out"
@@ -59,6 +62,9 @@ def check_adapters(model: Any, where: str) -> None:
     for name, config in model.peft_config.items() if isinstance(model, PeftModel) else ():
         if (why := fault(config)) is not None:
             raise AdapterError(f"{where}: its adapter {name!r} cannot be used: {why}")
+    layers = _tuner_layers(model) if isinstance(model, PeftModel) else ()
+    if any(getattr(layer, "merged", False) for layer in layers if isinstance(layer, BaseTunerLayer)):
+        raise AdapterError(f"{where}: an adapter is merged into its base; call unmerge_adapter() first")
 
 
 def check_company(model: Any, adapters: Sequence[str]) -> None:
@@ -70,7 +76,7 @@ def check_company(model: Any, adapters: Sequence[str]) -> None:
     for name in adapters:
         others = ", ".join(repr(other) for other in adapters if other != name)
         if changes_base(model.peft_config[name]):
-            why = f"its initialisation (init_lora_weights={model.peft_config[name].init_lora_weights!r}) has changed the base"
+            why = f"its initialisation ({initialisation(model.peft_config[name])}) has changed the base"
         elif shared_parameters(model, name):
             why = f"it trains biases of the base (bias={model.peft_config[name].bias!r})"
         else:
@@ -79,6 +85,14 @@ def check_company(model: Any, adapters: Sequence[str]) -> None:
             f"adapter {name!r} cannot share its base with {others}: {why}, and would change them too; load the model once more for "
             "it, or use a LoraConfig without this option"
         )
+    for name in adapters:
+        try:
+            get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        except KeyError as error:  # a module that another adapter has trained tokens of
+            raise AdapterError(
+                f"adapter {name!r} could not be saved beside {', '.join(repr(n) for n in adapters if n != name)}: PEFT asks for {error}, "
+                "which only the other has; give both the same trainable_token_indices and modules_to_save, or a base each"
+            ) from error
 
 
 # -- what belongs to an adapter -----------------------------------------------------------------------------------
@@ -126,7 +140,7 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 def strays(model: Any) -> list[str]:
     """Return the names of parameters that require gradients, and that belong to no adapter of ``model``."""
-    known = {id(p) for name in model.peft_config for p in adapter_parameters(model, name).values()}
+    known = {id(p) for name in model.peft_config for p in adapter_state(model, name).values()}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
 
 
@@ -196,10 +210,25 @@ def _named_base(model: nn.Module, named: Any) -> Iterator[tuple[str, Any]]:
 def changes_base(config: PeftConfig) -> bool:
     """Return whether an adapter with these options has changed the weights of its base when it was made.
 
-    PiSSA, OLoRA, CorDA and LoRA-GA subtract from them what the adapter begins with, and LoftQ quantises them. The base with
-    adapters off is then not the model that the adapter was made from.
+    PiSSA, OLoRA, CorDA and LoRA-GA subtract from them what the adapter begins with, LoftQ quantises them, and KaSA cuts small
+    singular values off. The base with adapters off is then not the model that the adapter was made from.
     """
-    return getattr(config, "init_lora_weights", True) not in KEEPS_BASE
+    return getattr(config, "init_lora_weights", True) not in KEEPS_BASE or _kasa(config)
+
+
+def initialisation(config: Any) -> str:
+    """Return the option of an adapter by which it has changed its base."""
+    return "kasa_config" if _kasa(config) else f"init_lora_weights={config.init_lora_weights!r}"
+
+
+def repeats(config: PeftConfig) -> bool:
+    """Return whether an initialisation that changes the base changes it in the same way when the adapter is loaded again."""
+    return not changes_base(config) or getattr(config, "init_lora_weights", True) in ("pissa", "olora")
+
+
+def _kasa(config: Any) -> bool:
+    """Return whether an adapter has cut small singular values off its base."""
+    return getattr(config, "kasa_config", None) is not None
 
 
 @contextmanager
@@ -217,42 +246,85 @@ def settled(model: Any, adapter: str) -> Iterator[None]:
 
 
 def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) -> None:
-    """Add an adapter ``name`` with the weights that ``source`` has now. The active adapter stays active.
+    """Add an adapter ``name`` with the weights that ``source`` has now, or give these to the copy that an earlier run has made.
 
-    It is never initialised as ``source`` was, because that may change the base once more (:func:`changes_base`).
+    It is never initialised as ``source`` was, because that may change the base once more (:func:`changes_base`). The active
+    adapter stays active, and what requires gradients still does.
 
     Raises:
-        AdapterError: PEFT has no second adapter of this kind, or ``source`` trains parameters of the base.
+        AdapterError: PEFT has no second adapter of this kind that computes the same, ``source`` trains parameters of the base,
+            or an adapter of the user's has this name.
     """
+    if name in model.peft_config and not hasattr(model.peft_config[name], COPIED):
+        raise AdapterError(
+            f"adapter {name!r}: this name is that of the copy that {source!r} needs for its reference, its critic or its past; give "
+            "the adapter another name"
+        )
     if shared_parameters(model, source):
         raise AdapterError(
             f"adapter {source!r} trains biases of its base (bias={model.peft_config[source].bias!r}), of which there can be no "
             "second copy in one model; set bias='none', or pass models of their own"
         )
+    if _kasa(model.peft_config[source]):
+        raise AdapterError(f"adapter {source!r}: a copy of KaSA would cut its base once more; {APART}")
+    active, learning = list(model.active_adapters), [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        if name not in model.peft_config:
+            _add_like(model, source, name, trainable)
+        set_state(model, name, adapter_state(model, source))
+        _check_copy(model, source, name)
+    except (AdapterError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        if name in model.peft_config:
+            model.delete_adapter(name)
+        raise AdapterError(
+            f"adapter {source!r}: PEFT has no second one of its kind that computes the same ({' '.join(str(error).split())[:200]}); "
+            f"{APART}"
+        ) from error
+    finally:
+        model.set_adapter(active[0] if len(active) == 1 else active)
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
+    for parameter in adapter_parameters(model, name).values():
+        parameter.requires_grad_(trainable and parameter.is_floating_point())
+
+
+COPIED = "_copied_by_trl_ext"
+"""The attribute of an adapter's options that says that it is a copy of this module's, which a later run may use again."""
+APART = "set kl_coef to 0 or pass ref_model=, and take critic 'head', or use a plain LoraConfig"
+
+
+def _add_like(model: Any, source: str, name: str, trainable: bool) -> None:
+    """Add an adapter of the kind of ``source`` that leaves the base as it is."""
     options = copy.deepcopy(model.peft_config[source])
-    if hasattr(options, "init_lora_weights"):
-        options.init_lora_weights = True
-    if hasattr(options, "bias"):
-        options.bias = "none"  # the base has none that train, or this would be refused
+    plain = {"init_lora_weights": True, "bias": "none", "layer_replication": None}  # what the base has of them, it has
+    for option, value in plain.items():
+        if hasattr(options, option):
+            setattr(options, option, value)
+    setattr(options, COPIED, True)
     options.inference_mode = not trainable
-    active = list(model.active_adapters)
     with forked_rng():
-        try:
-            model.add_adapter(name, options)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise AdapterError(
-                f"adapter {source!r}: PEFT cannot add a second one of its kind ({' '.join(str(error).split())[:200]}); use a "
-                "LoraConfig, or pass a model of its own (ref_model=, value_model=)"
-            ) from error
+        model.add_adapter(name, options)
     leave_meta(model, name)
     state = adapter_state(model, source)
     for key, tensor in adapter_state(model, name).items():
         if key in state and tensor.shape != state[key].shape:  # OLoRA's are smaller in small layers
             tensor.data = tensor.data.new_empty(state[key].shape)
-    set_state(model, name, state)
-    if not trainable:
-        freeze(model, name)
-    model.set_adapter(active[0] if len(active) == 1 else active)
+
+
+@torch.no_grad()
+def _check_copy(model: Any, source: str, name: str) -> None:
+    base = model.get_base_model()
+    if next(base.parameters()).is_meta:
+        return
+    ids, found = torch.tensor([[1, 2, 3]], device=next(base.parameters()).device), []
+    with evaluating(model):
+        for adapter in (source, name):
+            model.set_adapter(adapter)
+            found.append(base(input_ids=ids)[0].float())
+    if not torch.allclose(found[0], found[1], atol=1e-4, rtol=1e-2):
+        raise AdapterError(
+            f"with the same weights their outputs differ by {float((found[0] - found[1]).abs().max()):.2g}"
+        )
 
 
 def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:
@@ -270,12 +342,6 @@ def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:
     for name, tensor in own.items():
         if not tensor.is_meta and not state[name].is_meta:
             tensor.data = state[name].detach().to(tensor.device, copy=True)
-
-
-def freeze(model: PeftModel, adapter: str) -> None:
-    """Turn off the gradients of an adapter."""
-    for parameter in adapter_parameters(model, adapter).values():
-        parameter.requires_grad_(False)
 
 
 def leave_meta(model: PeftModel, adapter: str) -> None:

@@ -10,13 +10,14 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import get_scheduler
 
 from trl_ext.checkpoint import HEAD, load_head, load_weights
 from trl_ext.distributed import WorldError
-from trl_ext.forward import base_of, head_width, share_reading, states_of
+from trl_ext.forward import head_width, share_reading, states_of
 from trl_ext.learner import NonFiniteError
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.ppov2_config import PPOv2Config
@@ -26,6 +27,17 @@ from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch
 from trl_ext.value_head import ValueHead
+
+
+def _whole_copy(model: Any) -> Any:
+    """Return a copy of a model without PEFT, in whose weights the active adapter is, if PEFT can merge it."""
+    if not isinstance(model, PeftModel):
+        return copy.deepcopy(model)
+    found: Any = copy.deepcopy(model)
+    try:
+        return found.merge_and_unload()
+    except (AttributeError, NotImplementedError, ValueError):  # the critic begins at the base
+        return copy.deepcopy(model).unload()
 
 
 class CentralCritic:
@@ -40,7 +52,7 @@ class CentralCritic:
     """
 
     def __init__(self, model: nn.Module, args: PPOv2Config, outputs: int = 1):
-        self.model: Any = copy.deepcopy(base_of(model)).float().requires_grad_(True)
+        self.model: Any = _whole_copy(model).float().requires_grad_(True)
         quiet(self.model)
         self.head = ValueHead(head_width(self.model), outputs)
         self.args = args

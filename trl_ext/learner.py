@@ -5,6 +5,7 @@ share one base model, each with its own adapter.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,9 @@ from trl_ext.adapters import (
     changes_base,
     check_adapters,
     copy_adapter,
-    set_state,
+    initialisation,
+    repeats,
+    shaken,
     shared_parameters,
     strays,
 )
@@ -46,7 +49,7 @@ from trl_ext.frozen import Frozen
 from trl_ext.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.master_weights import HALF_PRECISION
 from trl_ext.metrics import Metrics
-from trl_ext.model_checks import check_causal, check_steps_all
+from trl_ext.model_checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.randomness import quiet
 from trl_ext.recomputation import recomputes, set_recomputation
@@ -55,6 +58,8 @@ from trl_ext.sharding import build_optimizer, strategy_of
 from trl_ext.spreading import place
 from trl_ext.token_batch import TokenBatch, ToRead, placeholder
 from trl_ext.value_head import ValueHead
+
+logger = logging.getLogger(__name__)
 
 CRITICS = ("head", "adapter", "model", "central", "none")
 
@@ -130,19 +135,35 @@ class Learner:
         if critic == "adapter" and (args.gradient_checkpointing or recomputes(base_of(model))):
             raise ValueError(
                 f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
-                "wrong adapter; use critic 'head' or turn gradient_checkpointing off"
+                "wrong adapter; use critic 'head', or turn gradient_checkpointing off, in the arguments and by "
+                "model.gradient_checkpointing_disable()"
             )
         self.name, self.tokenizer, self.args = name, tokenizer, args
         self._trainable: list[nn.Parameter] = []
         self.critic_adapter: str | None = None
         self.model: Any = model
         self.critic, self.ref_adapter, self.central_values = critic, ref_adapter, central_values
-        self.adapter: Any = (adapter or model.active_adapter) if isinstance(model, PeftModel) else None
+        self.adapter: Any = None
+        self._frozen_parts: list[nn.Parameter] = []
+        """What the user has frozen of the adapter, which PEFT would let learn again when it is switched on."""
+        if isinstance(model, PeftModel):
+            if adapter is None and len(model.active_adapters) > 1:
+                raise AdapterError(
+                    f"policy {name!r}: several adapters are active, {', '.join(map(repr, model.active_adapters))}, and one is trained; "
+                    "name it (model_adapter_name, Agent(adapter=...)), or call set_adapter with one"
+                )
+            self.adapter = adapter or model.active_adapter
+            if self.adapter in model.peft_config:
+                parts = list(adapter_parameters(model, self.adapter).values())
+                if any(p.requires_grad for p in parts):
+                    self._frozen_parts = [p for p in parts if not p.requires_grad]
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
         for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
             check_adapters(module, f"policy {name!r}: its {part}")
         if value_model is not None:
             check_causal(value_model, f"policy {name!r}: value_model")
+        if self.adapter is not None:
+            self._check_adapter()
         self.value_model: Any = self._build_value_model(value_model)
         self.value_head = self._build_value_head(outputs)
         self.reference = self._build_reference(reference)
@@ -168,6 +189,26 @@ class Learner:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
 
+    def _check_adapter(self) -> None:
+        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base again.
+
+        Raises:
+            AdapterError: it sees them.
+        """
+        options = self.model.peft_config[self.adapter]
+        with self.active(), shaken(self.model, [self.adapter]):
+            if sees_later_tokens(self.model):
+                raise AdapterError(
+                    f"policy {self.name!r}: with its adapter {self.adapter!r} ({type(options).__name__}) the model sees the tokens that "
+                    "follow, so that it has no probability of the next one; use a LoraConfig"
+                )
+        if not repeats(options):
+            logger.warning(
+                "policy %r: the initialisation of adapter %r (%s) cannot be repeated, so the adapter fits only the base that is in memory "
+                "now; save that too (model.get_base_model().save_pretrained), before you resume or load the adapter elsewhere",
+                self.name, self.adapter, initialisation(options),
+            )  # fmt: skip
+
     # -- building -------------------------------------------------------------------------------------------------
 
     def _build_value_model(self, value_model: Any) -> nn.Module | None:
@@ -175,19 +216,27 @@ class Learner:
             return None
         if value_model is None:
             with self.active():
-                value_model = copy.deepcopy(self.model)
+                value_model = self._copied_model()
             if isinstance(value_model, PeftModel):
                 for other in set(value_model.peft_config) - {self.adapter}:
                     value_model.delete_adapter(other)
         return value_model
+
+    def _copied_model(self) -> Any:
+        try:
+            return copy.deepcopy(self.model)
+        except RuntimeError as error:  # torch copies no tensor that another one was computed from, as PEFT ties some
+            raise ValueError(
+                f"policy {self.name!r}: its model cannot be copied ({' '.join(str(error).split())[:100]}); use critic 'head' and kl_coef "
+                "0, or pass value_model= and ref_model="
+            ) from error
 
     def _build_value_head(self, outputs: int) -> ValueHead | None:
         if self.critic in ("none", "central"):
             return None
         if self.critic == "adapter":
             self.critic_adapter = f"{self.adapter}_critic"
-            if self.critic_adapter not in self.model.peft_config:
-                copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
+            copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
         trunk = self.model if self.value_model is None else self.value_model
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             if trunk.config.num_labels != outputs:
@@ -202,7 +251,7 @@ class Learner:
         if reference is None and self.ref_adapter is None and self.args.kl_coef != 0:
             if self.adapter is None or shared_parameters(self.model, self.adapter):
                 with self.active():
-                    reference = copy.deepcopy(self.model)
+                    reference = self._copied_model()
             elif changes_base(self.model.peft_config[self.adapter]):
                 self.ref_adapter = _start_of(self.model, self.adapter)
         if reference is not None:
@@ -331,10 +380,10 @@ class Learner:
 
     def _critic_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while active."""
-        self.model.set_adapter(self.critic_adapter)
-        found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
-        self.model.set_adapter(self.adapter)
-        return found
+        with self.active(self.critic_adapter):
+            found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
+        with self.active():
+            return found
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -344,6 +393,8 @@ class Learner:
         wanted = adapter or self.adapter
         if wanted is not None and self.model.active_adapters != [wanted]:
             self.model.set_adapter(wanted)
+            for parameter in self._frozen_parts:
+                parameter.requires_grad_(False)
             # set_adapter turns off gradients of other adapters, but the critic's learns in the same backward pass
             self.let_learn()
         yield base_of(self.model)
@@ -665,18 +716,15 @@ def starting_point(model: Any, adapter: str) -> str | None:
 def _changes_nothing(model: Any, adapter: str) -> bool:
     """Return whether an adapter is a LoRA of matrices whose products are all 0."""
     config, weights = model.peft_config[adapter], adapter_parameters(model, adapter)
-    products = {name: w for name, w in weights.items() if ".lora_B" in name or ".lora_embedding_B" in name}
-    others = [n for n in weights.keys() - products.keys() if ".lora_A" not in n and ".lora_embedding_A" not in n]
+    # the half that begins with 0: B of linear layers, A of embeddings
+    products = {name: w for name, w in weights.items() if ".lora_B" in name or ".lora_embedding_A" in name}
+    others = [n for n in weights.keys() - products.keys() if ".lora_A" not in n and ".lora_embedding_B" not in n]
     kind = type(config) is LoraConfig and not config.use_dora and not changes_base(config)
     return kind and not others and all(not bool(w.any()) for w in products.values())
 
 
 def _start_of(model: Any, adapter: str) -> str:
-    name = f"{adapter}_start"
-    if name not in model.peft_config:
-        copy_adapter(model, adapter, name)
-    else:  # of an earlier run on the same model
-        set_state(model, name, adapter_state(model, adapter))
+    copy_adapter(model, adapter, name := f"{adapter}_start")
     return name
 
 

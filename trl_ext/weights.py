@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from trl_ext.adapters import base_state, changes_base, leave_meta
+from trl_ext.adapters import base_state, changes_base, initialisation, leave_meta
 from trl_ext.adapters import fault as adapter_fault
 from trl_ext.attention import fault
 from trl_ext.devices import forked_rng
@@ -185,8 +185,8 @@ def _check_company(model: Any, name: str, options: PeftConfig, where: str) -> No
     changing = [n for n, config in others.items() if changes_base(config)] + [name] * changes_base(options)
     if others and changing:
         raise WeightsError(
-            f"{where}: the initialisation of {changing[0]!r} (init_lora_weights="
-            f"{(others | {name: options})[changing[0]].init_lora_weights!r}) changes the base's weights, which "
+            f"{where}: the initialisation of {changing[0]!r} ({initialisation((others | {name: options})[changing[0]])}) changes "
+            "the base's weights, which "
             f"{', '.join(map(repr, sorted((set(others) | {name}) - {changing[0]})))} would share; give each a base of its own, or "
             "convert it to a plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
         )

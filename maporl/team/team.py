@@ -128,7 +128,10 @@ class Team:
                     f"critic: central reads the tokens of all policies, but {sharing[0].name!r} and {policy.name!r} have "
                     "different vocabularies; give them one tokenizer, or use critic: head"
                 )
-        return CentralCritic(sharing[0].model, args, outputs) if sharing else None
+        if not sharing:
+            return None
+        with sharing[0].active():
+            return CentralCritic(sharing[0].model, args, outputs)
 
     def build_learners(
         self, args: PPOv2Config, outputs: int, critics: bool = True, central: CentralCritic | None = None

@@ -11,7 +11,7 @@ from maporl.engines.vllm.server import Asked, Server, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext import maths
-from trl_ext.adapters import changes_base
+from trl_ext.adapters import changes_base, initialisation
 from trl_ext.forward import base_of
 from trl_ext.lora_merge import matrices
 from trl_ext.ppo_options import Decoding
@@ -75,7 +75,7 @@ def check_served(policies: Sequence[Policy]) -> None:
             continue
         config: Any = policy.model.peft_config[policy.adapter]
         if changes_base(config):
-            why = f"its initialisation (init_lora_weights={config.init_lora_weights!r}) has changed the base, which a server has unchanged"
+            why = f"its initialisation ({initialisation(config)}) has changed the base, which a server has unchanged"
         elif matrices(policy.model, policy.adapter) is None:
             why = f"it is more than the matrices of linear layers ({type(config).__name__})"
         else:
