@@ -340,10 +340,11 @@ def trainer_of(cell: Cell, rate: float, folder: Path, steps: int, noise: bool = 
         output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=8 * steps,
         response_length=8, learning_rate=rate, lr_scheduler_type="constant", temperature=1.0, report_to=[], save_strategy="no",
         disable_tqdm=True, use_cpu=True, seed=3, num_sample_generations=0, num_ppo_epochs=1, num_mini_batches=2,
-        logits_chunk=cell.chunk, gradient_checkpointing=cell.checkpointing, critic=cell.critic, stop_token="none",
+        logits_chunk=cell.chunk, gradient_checkpointing=cell.checkpointing, critic=cell.critic, stop_token_id=[2, 7, 11],
         missing_eos_penalty=None, whiten_rewards=False, kl_coef=0.05, max_grad_norm=1e9,
     )  # fmt: skip
-    rows = [{"prompt": "1+" * (7 if n < 5 else 1) + str(n)} for n in range(8)]
+    # lengths differ, prompts are equal in pairs, and some rows end early
+    rows = [{"prompt": "1+" * (7 if n < 5 else 1) + str(n // 2)} for n in range(8)]
     trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=reward, sampler=Way(cell.path))
     if noise and trainer.learners["policy"].value_head is not None:
         torch.nn.init.normal_(trainer.learners["policy"].value_head.linear.weight)
@@ -476,7 +477,8 @@ forward says is refused in one sentence, before the first update. This page says
 `python benchmarks/conformance.py` builds a tiny model of every causal architecture of transformers {transformers} and trains it with PEFT
 {peft}: one update at learning rate 0, again with noise on the adapter, and two updates at a real rate. It asks that
 
-- the ratio of a first minibatch is 1, and the KL divergence from before and from the reference 0;
+- the ratio of a first minibatch is 1, and the KL divergence from before and from the reference 0 (adapters that do not begin as the
+  identity are given the option by which they do);
 - sampled and trained log-probabilities are equal (`engine_gap` 0), whichever way the adapter is run in rollouts;
 - every trainable parameter has a gradient and moves, if a plain forward of the same rows gives it one;
 - what is saved and loaded again computes the same logits.
@@ -502,10 +504,16 @@ tiny or have images or sound, and were not tried. They are checked at the start 
   both ways give the same logits with noise on it. Otherwise it is run as it is. vLLM gets such adapters only.
 - Positions and padding are counted as the model counts them, which a few short forwards show. Where padding would count, only prompts of
   one length are sampled together.
+- The cache of a conversation is kept between turns only if it is keys and values alone, and if padding may stand in it. Where rows that are
+  sampled together would not have the numbers of each alone (RWKV), they are sampled one at a time.
 - With `longrope`, a token is read by the angles for what precedes it. Rows beyond the length are read apart, and a cache is dropped there.
   "Dynamic" angles are refused beyond the context.
-- Adapters whose initialisation changes the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA), and those that train biases of it, need a base of their
-  own. Their reference is a copy of the adapter, or of the model, and not the base with the adapter off.
+- Adapters whose initialisation changes the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA, KaSA), and those that train biases of it, need a base of
+  their own. Their reference is a copy of the adapter, or of the model, and not the base with the adapter off.
+- Other references: a team's is a copy of the adapter as the run finds it, unless that is a new LoRA; that of `PPOv2Trainer` is the base with
+  the adapter off, as in TRL.
+- With noise on its adapter a model must not see later tokens. Lily does, because it averages over all tokens of a batch, and is refused.
+- Adapters that are merged into their base, and several that are active at once, are refused. What the user has frozen of the active adapter stays so.
 
 AdaLoRA trains at its initial ranks, because nothing calls its `update_and_allocate`.
 

@@ -328,3 +328,144 @@ def test_an_agent_whose_name_peft_cannot_use_is_named(name, tmp_path):
 def test_a_method_that_peft_lacks_for_a_model_is_named():
     with pytest.raises(Unbuilt, match="PEFT: "):
         adapted(build("gpt2")[0], "LoHa")
+
+
+# -- what strangers' adapters have shown --------------------------------------------------------------------------
+
+
+def trainer(model, tokenizer, tmp_path, **more):
+    given = {
+        "total_episodes": 8,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "response_length": 4,
+    }
+    rows = [{"prompt": f"{n}+1"} for n in range(8)]
+    return PPOv2Trainer(args(tmp_path, **given, **more), tokenizer, model, train_dataset=rows, reward_funcs=reward)
+
+
+def test_a_merged_adapter_is_refused_before_its_base_is_taken_apart(tmp_path):
+    model, tokenizer = build("llama")
+    model = moved(get_peft_model(model, LoraConfig(**CHANGED)))
+    model.merge_adapter()
+    with pytest.raises(
+        AdapterError, match=r"model: an adapter is merged into its base; call unmerge_adapter\(\) first"
+    ):
+        trainer(model, tokenizer, tmp_path)
+
+
+def test_adapters_of_the_user_are_not_taken_for_copies(tmp_path):
+    model, tokenizer = build("llama")
+    shared = get_peft_model(model, LoraConfig(**CHANGED), adapter_name="ann")
+    for name in ("ann_start", "ann_critic"):
+        shared.add_adapter(name, LoraConfig(**CHANGED))
+        moved(shared, name)
+    moved(shared, "ann")
+    before = {name: {k: p.clone() for k, p in adapter_state(shared, name).items()} for name in shared.peft_config}
+    for needed, option in (("ann_start", {"critic": "none"}), ("ann_critic", {"critic": "adapter", "kl_coef": 0.0})):
+        team = Team(
+            [Agent(name, shared, tokenizer, adapter=name, trainable=name == "ann") for name in shared.peft_config]
+        )
+        with pytest.raises(AdapterError, match=f"adapter '{needed}': this name is that of the copy that 'ann' needs"):
+            team.build_learners(args(tmp_path, **option), 1)
+    for name, state in before.items():
+        assert all(torch.equal(state[key], tensor) for key, tensor in adapter_state(shared, name).items())
+
+
+def test_a_later_run_uses_the_copies_of_an_earlier_one_with_the_weights_of_now(tmp_path):
+    model, tokenizer = build("llama")
+    model = moved(get_peft_model(model, LoraConfig(**CHANGED)))
+    for _ in range(2):
+        now = logits(model)
+        learner = Learner(
+            "p", model, tokenizer, args(tmp_path), critic="adapter", ref_adapter=starting_point(model, "default")
+        )
+        past = past_of(Team([Agent("ann", model, tokenizer, adapter="default")]).policies["ann"], [])
+        with learner.active(learner.critic_adapter) as critic:
+            assert torch.equal(logits(critic), now)
+        with learner.reference_model() as reference:
+            assert torch.equal(logits(reference), now)
+        with past.active() as speaking:
+            assert torch.equal(logits(speaking), now)
+        model.set_adapter("default")
+        moved(model, scale=0.1)
+
+
+@pytest.mark.parametrize("critic", ["head", "adapter"])
+def test_parts_of_an_adapter_that_are_frozen_stay_so(critic, tmp_path):
+    """LoRA-FA freezes the A matrices (arXiv 2308.03303)."""
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, LoraConfig(**CHANGED))
+    for name, parameter in adapter_parameters(model, "default").items():
+        parameter.requires_grad_("lora_A" not in name)
+    before = {name: p.clone() for name, p in adapter_parameters(model, "default").items()}
+    trainer(model, tokenizer, tmp_path, critic=critic, learning_rate=1e-2).train()
+    still = {name for name, p in adapter_parameters(model, "default").items() if torch.equal(p, before[name])}
+    assert still == {name for name in before if "lora_A" in name}
+
+
+def test_of_several_active_adapters_none_is_left_out_silently(tmp_path):
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, LoraConfig(**CHANGED))
+    model.add_adapter("style", LoraConfig(**CHANGED))
+    model.base_model.set_adapter(["default", "style"])
+    with pytest.raises(
+        AdapterError, match="several adapters are active, 'default', 'style', and one is trained; name it"
+    ):
+        trainer(model, tokenizer, tmp_path)
+
+
+def test_an_adapter_that_sees_later_tokens_once_it_has_learned_is_refused(tmp_path):
+    model, tokenizer = build("llama")
+    model = get_peft_model(model, peft.LilyConfig(r=2, **CHANGED))  # it averages its router over all tokens of a batch
+    with pytest.raises(AdapterError, match=r"adapter 'default' \(LilyConfig\) the model sees the tokens that follow"):
+        trainer(model, tokenizer, tmp_path)
+
+
+def test_an_initialisation_that_cannot_be_repeated_is_said(tmp_path, caplog):
+    model, tokenizer = build("llama")
+    trainer(get_peft_model(model, LoraConfig(init_lora_weights="pissa_niter_4", **CHANGED)), tokenizer, tmp_path)
+    assert (
+        "the initialisation of adapter 'default' (init_lora_weights='pissa_niter_4') cannot be repeated" in caplog.text
+    )
+    with pytest.raises(AdapterError, match="saves too little for a checkpoint"):
+        options = peft.VBLoRAConfig(save_only_topk_weights=True, num_vectors=8, vector_length=4, **CHANGED)
+        trainer(get_peft_model(build("llama")[0], options), tokenizer, tmp_path)
+
+
+def test_adalora_on_a_half_precision_base_trains_its_matrices(tmp_path):
+    model, tokenizer = build("llama")
+    options = peft.AdaLoraConfig(total_step=10, **CHANGED)
+    model = get_peft_model(model.to(torch.bfloat16), options)
+    learner = trainer(model, tokenizer, tmp_path).learners["policy"]
+    assert not any("ranknum" in name for name in learner.policy_parameters())
+
+
+def test_a_failed_copy_leaves_nothing_behind():
+    model, _ = build("llama")
+    model = get_peft_model(model, LoraConfig(layer_replication=[(0, 1), (0, 2)], **CHANGED))
+    now = logits(model)
+    copy_adapter(model, "default", "second")
+    assert torch.equal(logits(model), now), "the layers are replicated once"
+    kasa = moved(get_peft_model(build("llama")[0], peft.LoraConfig(kasa_config=peft.KasaConfig(), **CHANGED)))
+    now = logits(kasa)
+    with pytest.raises(AdapterError, match="a copy of KaSA would cut its base once more"):
+        copy_adapter(kasa, "default", "second")
+    assert torch.equal(logits(kasa), now) and list(kasa.peft_config) == ["default"]
+
+
+def test_adapters_that_peft_cannot_save_beside_each_other_are_refused():
+    model, tokenizer = build("llama")
+    shared = get_peft_model(model, LoraConfig(trainable_token_indices=[3], **CHANGED), adapter_name="ann")
+    shared.add_adapter("bob", LoraConfig(**CHANGED))
+    with pytest.raises(AdapterError, match="adapter 'bob' could not be saved beside 'ann': PEFT asks for"):
+        Team([Agent(name, shared, tokenizer, adapter=name) for name in ("ann", "bob")])
+
+
+def test_a_central_critic_is_a_whole_model_with_the_adapter_in_its_weights(tmp_path):
+    model, tokenizer = build("llama")
+    model = moved(get_peft_model(model, LoraConfig(**CHANGED)))
+    team = Team([Agent("ann", model, tokenizer)])
+    critic = team.build_central_critic(args(tmp_path, critic="central"), 1).model
+    assert critic.state_dict().keys() == build("llama")[0].state_dict().keys()
+    torch.testing.assert_close(logits(critic), logits(model), atol=1e-4, rtol=1e-4)

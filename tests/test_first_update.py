@@ -266,3 +266,50 @@ def test_quiet_counts_probabilities_that_are_no_fractions():
     quiet(model)
     assert (model[0].p, model[1].droppath_rate, model[1].drop_last) == (0.0, 0.0, True)
     assert model[1].jitter_noise == 0.01, "in evaluation mode routers compare with it, without drawing"
+
+
+def test_the_gradients_of_a_policy_are_looked_at_when_its_critic_has_warmed_up(tmp_path):
+    model, tokenizer = build("llama")
+    plain = model.model.forward
+
+    def cut(*arguments, **options):
+        output = plain(*arguments, **options)
+        output.last_hidden_state = output.last_hidden_state.detach()
+        return output
+
+    model.model.forward = cut
+    trainer = trainer_of(model, tokenizer, tmp_path, critic_warmup=1, total_episodes=16)
+    with pytest.raises(ForwardsDiffer, match="parameters got no gradient"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_experts_that_a_small_minibatch_does_not_reach_are_no_fault(tmp_path, caplog):
+    model, tokenizer = build("llama")
+    model.model.layers[0].mlp.experts = nn.ModuleList(
+        nn.Linear(2, 2) for _ in range(200)
+    )  # of which no row reaches one
+    trainer_of(model, tokenizer, tmp_path).train()
+    assert "400 of 421 parameters got no gradient" in caplog.text
+
+
+def test_options_that_a_forward_of_few_logits_cannot_have_are_refused(tmp_path):
+    model, tokenizer = build("mixtral")
+    model.config.output_router_logits = True
+    with pytest.raises(ValueError, match=r"model: config.output_router_logits is True.*set it to False"):
+        trainer_of(model, tokenizer, tmp_path)
+
+
+def test_a_critic_whose_head_would_not_be_read_or_whose_context_is_short_is_refused(tmp_path):
+    from transformers import CTRLConfig, CTRLForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+
+    model, tokenizer = build("llama")
+    small = CTRLConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=2, dff=16, num_labels=1)
+    with pytest.raises(
+        ValueError, match="value_model: CTRLForSequenceClassification has a head of another name than 'score'"
+    ):
+        trainer_of(model, tokenizer, tmp_path, value_model=CTRLForSequenceClassification(small))
+    short = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                        max_position_embeddings=6, num_labels=1, pad_token_id=0)  # fmt: skip
+    with pytest.raises(ValueError, match="a row has 10 tokens, and the value model reads at most 6"):
+        trainer_of(model, tokenizer, tmp_path, value_model=LlamaForSequenceClassification(short)).train()

@@ -39,13 +39,14 @@ def learner_of(model, tokenizer, tmp_path, **more):
         ("llama", Reading(True, True, 0)),
         ("gpt2", Reading(True, True, 0)),
         ("bloom", Reading(False, True, 0)),  # its positions come from the mask
-        ("bart", Reading(False, False, 0)),  # it counts columns
+        ("bart", Reading(False, False, 0, gaps=False)),  # it counts columns
         ("roberta", Reading(True, True, 1, direct=False)),  # the padding token has id 0, and positions begin behind it
-        ("mamba", Reading(False, True, 0, cached=False)),  # its state is recurrent
-        ("rwkv", Reading(False, False, 0, cached=False)),  # it knows no padding
+        ("mamba", Reading(False, True, 0, cached=False, gaps=False)),  # its state is recurrent
+        ("rwkv", Reading(False, False, 0, cached=False, gaps=False, rows=False)),  # it knows no padding
         ("modernbert-decoder", Reading(True, True, 0, direct=False)),  # a layer stands before its head
-        ("openai-gpt", Reading(True, True, 0, cached=False)),  # it has no cache at all
-        ("recurrent_gemma", Reading(True, False, 0)),
+        ("mpt", Reading(False, True, 0, gaps=False)),  # its biases count columns
+        ("openai-gpt", Reading(True, True, 0, cached=False, gaps=False)),  # it has no cache at all
+        ("recurrent_gemma", Reading(True, False, 0, gaps=False)),
     ],
 )
 def test_how_a_model_counts_is_asked_of_it(kind, expected):
@@ -73,6 +74,57 @@ def test_rows_that_are_sampled_together_have_the_numbers_of_each_alone(kind, tmp
         assert own == pytest.approx(expected, abs=2e-4)
         if sampled.logprobs is not None:
             assert sampled.logprobs == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["rwkv", "mamba", "falcon_h1", "zaya", "deepseek_v4", "deepseek_v32", "mpt", "gpt_neo", "llama", "glm_moe_dsa"],
+)
+def test_turns_equal_prompts_and_rows_that_end_early_are_sampled_as_alone(kind):
+    model, _ = build(kind)
+    greedy, states = Sampling(5, 0.0, frozenset({7, 9, 11})), KVCache()
+    prompts = [[3, 4, 5], [3, 4, 5], [6, 8, 10, 12, 13, 14], [5, 4, 3]]
+    for turn in range(3):
+        known = [0 if turn == 0 else len(prompt) - 2 for prompt in prompts]  # two tokens of each prompt are new
+        rows = sample(model, prompts, greedy, states=states, known=known, owners=["ann"] * 4)
+        assert [row.ids for row in rows] == [sample(model, [prompt], greedy)[0].ids for prompt in prompts]
+        prompts = [[*prompt, *row.ids, 15, 16] for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def test_a_local_window_counts_tokens_and_not_columns():
+    """GPT-Neo's windows are 256 wide, so that no short forward shows them."""
+    kept, MORE["gpt_neo"] = MORE["gpt_neo"], {**MORE["gpt_neo"], "window_size": 6}
+    try:
+        model, _ = build("gpt_neo")
+    finally:
+        MORE["gpt_neo"] = kept
+    states, greedy = KVCache(), Sampling(4, 0.0, frozenset())
+    prompts = [[3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 6]]
+    said = sample(model, prompts, greedy, states=states, owners=["a", "a"])
+    later = [
+        [*prompt, *row.ids, 15, 16, 17][: 40 - 20 * n]
+        for n, (prompt, row) in enumerate(zip(prompts, said, strict=True))
+    ]
+    again = sample(model, later, greedy, states=states, known=[13, 6], owners=["a", "a"])
+    assert [row.ids for row in again] == [sample(model, [prompt], greedy)[0].ids for prompt in later]
+
+
+def test_a_vocabulary_may_be_small_and_rule_tokens_out(tmp_path):
+    for size in (5, 40):
+        kept, MORE["llama"] = MORE.get("llama", {}), {"vocab_size": size}
+        try:
+            model, tokenizer = build("llama")
+        finally:
+            MORE["llama"] = kept
+        model.lm_head.register_forward_hook(
+            lambda _, given, logits: logits.index_fill(-1, torch.tensor([4]), float("-inf"))
+        )
+        assert reading_of(model) == Reading(True, True)
+        learner = learner_of(model, tokenizer, tmp_path, entropy_coef=0.1)
+        rows = build_token_batch([Completion([3, 1], [2, 3], False, "row")], "cpu")
+        out = learner.forward(rows, entropies=True)
+        (out.logprobs.sum() + out.entropies.sum()).backward()
+        assert torch.isfinite(out.entropies).all() and torch.isfinite(model.model.embed_tokens.weight.grad).all()
 
 
 def test_rows_are_cut_where_the_angles_of_positions_change():
@@ -144,7 +196,7 @@ def test_the_cache_of_a_conversation_is_dropped_where_the_angles_change():
         prompt = [*first, *said, *more]
         states = KVCache()
         sample(model, [first], greedy, states=states, owners=["ann"])
-        again = sample(model, [prompt], greedy, states=states, known=[13], owners=["ann"])[0].ids
+        again = sample(model, [prompt], greedy, states=states, known=[14], owners=["ann"])[0].ids
         assert again == sample(model, [prompt], greedy)[0].ids
 
 

@@ -7,6 +7,8 @@ from peft import LoraConfig, get_peft_model
 from test_prompts import TEMPLATE, tokenizer_with
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -21,7 +23,7 @@ from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.chat import RenderedChat
 from trl_ext.prompts import Prompt, read_prompt
 from trl_ext.reward_sources import RewardSources
-from trl_ext.scoring import ModelReward
+from trl_ext.scoring import ModelReward, RewardError
 from trl_ext.token_batch import Completion
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 1}
@@ -139,3 +141,30 @@ def test_a_policy_learns_from_any_of_them(model, tmp_path):
     trainer = PPOv2Trainer(args, tokenizer, policy, reward_model=model(), reward_processing_class=tokenizer_with(eos=True),
                            train_dataset=[{"prompt": [{"role": "user", "content": f"{n}+1"}]} for n in range(8)])  # fmt: skip
     assert torch.isfinite(torch.tensor(trainer.train()["objective/scores"]))
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_angles_that_depend_on_the_length_are_those_of_the_text_alone(kind):
+    angles = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    if kind == "longrope":
+        angles = {"rope_type": kind, "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
+                  "original_max_position_embeddings": 4}  # fmt: skip
+    model = llama(rope_parameters=angles, max_position_embeddings=64 if kind == "longrope" else 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.3)
+        rows = [[3, 4, 5], [6, 7, 8, 9]] + [[8, 9, 10, 11, 12, 13]] * (kind == "longrope")
+        expected = [float(model(input_ids=torch.tensor([row])).logits) for row in rows]
+    assert ModelReward(model, tokenizer_with()).score_ids(rows) == pytest.approx(expected, abs=1e-5)
+
+
+def test_texts_that_do_not_fit_and_models_that_pool_at_eos_are_refused():
+    with pytest.raises(RewardError, match="a text has 5 tokens, and it reads at most 4"):
+        ModelReward(llama(max_position_embeddings=4), tokenizer_with()).score_ids([[3, 4, 5, 6, 7]])
+    config = BartConfig(vocab_size=300, d_model=16, encoder_layers=1, decoder_layers=1, num_labels=1, encoder_attention_heads=2,
+                        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16)  # fmt: skip
+    with pytest.raises(
+        ValueError, match="BartForSequenceClassification is an encoder with a decoder, which reads a text at its EOS"
+    ):
+        ModelReward(BartForSequenceClassification(config), tokenizer_with())

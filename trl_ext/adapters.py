@@ -316,7 +316,8 @@ def _check_copy(model: Any, source: str, name: str) -> None:
     base = model.get_base_model()
     if next(base.parameters()).is_meta:
         return
-    ids, found = torch.tensor([[1, 2, 3]], device=next(base.parameters()).device), []
+    size, device = base.config.get_text_config().vocab_size, next(base.parameters()).device
+    ids, found = torch.tensor([[1 % size, 2 % size, 3 % size]], device=device), []
     with evaluating(model):
         for adapter in (source, name):
             model.set_adapter(adapter)

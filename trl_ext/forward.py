@@ -110,13 +110,17 @@ class Reading:
 
     ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``: what a
     row computes does not depend on padding to its left, so that rows of different lengths can be sampled together. ``cached``:
-    it goes on from a cache of keys and values. ``direct``: the output head reads what the transformer returns.
+    it goes on from a cache of keys and values. ``gaps``: padding may stand between what is in the cache and new tokens, so that
+    the cache of a conversation can be kept. ``rows``: rows of one batch are sampled as each alone. ``direct``: the output head
+    reads what the transformer returns.
     """
 
     positions: bool
     padding: bool
     first: int = 0
     cached: bool = True
+    gaps: bool = True
+    rows: bool = True
     direct: bool = True
 
 
@@ -141,11 +145,18 @@ def share_reading(model: Any) -> None:
     _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
 
 
+def rounds(model: Any) -> bool:
+    """Return whether a Hugging Face model computes anywhere in less than float32."""
+    half = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    device = next(model.parameters()).device.type
+    tensor_cores = device != "cpu" and torch.get_float32_matmul_precision() != "highest"
+    return half or tensor_cores or bool(getattr(model, "is_quantized", False))
+
+
 @torch.no_grad()
 def _ask_reading(model: Any) -> Reading:
-    device, exact = next(model.parameters()).device, model.dtype in (torch.float32, torch.float64)
-    positioned, ids = accepts(model, "position_ids"), [3, 4, 5, 6]
-
+    device, size = next(model.parameters()).device, model.config.get_text_config().vocab_size
+    positioned, ids, filler = accepts(model, "position_ids"), [n % size for n in (3, 4, 5, 6)], 7 % size
     headless = model.get_output_embeddings() is None  # a model for classification, of which only the states are read
 
     def read(**options: Any) -> Tensor:
@@ -153,17 +164,21 @@ def _ask_reading(model: Any) -> Reading:
         found = trunk_of(model)(**given).last_hidden_state if headless else model(**given).logits
         return found[0, -1].float()
 
-    def continued(start: int | None) -> Tensor | None:
-        """The last token after the others are in a cache, or None if the model has no such cache."""
-        cache, places = DynamicCache(config=model.config), [] if start is None else [start + n for n in range(4)]
-        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+    def continued(start: int | None, gap: int) -> Tensor | None:
+        """The last token after the others are in a cache, and then a gap, or None if the model has no such cache."""
+        mask = [1, 1, 1, *[0] * gap, 1]
+        places = [] if start is None else [start + n for n in (0, 1, 2, *[2] * gap, 3)]
+        options: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
         try:
-            for part, seen in ((slice(0, 3), 3), (slice(3, 4), 4)):
-                given = {"input_ids": [ids[part]], "attention_mask": [[1] * seen]}
+            for part in (slice(0, 3), slice(3, None)):
+                given = {
+                    "input_ids": [[*ids[:3], *[PADDING] * gap, ids[3]][part]],
+                    "attention_mask": [mask[: part.stop]],
+                }
                 given |= {"position_ids": [places[part]]} if places else {}
                 tensors = {name: torch.tensor(row, device=device) for name, row in given.items()}
                 output = model(**tensors, **options).logits
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return None
         return output[0, -1].float()
 
@@ -172,17 +187,37 @@ def _ask_reading(model: Any) -> Reading:
         return read(input_ids=[[filler] * 3 + ids], attention_mask=[[0] * 3 + [1] * 4], **places)
 
     with evaluating(model):
-        plain = read()
+        plain, exact = read(), not rounds(model)
         starts = [0, (getattr(model.config.get_text_config(), "pad_token_id", None) or 0) + 1] if positioned else []
         first = next((n for n in starts if _close(plain, read(position_ids=[[n, n + 1, n + 2, n + 3]]), 1e-4)), None)
         row, positions = padded(PADDING, first), first is not None
         # half precision rounds a wider row otherwise, so that small effects of wrong positions would not show
         tolerance = 1e-4 if exact else 0.1
-        padding = _close(row, padded(7, first), tolerance) and _close(plain, row, tolerance) and (exact or positions)
-        after = None if headless else continued(first)
+        padding = (
+            _close(row, padded(filler, first), tolerance) and _close(plain, row, tolerance) and (exact or positions)
+        )
+        after, later = (None, None) if headless else (continued(first, 0), continued(first, 2))
         cached = after is not None and _close(plain, after, tolerance)
+        gaps = cached and later is not None and _close(plain, later, tolerance) and (exact or positions)
+        together = headless or cached or _samples_rows(model, torch.tensor([ids, ids[::-1]], device=device), tolerance)
         direct = headless or _reads_states(model, torch.tensor([ids], device=device))
-    return Reading(positions, padding, first or 0, cached, direct)
+    return Reading(positions, padding, first or 0, cached, gaps, together, direct)
+
+
+def _samples_rows(model: Any, ids: Tensor, tolerance: float) -> bool:
+    """Return whether a model's own generation samples two rows together as each alone. Some carry their states wrongly."""
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": PADDING}
+    try:
+        found = [
+            model.generate(
+                rows, attention_mask=torch.ones_like(rows), output_logits=True, return_dict_in_generate=True, **options
+            )
+            for rows in (ids, ids[:1], ids[1:])
+        ]
+    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        return False
+    both, *alone = [torch.stack(one.logits).float() for one in found]
+    return all(_close(both[:, n], one[:, 0], tolerance) for n, one in enumerate(alone))
 
 
 def _reads_states(model: Any, ids: Tensor) -> bool:
@@ -200,7 +235,10 @@ def _reads_states(model: Any, ids: Tensor) -> bool:
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    return bool((one - other).abs().max() <= tolerance * one.std() + 1e-6)
+    real = one.isfinite() & other.isfinite()  # some models rule tokens out
+    if not torch.equal(one.isfinite(), other.isfinite()) or not bool(real.any()):
+        return False
+    return bool((one - other)[real].abs().max() <= tolerance * one[real].std() + 1e-6)
 
 
 def length_regimes(model: Any) -> tuple[int, ...]:
@@ -212,15 +250,26 @@ def length_regimes(model: Any) -> tuple[int, ...]:
     Args:
         model: the Hugging Face model itself, without a PEFT wrapper.
     """
-    config = model.config.get_text_config()
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
-    found = {
-        kind.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        for kind in kinds
-        if kind.get("rope_type", kind.get("type")) == "longrope"
-    }
+    config, found = model.config.get_text_config(), set()
+    for kind in _angles(config):
+        if kind.get("rope_type", kind.get("type")) == "longrope":
+            found.add(
+                kind.get("original_max_position_embeddings")
+                or getattr(config, "original_max_position_embeddings", None)
+            )
     return tuple(sorted(length for length in found if length is not None))
+
+
+def angles_depend_on_length(model: Any) -> bool:
+    """Return whether a model turns positions by angles that depend on the length of what it reads."""
+    kinds = {kind.get("rope_type", kind.get("type")) for kind in _angles(model.config.get_text_config())}
+    return not kinds.isdisjoint(("longrope", "dynamic"))
+
+
+def _angles(config: Any) -> list[dict[str, Any]]:
+    """Return the options of the angles of positions, which may be apart for kinds of layers."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
 
 
 def _arguments(model: Any, read: ToRead) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from trl_ext.free_memory import free_bytes
 
@@ -20,14 +20,18 @@ def plain_states(model: Any) -> str:
     """Return whether a model's cache consists of keys and values that can be cut and joined.
 
     ``everywhere`` means that all layers do. ``windowed`` means that some layers have sliding windows. ``no`` means that
-    the model has another kind of state, such as a recurrent one.
+    the model has another kind of state, such as a recurrent one, or one beside keys and values.
     """
     if not model._supports_default_dynamic_cache():
         return "no"
     layers: list[Any] = DynamicCache(config=model.config).layers
-    if not all(isinstance(layer, DynamicLayer) for layer in layers):
+    # a layer of another type may hold more, which would be left behind where rows are cut out of a batch
+    if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         return "no"
-    return "windowed" if any(layer.is_sliding for layer in layers) else "everywhere"
+    local = "local" in str(
+        getattr(model.config, "attention_types", None)
+    )  # GPT-Neo's windows, which its cache does not know
+    return "windowed" if local or any(layer.is_sliding for layer in layers) else "everywhere"
 
 
 @dataclass

@@ -33,7 +33,7 @@ from trl_ext.adapters import (
     shared_parameters,
     strays,
 )
-from trl_ext.chat import Tokenizer
+from trl_ext.chat import Tokenizer, context_of
 from trl_ext.errors import UserError
 from trl_ext.forward import (
     base_of,
@@ -41,6 +41,7 @@ from trl_ext.forward import (
     in_regimes,
     length_regimes,
     read_actions,
+    rounds,
     share_reading,
     states_of,
     tree_limits,
@@ -238,6 +239,11 @@ class Learner:
             self.critic_adapter = f"{self.adapter}_critic"
             copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
         trunk = self.model if self.value_model is None else self.value_model
+        if not hasattr(trunk, "score") and "Classification" in type(base_of(trunk)).__name__:
+            raise ValueError(
+                f"policy {self.name!r}: value_model: {type(base_of(trunk)).__name__} has a head of another name than 'score', which would not "
+                "be read; pass its transformer, a language model, or an architecture whose classifier has a score"
+            )
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             if trunk.config.num_labels != outputs:
                 raise ValueError(
@@ -597,7 +603,7 @@ class Learner:
     @property
     def rounded(self) -> bool:
         """Whether forwards are rounded to half precision."""
-        return self.mixed_precision or base_of(self.model).dtype in HALF_PRECISION
+        return self.mixed_precision or rounds(base_of(self.model))
 
     def summed(self, found: Sequence[MicroBatch]) -> Metrics:
         """Return the statistics of a minibatch, summed over its micro-batches and all processes.
@@ -672,6 +678,12 @@ class Learner:
         for name, model, ids in readers:
             if model is None or not len(rows):
                 continue
+            longest, room = max(ids.tree.lengths), context_of(base_of(model).config)
+            if room is not None and longest > room:
+                raise ValueError(
+                    f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a {name} with a longer "
+                    "context, or lower response_length"
+                )
             size, highest = base_of(model).config.get_text_config().vocab_size, int(ids.input_ids.max())
             if highest >= size:
                 raise ValueError(

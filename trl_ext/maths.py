@@ -291,5 +291,7 @@ def token_entropies(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor
     parts = []
     for part in list(_parts(rows)) or [slice(0)]:  # to avoid a copy of all logits
         logprobs = torch.log_softmax(rows[part].float() / _column(flat, part), dim=-1)
+        # a token that a model rules out has probability 0 and adds 0, not 0 times infinity
+        logprobs = logprobs.clamp(min=torch.finfo(torch.float32).min)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))
     return torch.cat(parts).view(logits.shape[:-1])

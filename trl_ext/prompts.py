@@ -38,26 +38,55 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     Raises:
         ValueError: the row has none of these columns, or they are empty.
     """
-    if not any(row.get(column) is not None and len(row[column]) for column in PROMPT_COLUMNS):
+    filled = [column for column in PROMPT_COLUMNS if _is_filled(row.get(column))]
+    if not filled:
         raise ValueError(
             f"a row of the data set has no prompt: expected one of {', '.join(PROMPT_COLUMNS)}, got {row!r:.200}"
         )
     columns = {k: v for k, v in row.items() if k not in (*PROMPT_COLUMNS, "attention_mask", "lengths")}
-    if row.get("input_ids") is not None:
+    if filled[0] == "input_ids":
         ids = _without_padding(row, tokenizer)
         return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=True), columns)
-    prompt = row["prompt"] if row.get("prompt") is not None else row["messages"]
+    prompt: Any = row[filled[0]]
     if isinstance(prompt, str):
-        return Prompt(_encode_open(tokenizer, prompt), prompt, columns)
+        return Prompt(_not_empty(_encode_open(tokenizer, prompt), row), prompt, columns)
+    if not all(isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt):
+        raise ValueError(
+            f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or messages with 'role' and 'content' "
+            "(rename 'from' and 'value')"
+        )
     messages = [without_nones(message) for message in prompt]
-    if messages and messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
-    return Prompt(encode_prompt(tokenizer, messages), messages, columns)
+    if not messages:
+        raise ValueError(f"a row of the data set has only an answer, and no prompt: {row!r:.200}")
+    return Prompt(_not_empty(encode_prompt(tokenizer, messages), row), messages, columns)
+
+
+def _is_filled(value: Any) -> bool:
+    """Return whether a column has a prompt: a text, messages or ids, and not nothing."""
+    if value is not None and not hasattr(value, "__len__"):
+        raise ValueError(f"a row of the data set has a prompt {value!r:.80}; expected a text, messages or token ids")
+    return value is not None and len(value) > 0
+
+
+def _not_empty(ids: list[int], row: dict[str, Any]) -> list[int]:
+    if not ids:
+        raise ValueError(f"a row of the data set has a prompt without a token: {row!r:.200}")
+    return ids
 
 
 def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
-    ids = [int(i) for i in row["input_ids"]]
+    try:
+        ids = [int(i) for i in row["input_ids"]]
+    except (TypeError, ValueError):
+        ids = [-1]
     mask = row.get("attention_mask")
+    if min(ids) < 0 or (mask is not None and len(mask) != len(ids)):
+        raise ValueError(
+            f"a row of the data set has input_ids={row['input_ids']!r:.80} and attention_mask={mask!r:.80}; expected one list of token "
+            "ids, each at least 0, and a mask of the same length"
+        )
     if mask is not None:
         kept = [i for i, real in zip(ids, mask, strict=True) if real]
     else:
@@ -153,6 +182,10 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
         raise ValueError(
             f"{name}: expected one data set, got a {type(dataset).__name__} with {', '.join(map(str, dataset))}; pass one of "
             f"them, such as dataset[{next(iter(dataset), 'train')!r}]"
+        )
+    if hasattr(dataset, "iloc"):
+        raise ValueError(
+            f"{name}: expected rows, got a {type(dataset).__name__} of columns; pass Dataset.from_pandas(it)"
         )
     if dataset is not None and not isinstance(dataset, Sized):
         raise ValueError(

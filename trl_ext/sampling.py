@@ -62,7 +62,7 @@ def sample(
         keys = [(seed, row) for row in range(len(prompts))]
     plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
     plain = plain if reading.cached else "no"
-    if states is not None and (plain != "everywhere" or not reading.padding):
+    if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if own is None else own
     rows = [Row(ids, uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
@@ -74,7 +74,7 @@ def sample(
         row.known = n
     with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
         if plain == "no":
-            for alike in _alike(rows, reading.padding):
+            for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
                 for batch in _batches(alike, sampling):
                     _generate_by_transformers(model, batch, alike[0].sampling, choose)
         else:

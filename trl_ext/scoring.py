@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_ext.chat import RenderedChat, Tokenizer
+from trl_ext.chat import RenderedChat, Tokenizer, context_of
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of, trunk_of
+from trl_ext.forward import angles_depend_on_length, base_of, trunk_of
 from trl_ext.learner import NonFiniteError
 from trl_ext.model_checks import sees_later_tokens
 from trl_ext.plain_text import encode_pieces, encode_text
@@ -126,11 +126,12 @@ class ModelReward:
 
     ``tokenizer`` is the reward model's own. It may differ from the policy's, because texts are scored.
 
-    A causal model with a head called ``score`` is read at the last token of each row. Any other classifier, such as an
-    encoder, pools its rows itself, so it reads rows of one length together, without padding.
+    A causal model with a head called ``score`` is read at the last token of each row, be it an EOS token. (Transformers reads
+    the last token that is not the padding token.) Any other classifier, such as an encoder, pools its rows itself, so it reads
+    rows of one length together, without padding. So does a model whose angles of positions depend on the length.
 
     Raises:
-        ValueError: the model has more than one output for a text.
+        ValueError: the model has more than one output for a text, or pools at EOS tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Tokenizer, batch_size: int = 64):
@@ -141,7 +142,13 @@ class ModelReward:
                 "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
             )
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"reward model: {type(base_of(model)).__name__} is an encoder with a decoder, which reads a text at its EOS tokens, and "
+                "completions may have none; use a causal model or an encoder, or pass a function as reward_funcs"
+            )
         self._has_score = hasattr(base_of(model), "score") and not sees_later_tokens(model)
+        self._by_length = angles_depend_on_length(base_of(model))
         if not self._has_score:
             self._check_output()
 
@@ -173,8 +180,14 @@ class ModelReward:
                 f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
                 "reward_processing_class, and texts are scored in place of the policy's ids"
             )
+        longest, room = max(map(len, rows)), context_of(base.config)
+        if room is not None and longest > room:
+            raise RewardError(
+                f"reward model: a text has {longest} tokens, and it reads at most {room}; use a model with a longer context, or lower "
+                "response_length"
+            )
         device = next(self.model.parameters()).device
-        if not self._has_score:
+        if not self._has_score or self._by_length:
             return self._scores_alike(rows, device)
         trunk = trunk_of(base)
         scores: list[float] = []
@@ -197,8 +210,12 @@ class ModelReward:
             for start in range(0, len(numbers), self.batch_size):
                 chunk = numbers[start : start + self.batch_size]
                 ids = torch.tensor([rows[n] for n in chunk], device=device)
-                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-                scores |= zip(chunk, logits.squeeze(-1).tolist(), strict=True)
+                if self._has_score:
+                    base = base_of(self.model)
+                    found = base.score(trunk_of(base)(input_ids=ids, use_cache=False).last_hidden_state[:, -1])
+                else:
+                    found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+                scores |= zip(chunk, found.squeeze(-1).tolist(), strict=True)
         return [scores[n] for n in range(len(rows))]
 
     def score_texts(self, texts: list[str]) -> list[float]:

@@ -19,7 +19,7 @@ from trl_ext.adapters import adapter_parameters, check_company
 from trl_ext.central_critic import CentralCritic
 from trl_ext.chat import check_tokenizer, context_of
 from trl_ext.devices import forked_rng
-from trl_ext.forward import base_of
+from trl_ext.forward import base_of, reading_of
 from trl_ext.learner import Learner, starting_point
 from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
@@ -83,7 +83,9 @@ class Team:
                     "policy name to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
                     "own, loaded a second time"
                 )
-        voice = Voice(name, agent.tokenizer, context_of(agent.model.config))
+        base, context = base_of(agent.model), context_of(agent.model.config)
+        context = None if context is None else context - reading_of(base).first  # some begin to count behind 0
+        voice = Voice(name, agent.tokenizer, context)
         policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
         self.policies[name] = policy
         return policy
