@@ -244,6 +244,8 @@ def adapted(model: Any, method: str) -> Any:
     if METHODS[method] is None:
         return model
     name, options = METHODS[method]
+    if not hasattr(peft, name):
+        raise Unbuilt(f"PEFT: this version has no {name}")
     options = dict(options)
     embedding, head = ({n for n, m in model.named_modules() if m is found} for found in
                        (model.get_input_embeddings(), model.get_output_embeddings()))  # fmt: skip

@@ -109,6 +109,7 @@ class Learner:
 
     Raises:
         ValueError: the parts do not fit each other. The message says which, and what to do.
+        AdapterError: the adapter cannot be trained or copied as it is, or several are active.
     """
 
     def __init__(
