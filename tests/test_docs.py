@@ -187,7 +187,11 @@ def reference():
     return program, (ROOT / "docs/api.md").read_text(encoding="utf-8")
 
 
-def test_the_reference_is_up_to_date(reference):
+def test_the_reference_is_up_to_date(reference, monkeypatch):
+    for name in [name for name in trl_ext.OBJECTIVES if ":" in name]:
+        monkeypatch.delitem(
+            trl_ext.OBJECTIVES, name
+        )  # from a file, for a run that another test has made in this process
     program, stored = reference
     assert stored == program.page(), "the public names or their docstrings changed: run make reference"
 
