@@ -174,8 +174,8 @@ def test_leaving_out_the_tail_of_a_distribution_is_no_other_policy(tmp_path):
     assert metrics["policy/engine_gap"] > 0.1
 
 
-def test_most_parameters_without_a_gradient_are_an_error(tmp_path):
-    model, tokenizer = build("llama")
+def detach_states(model):
+    """Let no gradient reach the layers of ``model``."""
     plain = model.model.forward
 
     def cut(*arguments, **options):
@@ -184,6 +184,11 @@ def test_most_parameters_without_a_gradient_are_an_error(tmp_path):
         return output
 
     model.model.forward = cut
+
+
+def test_most_parameters_without_a_gradient_are_an_error(tmp_path):
+    model, tokenizer = build("llama")
+    detach_states(model)
     with pytest.raises(ForwardsDiffer, match=r"\d+ of \d+ parameters got no gradient in the first minibatch"):
         trainer_of(model, tokenizer, tmp_path).train()
 
@@ -270,14 +275,7 @@ def test_quiet_counts_probabilities_that_are_no_fractions():
 
 def test_the_gradients_of_a_policy_are_looked_at_when_its_critic_has_warmed_up(tmp_path):
     model, tokenizer = build("llama")
-    plain = model.model.forward
-
-    def cut(*arguments, **options):
-        output = plain(*arguments, **options)
-        output.last_hidden_state = output.last_hidden_state.detach()
-        return output
-
-    model.model.forward = cut
+    detach_states(model)
     trainer = trainer_of(model, tokenizer, tmp_path, critic_warmup=1, total_episodes=16)
     with pytest.raises(ForwardsDiffer, match="parameters got no gradient"):
         trainer.train()

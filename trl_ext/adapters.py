@@ -245,6 +245,21 @@ def settled(model: Any, adapter: str) -> Iterator[None]:
             options.init_lora_weights = before
 
 
+@contextmanager
+def switches_restored(model: Any) -> Iterator[None]:
+    """Make the adapters active again that are active now, and let the parameters require gradients that do now.
+
+    PEFT changes both whenever it switches an adapter on.
+    """
+    active, learning = list(model.active_adapters), [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        model.set_adapter(active[0] if len(active) == 1 else active)
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
+
+
 def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) -> None:
     """Add an adapter ``name`` with the weights that ``source`` has now, or give these to the copy that an earlier run has made.
 
@@ -267,23 +282,27 @@ def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) ->
         )
     if _kasa(model.peft_config[source]):
         raise AdapterError(f"adapter {source!r}: a copy of KaSA would cut its base once more; {APART}")
-    active, learning = list(model.active_adapters), [(p, p.requires_grad) for p in model.parameters()]
-    try:
-        if name not in model.peft_config:
-            _add_like(model, source, name, trainable)
-        set_state(model, name, adapter_state(model, source))
-        _check_copy(model, source, name)
-    except (AdapterError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        if name in model.peft_config:
-            model.delete_adapter(name)
-        raise AdapterError(
-            f"adapter {source!r}: PEFT has no second one of its kind that computes the same ({' '.join(str(error).split())[:200]}); "
-            f"{APART}"
-        ) from error
-    finally:
-        model.set_adapter(active[0] if len(active) == 1 else active)
-        for parameter, learns in learning:
-            parameter.requires_grad_(learns)
+    with switches_restored(model):
+        try:
+            if name not in model.peft_config:
+                _add_like(model, source, name, trainable)
+            set_state(model, name, adapter_state(model, source))
+            _check_copy(model, source, name)
+        except (
+            AdapterError,
+            AttributeError,
+            KeyError,
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            if name in model.peft_config:
+                model.delete_adapter(name)
+            raise AdapterError(
+                f"adapter {source!r}: PEFT has no second one of its kind that computes the same "
+                f"({' '.join(str(error).split())[:200]}); {APART}"
+            ) from error
     for parameter in adapter_parameters(model, name).values():
         parameter.requires_grad_(trainable and parameter.is_floating_point())
 

@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from trl_ext.adapters import shaken
+from trl_ext.adapters import shaken, switches_restored
 from trl_ext.forward import base_of
 from trl_ext.randomness import evaluating
 
@@ -50,25 +50,18 @@ def _compare(model: PeftModel, rows: Sequence[str | None], read: Callable[[Tenso
         return False
     size = base.config.get_text_config().vocab_size
     ids = torch.linspace(0, size - 1, min(size, MOST_TOKENS), device=device).long()[None]
-    active = list(model.active_adapters)
-    learning = [(p, p.requires_grad) for p in model.parameters()]
     adapters = [adapter for adapter in dict.fromkeys(rows) if adapter is not None]
     plain: dict[str | None, Tensor] = {}
-    try:
-        with evaluating(model), shaken(model, adapters):
-            for adapter in adapters:
-                model.set_adapter(adapter)
-                plain[adapter] = base(input_ids=ids).logits[0].float()
-            with model.disable_adapter():
-                plain[None] = base(input_ids=ids).logits[0].float()
-            try:
-                other = read(ids).float()
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-                return False  # this model cannot be read that way
-    finally:
-        model.set_adapter(active[0] if len(active) == 1 else active)  # type: ignore[arg-type]  # several may be active
-        for parameter, learns in learning:
-            parameter.requires_grad_(learns)
+    with switches_restored(model), evaluating(model), shaken(model, adapters):
+        for adapter in adapters:
+            model.set_adapter(adapter)
+            plain[adapter] = base(input_ids=ids).logits[0].float()
+        with model.disable_adapter():
+            plain[None] = base(input_ids=ids).logits[0].float()
+        try:
+            other = read(ids).float()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return False  # this model cannot be read that way
     effect = max(float((plain[adapter] - plain[None]).abs().max()) for adapter in adapters)
     gap = float((torch.stack([plain[adapter] for adapter in rows]) - other).abs().max())
     return gap <= (ROUNDED if _rounded(model) else EXACT) * effect

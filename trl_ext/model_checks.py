@@ -17,7 +17,7 @@ REFUSED = {
     "prophetnet": "its head reads several streams of predictions, and not one state for each token",
     "reformer": "its backward pass needs training mode, in which dropout is on",
 }
-"""Architectures that cannot be policies, and why. docs/howto/model.md has those that were tried."""
+"""Architectures that cannot be policies, and why. docs/models.md has those that were tried."""
 
 
 def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
