@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from trl_ext import distributed, maths
+from trl_ext.chat import context_of
 from trl_ext.prefix_tree import TreeLimits
 from trl_ext.randomness import evaluating
 from trl_ext.token_batch import PADDING, TokenBatch, ToRead
@@ -143,6 +144,12 @@ def reading_of(model: Any) -> Reading:
 def share_reading(model: Any) -> None:
     """Let all processes know what :func:`reading_of` says in the main one, which has the weights. They call this together."""
     _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
+
+
+def room_of(model: Any) -> int | None:
+    """Return how many tokens a Hugging Face model can read, or None if its configuration sets no limit."""
+    context = context_of(model.config)
+    return None if context is None else context - reading_of(model).first  # some begin to count behind 0
 
 
 def rounds(model: Any) -> bool:

@@ -33,7 +33,7 @@ from trl_ext.adapters import (
     shared_parameters,
     strays,
 )
-from trl_ext.chat import Tokenizer, context_of
+from trl_ext.chat import Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.forward import (
     base_of,
@@ -41,6 +41,7 @@ from trl_ext.forward import (
     in_regimes,
     length_regimes,
     read_actions,
+    room_of,
     rounds,
     share_reading,
     states_of,
@@ -679,7 +680,7 @@ class Learner:
         for name, model, ids in readers:
             if model is None or not len(rows):
                 continue
-            longest, room = max(ids.tree.lengths), context_of(base_of(model).config)
+            longest, room = max(ids.tree.lengths), room_of(base_of(model))
             if room is not None and longest > room:
                 raise ValueError(
                     f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a {name} with a longer "

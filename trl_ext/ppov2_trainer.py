@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext import distributed
 from trl_ext.adapters import fault
-from trl_ext.chat import Tokenizer, check_length, context_of
+from trl_ext.chat import Tokenizer, check_length
 from trl_ext.completion_checks import check_completions
-from trl_ext.forward import base_of, reading_of
+from trl_ext.forward import base_of, room_of
 from trl_ext.learner import Learner
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, mean
@@ -291,9 +291,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
                     "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
                 )
         longest, where = max(zip(prompts, wheres, strict=True), key=lambda pair: len(pair[0].ids))
-        base = base_of(self.learners["policy"].model)
-        context = context_of(base.config)
-        context = None if context is None else context - reading_of(base).first  # some begin to count behind 0
+        context = room_of(base_of(self.learners["policy"].model))
         remedy = "shorten the prompt, lower response_length, or leave such rows out (Dataset.filter)"
         check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
 

@@ -17,9 +17,9 @@ from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
 from trl_ext.adapters import adapter_parameters, check_company
 from trl_ext.central_critic import CentralCritic
-from trl_ext.chat import check_tokenizer, context_of
+from trl_ext.chat import check_tokenizer
 from trl_ext.devices import forked_rng
-from trl_ext.forward import base_of, reading_of
+from trl_ext.forward import base_of, room_of
 from trl_ext.learner import Learner, starting_point
 from trl_ext.model_checks import check_apart, check_policy_model
 from trl_ext.ppo_options import PPOOptions
@@ -83,9 +83,7 @@ class Team:
                     "policy name to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
                     "own, loaded a second time"
                 )
-        base, context = base_of(agent.model), context_of(agent.model.config)
-        context = None if context is None else context - reading_of(base).first  # some begin to count behind 0
-        voice = Voice(name, agent.tokenizer, context)
+        voice = Voice(name, agent.tokenizer, room_of(base_of(agent.model)))
         policy = Policy(voice, agent.model, adapter, agent.trainable, agent.learning_rate, agent.critic)
         self.policies[name] = policy
         return policy
