@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_ext.chat import RenderedChat, Tokenizer, context_of
+from trl_ext.chat import RenderedChat, Tokenizer
 from trl_ext.errors import UserError
-from trl_ext.forward import angles_depend_on_length, base_of, trunk_of
+from trl_ext.forward import angles_depend_on_length, base_of, room_of, trunk_of
 from trl_ext.learner import NonFiniteError
 from trl_ext.model_checks import sees_later_tokens
 from trl_ext.plain_text import encode_pieces, encode_text
@@ -180,7 +180,7 @@ class ModelReward:
                 f"reward model: token id {highest} is outside its vocabulary of {size}; pass its own tokenizer as "
                 "reward_processing_class, and texts are scored in place of the policy's ids"
             )
-        longest, room = max(map(len, rows)), context_of(base.config)
+        longest, room = max(map(len, rows)), room_of(base)
         if room is not None and longest > room:
             raise RewardError(
                 f"reward model: a text has {longest} tokens, and it reads at most {room}; use a model with a longer context, or lower "
