@@ -40,6 +40,7 @@ from trl_ext.devices import accelerators
 from trl_ext.learner import Learner
 from trl_ext.manifest import CheckpointError, verify, write_manifest
 from trl_ext.optimizer_files import RECORD, read_optimizer, save_optimizer
+from trl_ext.paths import below
 from trl_ext.shards import SHARDS, Shards, ShardWriter, load_model
 from trl_ext.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
 
@@ -105,7 +106,7 @@ class Learners(dict[str, Learner]):
         if missing := [name for name in self if name not in found]:
             raise CheckpointError(f"{folder.parent}: holds policies {found}, but this run has a policy {missing[0]!r}")
         for name, learner in self.items():
-            load_learner(learner, folder / name)
+            load_learner(learner, below(folder, name))
 
 
 class _SavingLearners:
@@ -114,12 +115,13 @@ class _SavingLearners:
     def __init__(self, learners: Mapping[str, Learner], folder: Path):
         if distributed.is_main():
             for name in learners:
-                shutil.rmtree(folder / name, ignore_errors=True)  # of a process that died while it wrote
-                (folder / name).mkdir(parents=True)
+                place = below(folder, name)
+                shutil.rmtree(place, ignore_errors=True)  # of a process that died while it wrote
+                place.mkdir(parents=True)
         distributed.barrier()  # the other processes write into these folders too
         writer = ShardWriter()
         for name, learner in learners.items():
-            save_learner(learner, folder / name, writer)
+            save_learner(learner, below(folder, name), writer)
         self._digests: dict[Path, str] = {}
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._write, args=(writer,), name=f"writes {folder}")
@@ -219,8 +221,9 @@ class SavingLost(CheckpointError):
 
 def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     for name, other in others.items():
-        (partial / "others" / name).mkdir(parents=True)
-        other.save(partial / "others" / name)
+        place = below(partial / "others", name)
+        place.mkdir(parents=True)
+        other.save(place)
     tensors, numbers = random_state()
     save_file(tensors, partial / "rng.safetensors")
     state = {**state, "rng": numbers}
@@ -247,7 +250,7 @@ def load_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved
     """
     policies.load(folder / "policies")
     for name, other in (others or {}).items():
-        other.load(folder / "others" / name)
+        other.load(below(folder / "others", name))
     state = read_state(folder)
     set_random_state((load_file(folder / "rng.safetensors"), state["rng"]))
     return state
@@ -304,7 +307,7 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
     """Save one adapter's configuration and weights directly in ``folder``, whatever the adapter's name."""
     model.save_pretrained(folder, selected_adapters=[adapter])
     # PEFT saves every adapter that is not called "default" in a subfolder of its name
-    nested = folder / adapter
+    nested = below(folder, adapter)
     if nested.is_dir():
         for path in nested.iterdir():
             os.replace(path, folder / path.name)

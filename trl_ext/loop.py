@@ -21,6 +21,7 @@ from trl_ext.interruptions import Discarded, Interrupted, Interruptions
 from trl_ext.learner import Learner
 from trl_ext.learning import Learning
 from trl_ext.metrics import Clock, Metrics
+from trl_ext.paths import below
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.prompts import shuffled_indices
 from trl_ext.resuming import Resuming
@@ -347,7 +348,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Hook: save one learner's policy: a single one in ``folder`` itself, others in ``folder/name``."""
-        self.learning.save_policy(name, folder if len(self.learners) == 1 else folder / name)
+        self.learning.save_policy(name, folder if len(self.learners) == 1 else below(folder, name))
 
     # -- pieces that seams share --------------------------------------------------------------------------------------
 

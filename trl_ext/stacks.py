@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trl_ext.atomic import replace_file
+from trl_ext.paths import below
 
 FOLDER = "stacks"
 """The folder in a run's folder with the answers."""
@@ -98,7 +99,7 @@ class Listener:
                 self._write(Path(name.decode()).name)
 
     def _write(self, name: str) -> None:
-        file = self.folder / FOLDER / f"{name}.txt"
+        file = below(self.folder / FOLDER, f"{name}.txt")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(file, all_stacks())

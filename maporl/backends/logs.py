@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 
+from trl_ext.paths import below
 from trl_ext.stacks import FOLDER
 
 LINES, LONGEST = 20, 300
@@ -20,12 +21,12 @@ _MOST = 2**16
 
 def log_of(folder: Path, name: str) -> Path:
     """Return the file that the process ``name`` of the run in ``folder`` prints to."""
-    return folder / "logs" / f"{name.replace(' ', '-')}.log"
+    return below(folder / "logs", f"{name.replace(' ', '-')}.log")
 
 
 def write_stacks(folder: Path, name: str, text: str) -> Path:
     """Write what a process that does not answer is doing into the folder of the run, under ``name``. Return the file."""
-    file = folder / FOLDER / f"{name.replace(' ', '-')}.txt"
+    file = below(folder / FOLDER, f"{name.replace(' ', '-')}.txt")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file

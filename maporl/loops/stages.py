@@ -20,6 +20,7 @@ from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from trl_ext import forward
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.paths import below
 
 
 class SampledDPOTrainer(DPOTrainer):
@@ -112,7 +113,7 @@ def train_jointly(
                 totals[pair.together] += delta
         for name, learner in learners.items():
             others = [totals[pair.together] - own for pair, own in zip(pairs[name], deltas[name], strict=True)]
-            learner.train(1, scratch / f"{name}-{number}", quiet, others, config.seed + number)
+            learner.train(1, below(scratch, f"{name}-{number}"), quiet, others, config.seed + number)
     return {name: learner.figures() for name, learner in learners.items()}
 
 

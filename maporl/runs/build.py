@@ -37,6 +37,7 @@ from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
 from trl_ext.forward import base_of
 from trl_ext.manifest import write_manifest
+from trl_ext.paths import below
 
 
 def build_trainer(
@@ -199,12 +200,13 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
     root = checkpoint / "policies" if (checkpoint / "policies").is_dir() else checkpoint
     for policy in policies.values():
         if policy.trainable:
-            if not (root / policy.name).is_dir():
+            own = below(root, policy.name)
+            if not own.is_dir():
                 raise CheckpointError(
                     f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
                 )
-            load_weights(policy.model, policy.adapter, root / policy.name)
-        elif has_weights(initial := checkpoint.parent / INITIAL / policy.name):
+            load_weights(policy.model, policy.adapter, own)
+        elif has_weights(initial := below(checkpoint.parent / INITIAL, policy.name)):
             load_weights(policy.model, policy.adapter, initial)
 
 
@@ -237,7 +239,7 @@ def _begin_once(config: Config, team: Team, device: torch.device, quiet: bool) -
     if initial.is_dir():
         check_initial(initial)
         for policy in team.policies.values():
-            load_unless_received(policy, initial / policy.name)
+            load_unless_received(policy, below(initial, policy.name))
         if distributed.is_main():
             distributed.barrier()
         return
@@ -245,6 +247,6 @@ def _begin_once(config: Config, team: Team, device: torch.device, quiet: bool) -
         _warm_start(config, team, device, quiet)
     with new_folder(initial) as partial:
         for policy in team.policies.values():
-            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial / policy.name)
+            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(partial, policy.name))
         write_manifest(partial)
     distributed.barrier()

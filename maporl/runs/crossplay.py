@@ -32,6 +32,7 @@ from maporl.team.team import Team
 from maporl.validation.checks import check
 from trl_ext import distributed
 from trl_ext.atomic import replace_file
+from trl_ext.paths import below
 
 ALIKE: dict[str, Callable[[Config], Any]] = {
     "restate": lambda config: config.restate,
@@ -131,7 +132,7 @@ def _differs(name: str, entrants: Sequence[Entrant]) -> bool:
 def _check_frozen(entrant: Entrant) -> None:
     """Check that the weights of frozen tiny models, which are built at random, were saved when the run started."""
     for name, section in entrant.config.agents.items():
-        kept = entrant.folder / "initial" / (section.policy or name)
+        kept = below(entrant.folder / "initial", section.policy or name)
         if section.tiny is not None and not section.trainable and not kept.is_dir():
             raise RunError(
                 f"{entrant.folder}: agents.{name} is a frozen tiny model, and {kept} with its weights is missing; only "

@@ -31,6 +31,7 @@ from maporl.team.initial import INITIAL
 from maporl.team.team import Team
 from maporl.validation.preflight import tasks_of
 from trl_ext.checkpoint import load_weights, save_policy_weights
+from trl_ext.paths import below
 
 OTHERS = "others"
 """What stages hand on beside the policies, such as a verifier."""
@@ -42,14 +43,14 @@ def team_with(config: Config, weights: Path) -> Team:
     find_device(config)
     team = Team.from_config(config)
     for policy in team.policies.values():
-        load_weights(policy.model, policy.adapter, weights / policy.name)
+        load_weights(policy.model, policy.adapter, below(weights, policy.name))
     return team
 
 
 def save_team(team: Team, folder: Path) -> None:
     """Write the weights of all policies into ``folder``."""
     for policy in team.policies.values():
-        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / policy.name)
+        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(folder, policy.name))
 
 
 class StageRun:
@@ -132,11 +133,13 @@ class StageRun:
             mine = [row for row in rows if row.policy == policy.name]
             if not mine:
                 continue
-            (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+            below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             with tempfile.TemporaryDirectory() as scratch:
                 own = train_turn_critic(self.config, self.section, policy, mine, Path(scratch), self.quiet)
             figures[policy.name] |= own
-            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder / TURN_CRITIC / policy.name)
+            save_policy_weights(
+                policy.model, policy.adapter, policy.tokenizer, below(folder / TURN_CRITIC, policy.name)
+            )
         del critics
         save_team(team_with(self.config, self.weights), folder)
         _write_manifest(folder, {"utterances": ""} | figures)
@@ -160,7 +163,7 @@ class StageRun:
         pairs: list[Pair] = []
         with (folder / "candidates.jsonl").open("w", encoding="utf-8") as file:
             for name in dict.fromkeys(row.policy for row in states):
-                if not (trained / TURN_CRITIC / name).is_dir():
+                if not below(trained / TURN_CRITIC, name).is_dir():
                     self.tell(
                         f"warning: {self._place}: policy {name!r} has no critic of turns, so nothing is ranked for it"
                     )
@@ -170,7 +173,7 @@ class StageRun:
                     critics.policies[name],
                     [r for r in states if r.policy == name],
                 )
-                load_weights(critic.model, critic.adapter, trained / TURN_CRITIC / name)
+                load_weights(critic.model, critic.adapter, below(trained / TURN_CRITIC, name))
                 key = (config.seed, "rank_halves", self.number, self.position)
                 found = sample_candidates(
                     config, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key
@@ -231,7 +234,7 @@ class StageRun:
             if mine:
                 check_both_kinds(manifest[policy.name], where, policy.name)
                 own[policy.name] = mine
-                (folder / f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
+                below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             elif policy.name in spoke:
                 self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
         for name, figures in self._train_policies(team, judge, own).items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.errors import UserError
+from trl_ext.paths import below
 
 logger = logging.getLogger(__name__)
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -50,7 +51,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, name: str = "sandbox", valid: Callable[[dict[str, Any]], bool] | None = None):
-        self.path, self._valid = folder / f"{name}.sqlite", valid
+        self.path, self._valid = below(folder, f"{name}.sqlite"), valid
         try:
             folder.mkdir(parents=True, exist_ok=True)
             try:

@@ -7,6 +7,7 @@ from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError, install_command
 from trl_ext.attention import fault
+from trl_ext.paths import fault_of_name
 
 
 def check_agents(config: Config, where: str) -> None:
@@ -15,15 +16,32 @@ def check_agents(config: Config, where: str) -> None:
     Raises:
         ConfigError: something is wrong. The message begins with ``where`` and names the first fault.
     """
+    check_names(config, where)
     for name, agent in config.agents.items():
         _check_agent(name, agent, where)
     _check_policies(config, where)
 
 
+def check_names(config: Config, where: str) -> None:
+    """Check that agents and policies, whose weights are in folders of their names, have names of folders.
+
+    Raises:
+        ConfigError: a name cannot be a folder's.
+    """
+    for name, agent in config.agents.items():
+        _check_folder_name(name, f"{where}: agents")
+        if agent.policy is not None:
+            _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
+        if isinstance(agent.policy_per, list):
+            if not agent.policy_per:
+                raise ConfigError(
+                    f"{where}: agents.{name}.policy_per: names no policy; list one for each turn, or remove it"
+                )
+            for policy in agent.policy_per:
+                _check_folder_name(policy, f"{where}: agents.{name}.policy_per")
+
+
 def _check_agent(name: str, agent: AgentSection, where: str) -> None:
-    _check_folder_name(name, f"{where}: agents")
-    if agent.policy is not None:
-        _check_folder_name(agent.policy, f"{where}: agents.{name}.policy")
     _check_engine(name, agent, where)
     if not agent.weights:
         return
@@ -92,7 +110,7 @@ def _check_engine(name: str, agent: AgentSection, where: str) -> None:
 
 
 def _check_folder_name(name: str, where: str) -> None:
-    if not name.replace("_", "").replace("-", "").isalnum():
+    if fault_of_name(name) or not name.replace("_", "").replace("-", "").isalnum():
         raise ConfigError(f"{where}: {name!r} cannot be the name of a folder; use letters, digits, '-' and '_'")
 
 

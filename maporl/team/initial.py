@@ -8,6 +8,7 @@ from maporl.team.pretrained import has_weights
 from trl_ext.checkpoint import CheckpointError, load_weights
 from trl_ext.forward import base_of
 from trl_ext.manifest import MANIFEST, DamagedCheckpoint, verify
+from trl_ext.paths import below
 
 INITIAL = "initial"
 
@@ -15,8 +16,8 @@ INITIAL = "initial"
 def load_initial(policies: Iterable[Policy], initial: Path) -> None:
     """Load the weights in ``initial`` into those ``policies`` that have some there."""
     for policy in policies:
-        if has_weights(initial / policy.name):
-            load_unless_received(policy, initial / policy.name)
+        if has_weights(own := below(initial, policy.name)):
+            load_unless_received(policy, own)
 
 
 def load_unless_received(policy: Policy, folder: Path) -> None:

@@ -15,10 +15,11 @@ from maporl.config.parse import override
 from maporl.errors import RunError
 from maporl.rewards.likelihood import asks_untrained
 from maporl.team.agents import Policy
-from maporl.team.checks import check_agents
+from maporl.team.checks import check_agents, check_names
 from maporl.team.loading import policy_names
 from maporl.team.pulled import reach_of
 from trl_ext.checkpoint import load_weights
+from trl_ext.paths import UnsafeName, below, within
 
 
 def find_run(name: str | Path) -> Path:
@@ -69,6 +70,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
     given = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
+    check_names(parsed, str(file))
     for agent, section in values["agents"].items():
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
@@ -77,7 +79,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
                 not asks_untrained(values.get("restate", "off"), (values.get("reward") or {}).get("sources") or ())
                 and not {"model", "adapter", "tokenizer"} & kept.keys()
             ):
-                section |= _trained(section, root / policy_names(agent, parsed.agents[agent], parsed)[0])
+                section |= _trained(section, below(root, policy_names(agent, parsed.agents[agent], parsed)[0]))
     if not local and (reach := reach_of(values, given, root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
@@ -100,8 +102,11 @@ def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dic
     for key in ("model", "tokenizer", "adapter"):
         value = section.get(key)
         for start in (f"{output_dir}/", "./"):
-            if isinstance(value, str) and value.startswith(start) and ".." not in value:
-                place = folder / value.removeprefix(start)
+            if isinstance(value, str) and value.startswith(start):
+                try:
+                    place = within(folder, value.removeprefix(start))
+                except UnsafeName:  # it leads elsewhere, so it is not one of the folder's own places
+                    continue
                 if place.is_dir():
                     found[key] = str(place)
     return found
@@ -129,7 +134,7 @@ def check_complete(config: Config, folder: Path) -> None:
     root = weights_of(folder)
     trained = [(name, s) for name, s in config.agents.items() if s.weights and s.trainable]
     policies = [policy for name, section in trained for policy in policy_names(name, section, config)]
-    missing = [policy for policy in policies if not (root / policy).is_dir()]
+    missing = [policy for policy in policies if not below(root, policy).is_dir()]
     if missing:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
 
@@ -148,7 +153,7 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
         CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
     """
     for name, policy in policies.items():
-        places = (weights_of(folder) / name, folder / "initial" / name)
+        places = (below(weights_of(folder), name), below(folder / "initial", name))
         own = next((path for path in places if has_weights(path)), None)
         known = policy.adapter is None and policy.model.config._name_or_path == str(own)
         if own is not None and not known:

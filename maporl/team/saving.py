@@ -24,6 +24,7 @@ from trl_ext.atomic import new_folder, replace_file
 from trl_ext.attention import ATTENTIONS
 from trl_ext.checkpoint import save_model, save_policy_weights
 from trl_ext.forward import base_of
+from trl_ext.paths import below
 from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of
 
 BASE = "base"
@@ -70,15 +71,15 @@ class SavedTeam:
         for name, policy in self._policies():
             if not self._saves_weights(policy):
                 if self._owners[id(policy.tokenizer)] == name:
-                    policy.tokenizer.save_pretrained(tokenizers / name)
+                    policy.tokenizer.save_pretrained(below(tokenizers, name))
                 continue
             base = base_of(policy.model)
             # the base that is saved below an adapter is the one that its initialisation has changed already
             settles = policy.adapter is not None and self._names[id(base)] is None
             with settled(policy.model, str(policy.adapter)) if settles else nullcontext():
-                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, weights / name)
+                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(weights, name))
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
-                save_model(base, weights / name / BASE, base_state(base))
+                save_model(base, below(weights, name) / BASE, base_state(base))
 
     def _policies(self) -> Iterator[tuple[str, Policy]]:
         """Return the policies that speak for an agent. Those of past opponents are not described."""

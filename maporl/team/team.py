@@ -22,6 +22,7 @@ from trl_ext.devices import forked_rng
 from trl_ext.forward import base_of, room_of
 from trl_ext.learner import Learner, starting_point
 from trl_ext.model_checks import check_apart, check_policy_model
+from trl_ext.paths import fault_of_name
 from trl_ext.ppo_options import PPOOptions
 from trl_ext.ppov2_config import PPOv2Config
 from trl_ext.sampling_options import stop_ids_of
@@ -58,6 +59,8 @@ class Team:
         name = agent.policy or agent.name
         if name in self.policies:
             return self.policies[name]
+        if fault := fault_of_name(name):  # its weights are saved in a folder of this name
+            raise ValueError(f"policy {name!r:.80}: its name {fault}; use letters, digits, '-' and '_'")
         if agent.model is None or agent.tokenizer is None:
             raise ValueError(f"agent {agent.name!r}: pass a model and its tokenizer, or engine='human'")
         check_tokenizer(agent.tokenizer, f"agent {agent.name!r}")

@@ -29,6 +29,7 @@ from trl_ext.atomic import new_folder
 from trl_ext.checkpoint import save_policy_weights
 from trl_ext.jsonl import whole_lines
 from trl_ext.master_weights import MasterAdamW
+from trl_ext.paths import below
 from trl_ext.run_lock import RunLock
 
 
@@ -152,7 +153,7 @@ def _train_policies(
                 trainer.remove_callback(PrinterCallback)
             losses[policy.name] = float(trainer.train().training_loss)
         if distributed.is_main():
-            with new_folder(folder / policy.name) as partial:
+            with new_folder(below(folder, policy.name)) as partial:
                 save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial)
     return losses
 

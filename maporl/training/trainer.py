@@ -68,6 +68,7 @@ from trl_ext.frozen import Frozen
 from trl_ext.learning import Learning
 from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
+from trl_ext.paths import below
 from trl_ext.ppov2_config import check_args
 from trl_ext.scoring import RewardFunction
 
@@ -565,7 +566,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
-        self.learning.save_policy(name, folder / name)
+        self.learning.save_policy(name, below(folder, name))
         learner, args = self.learners[name], self.args
         facts = CardFacts(
             team=self.team.names(),
@@ -579,7 +580,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             cliprange=args.cliprange,
             learning_rate=learner.learning_rate,
         )
-        write_model_card(folder / name, self.team.policies[name], facts)
+        write_model_card(below(folder, name), self.team.policies[name], facts)
 
     def checkpoint_others(self) -> dict[str, Saved]:
         """Return the reward sources that learn, the central critic and the past policies, by name."""

@@ -35,6 +35,7 @@ from trl_ext import distributed
 from trl_ext.checkpoint import save_policy_weights
 from trl_ext.drawing import number_of
 from trl_ext.forward import base_of
+from trl_ext.paths import below
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling_options import Sampled
 from trl_ext.stop_strings import StopStrings
@@ -272,7 +273,7 @@ class VLLMEngine(Engine):
 
     def _send_adapter(self, name: str, policy: Policy, old: str | None) -> None:
         section, new = self.sections[name], self._names[name]
-        folder = Path(section.folder or self.folder).resolve() / new
+        folder = below(Path(section.folder or self.folder).resolve(), new)
         save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
         rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
         for url in self._places[name]:
