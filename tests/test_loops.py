@@ -33,7 +33,7 @@ from maporl.report.story import story
 from maporl.rewards.rules import build_rules
 from maporl.runs import loop as loops
 from maporl.runs.train import train
-from maporl.storage.run_folder import RunExists
+from maporl.storage.run_folder import RunExists, has_final
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json
 from maporl.validation.load import from_dict
@@ -740,6 +740,13 @@ def test_a_round_is_recorded_once_even_if_a_kill_came_between_its_two_files(tmp_
     metrics.write_text(whole[0].splitlines(keepends=True)[0])
     loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), True, True, lambda line: None)
     assert (metrics.read_text(), dialogues.read_text()) == whole
+    dialogues.write_text("".join(whole[1].splitlines(keepends=True)[1:]))  # and what is lost is written again
+    shutil.rmtree(tmp_path / "run/final")
+    (tmp_path / "run/final").mkdir()
+    told = []
+    loops.run_loop(looped(tmp_path / "run", STAGES[:1], rounds=2), True, True, told.append)
+    assert (metrics.read_text(), dialogues.read_text()) == whole and has_final(tmp_path / "run")
+    assert any("held no weights; it is now" in line for line in told)
 
 
 def test_malt_refines_every_draft(tmp_path):

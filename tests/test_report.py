@@ -5,6 +5,7 @@ import base64
 import gzip
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -28,10 +29,11 @@ from maporl.report.failures import failures
 from maporl.report.health import health
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.metric_panels import ROWS, lines_of
-from maporl.report.page import payload, render, write_report
+from maporl.report.page import as_json, payload, render, write_report
 from maporl.report.read import Recorded, RunReader, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.report.terminal import frame, sparkline
+from maporl.runs.push import push
 from maporl.text import LONGEST, visible
 from maporl.types import (
     Call,
@@ -510,14 +512,7 @@ def test_a_longer_run_shows_its_last_evaluation_and_an_even_selection(tmp_path):
         (lambda f: None, "no such folder; give the output_dir of a run"),
         (lambda f: f.mkdir(), "is not a run: it has neither config.yaml nor metrics.jsonl nor dialogues.jsonl, and is empty"),
         (lambda f: (f.mkdir(), (f / "notes.txt").write_text("x")), "and holds notes.txt"),
-        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text("{}\n")), r"metrics.jsonl: a record has no 'step'; it was not written by this version"),
-        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')), r"metrics.jsonl: line 1 is damaged"),
-        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_bytes(b"\xff\xfe\n\n")), r"metrics.jsonl: line 1 is damaged"),
-        (lambda f: (f.mkdir(), (f / "dialogues.jsonl").write_text('{"step": 1}\n')), r"dialogues.jsonl: a record has no 'example'"),
         (lambda f: (f.mkdir(), (f / "config.yaml").write_text("a: [")), r"config.yaml: cannot be read"),
-        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text("{}")), "evaluation_after.json: has no 'turns'"),
-        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text('{"turns": [3], "flips": []}')), r"evaluation_after.json: is not an evaluation \(TypeError"),
-        (lambda f: write_run(f, after=None) and (f / "evaluation_after.json").write_text((f / "evaluation_before.json").read_text().replace('"count": 0.0, "total": 10', '"count": 11, "total": 10')), r"is not an evaluation \(ValueError\('11 of 10 cannot be a share'\)\)"),
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, make, message):
@@ -525,6 +520,70 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path, make, message):
     result = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
     assert result.exit_code == 1 and re.search(message, result.output), result.output
     assert result.output.startswith("error: ") and result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text("{}\n")), r"metrics.jsonl: a record has no 'step'; it was not written by this version"),
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')), r"metrics.jsonl: line 1 is damaged"),
+        (lambda f: (f.mkdir(), (f / "metrics.jsonl").write_bytes(b"\xff\xfe\n\n")), r"metrics.jsonl: line 1 is damaged"),
+        (lambda f: (f.mkdir(), (f / "dialogues.jsonl").write_text('{"step": 1}\n')), r"dialogues.jsonl: a record has no 'example'"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text("{}")), "evaluation_after.json: has no 'turns'"),
+        (lambda f: (f.mkdir(), (f / "config.yaml").write_text(""), (f / "evaluation_after.json").write_text('{"turns": [3], "flips": []}')), r"evaluation_after.json: is not an evaluation \(TypeError"),
+        (lambda f: write_run(f, after=None) and (f / "evaluation_after.json").write_text((f / "evaluation_before.json").read_text().replace('"count": 0.0, "total": 10', '"count": 11, "total": 10')), r"is not an evaluation \(ValueError\('11 of 10 cannot be a share'\)\)"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_is_left_out_and_named(tmp_path, caplog, make, message):
+    """The page is written all the same, and it and the terminal say what it lacks."""
+    make(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert result.exit_code == 0 and re.search(message, caplog.text), result.output
+    told = data_of((tmp_path / "run/report.html").read_text())["runs"][0]["story"][-1]
+    assert told["title"] == "What could not be read?" and re.search(message, told["text"]), told
+    with pytest.raises(RunError, match=message):
+        push(tmp_path / "run", "org/team", dry_run=True)
+
+
+def places_in(value, at=()):
+    """The place of every value within ``value``."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, part in inside:
+        yield (*at, key)
+        yield from places_in(part, (*at, key))
+
+
+def test_a_page_is_written_of_records_with_any_damage(tmp_path):
+    """One value of a record is another, or is gone: the page shows the other records, and names this one or shows it too."""
+    draw, folder, odd, named = (
+        random.Random(0),
+        tmp_path / "run",
+        [None, "x", -1, 10**30, 1.5, True, [], {}, [1], {"a": 1}, [None], [{}], "\ud800"],
+        0,
+    )
+    write_run(folder, dialogues=AFTER)
+    names = ["metrics.jsonl", "dialogues.jsonl", "evaluation_after.jsonl", "evaluation_after.json"]
+    whole = {name: (folder / name).read_text() for name in names}
+    recorded = read_run(folder).recorded
+    for number in range(200):
+        name = names[number % 4]
+        rows = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
+        row = place = draw.choice(rows)
+        *way, last = draw.choice(list(places_in(row)))
+        for key in way:
+            place = place[key]
+        if draw.random() < 0.2:
+            del place[last]
+        else:
+            place[last] = draw.choice(odd)
+        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
+        run = read_run(folder)
+        as_json(payload([run]))
+        lost = 0 if name == "metrics.jsonl" or not run.damaged else 1 if name.endswith("l") else run.recorded - recorded
+        named += bool(run.damaged)
+        assert abs(recorded - run.recorded) == abs(lost), (name, way, last)
+        (folder / name).write_text(whole[name])
+    assert named > 10 and not read_run(folder).damaged
 
 
 def test_a_run_that_was_cut_off_or_has_not_begun_has_a_report(tmp_path):

@@ -5,6 +5,7 @@ import logging
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import processes
 import pytest
@@ -21,6 +22,7 @@ from maporl.runs.claim import claim, must_be_free
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.tasks import TaskError
 from trl_ext import PPOv2Config, PPOv2Trainer, manifest
+from trl_ext.checkpoint import read_state
 from trl_ext.checkpoint_folder import list_checkpoints
 from trl_ext.fingerprint import DATA, DataChanged, check_data, fingerprint
 from trl_ext.jsonl import DamagedRecord
@@ -527,3 +529,65 @@ def test_a_run_that_lost_its_configuration_is_not_sent_in_circles(ended):
         run.train(config(ended), resume=False, quiet=True)
     with pytest.raises(CheckpointError, match=r"no config\.yaml, .*; restore it, or start in another folder"):
         run.train(config(ended), resume=True, quiet=True)
+
+
+def cut(file, to):
+    file.write_bytes(file.read_bytes()[:to])
+
+
+def without(file, line):
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
+
+
+LOSSES = {
+    "half a line": ("dialogues.jsonl", lambda file: cut(file, -50)),
+    "a line in the middle": ("metrics.jsonl", lambda file: without(file, 1)),
+    "the last line": ("metrics.jsonl", lambda file: without(file, 3)),
+    "all metrics": ("metrics.jsonl", Path.unlink),
+    "all dialogues": ("dialogues.jsonl", Path.unlink),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_records_that_are_lost_before_a_resume_are_said(calm, ended, caplog, loss):
+    shutil.rmtree(ended / "final")
+    name, lose = LOSSES[loss]
+    had = (ended / name).stat().st_size
+    lose(ended / name)
+    run.train(config(ended), resume=True, quiet=True)
+    left = (ended / name).stat().st_size if (ended / name).exists() else 0
+    assert f"{ended / name}: {had - left} of the {had} bytes that it had at checkpoint-4 are missing" in caplog.text
+    for agent in ("ann", "bob"):
+        weights = [(folder / f"final/{agent}/model.safetensors").read_bytes() for folder in (calm, ended)]
+        assert weights[0] == weights[1], "the training itself lacks nothing"
+
+
+def test_whole_records_are_not_said_to_be_lost(ended, caplog):
+    """A checkpoint knows how long the records were. Later ones that a resume sets aside are not missing."""
+    lengths = read_state(ended / "checkpoint-2")["records"]
+    assert lengths == {
+        name: sum(len(line) for line in (ended / name).read_bytes().splitlines(keepends=True) if json.loads(line)["step"] <= 2)
+        for name in ("metrics.jsonl", "dialogues.jsonl")
+    }  # fmt: skip
+    resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-2")
+    cut(ended / "dialogues.jsonl", -1)  # the break after a whole line is not a loss, and comes back
+    resumed_trainer(ended).train(resume_from_checkpoint="checkpoint-4")
+    assert "missing" not in caplog.text
+
+
+@pytest.mark.parametrize("left", ["empty", "empty folders", "a link", "a link that leads nowhere", "a file"])
+def test_a_final_without_weights_is_no_end(calm, ended, tmp_path, caplog, left):
+    (ended / "final").rename(tmp_path / "elsewhere")
+    final = ended / "final"
+    if left.startswith("empty"):
+        (final if left == "empty" else final / "ann").mkdir(parents=True)
+    elif left == "a file":
+        final.write_text("")
+    else:
+        final.symlink_to(tmp_path / ("elsewhere" if left == "a link" else "nowhere"))
+    assert not read_run(ended).finished
+    run.train(config(ended), resume=True, quiet=True)
+    same_end(ended, calm)
+    assert f"{final}: holds no weights; it is now {final}.abandoned" in caplog.text and read_run(ended).finished
+    assert final.is_dir() and not final.is_symlink()

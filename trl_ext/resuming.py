@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext import distributed
+from trl_ext.atomic import flush
 from trl_ext.checkpoint import CheckpointWriter, Saved, SavingLost, load_checkpoint, read_state
 from trl_ext.checkpoint_folder import (
     check_space,
@@ -63,10 +64,16 @@ class Resuming:
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
-        self._saving = CheckpointWriter(
-            self._checkpoint_folder(), self.learning, self.checkpoint_state(), self.checkpoint_others()
-        )
+        state = self.checkpoint_state() | {"records": distributed.on_main(self._synced_records)}
+        self._saving = CheckpointWriter(self._checkpoint_folder(), self.learning, state, self.checkpoint_others())
         self.finish_checkpoint(wait=not self.args.async_save)
+
+    def _synced_records(self) -> dict[str, int]:
+        """Return the bytes of the files with records, which are on the disk by now as the checkpoint will be."""
+        files = [file for file in self.record_files() if file.exists()]
+        for file in files:
+            flush(file)
+        return {file.name: file.stat().st_size for file in files}
 
     def finish_checkpoint(self, wait: bool = True) -> None:
         """Complete the checkpoint that is being written, if there is one, and tell the callbacks. All processes call this.
@@ -166,11 +173,25 @@ class Resuming:
         moved = self.set_results_aside() if step < self.state.max_steps else []
         moved += set_later_aside(self.folder, resumed, step, why)
         records = [set_records_aside(file, step) for file in self.record_files() if file.exists()]
+        if place_of(resumed, self.folder):
+            self._tell_gaps(resumed)
         if moved := [*moved, *filter(None, records)]:
             names = ", ".join(path.name for path in moved)
             logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
         else:
             print(f"{self.folder}: resumes after update {step}", file=sys.stderr, flush=True)
+
+    def _tell_gaps(self, resumed: Path) -> None:
+        """Warn if a file has lost records that it had when the checkpoint ``resumed`` was written."""
+        had = read_state(resumed).get("records", {})
+        for file in self.record_files():
+            size = file.stat().st_size if file.exists() else 0
+            if size < had.get(file.name, 0):
+                logger.warning(
+                    "%s: %d of the %d bytes that it had at %s are missing, and with them records of updates: figures and "
+                    "pages of this run have a gap. Restore the file from a backup and resume again, if you have one",
+                    file, had[file.name] - size, had[file.name], resumed.name,
+                )  # fmt: skip
 
     def begin_run(self, resumes: bool) -> None:
         """Hook: the run can begin, and no checkpoint is loaded yet. By default this does nothing.

@@ -14,6 +14,7 @@ from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.text import visible
+from trl_ext.jsonl import DamagedRecord
 
 
 def is_there(file: Path) -> bool:
@@ -116,15 +117,18 @@ def _json(file: Path) -> Any:
         return None
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
+    except OSError as error:
         raise RunError(f"{file}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecord(f"{file}: cannot be read: {error}") from None
 
 
 def read_crossplay(file: Path) -> CrossPlay | None:
     """Return the cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another run.
 
     Raises:
-        RunError: the file cannot be read, or is not a cross-play.
+        RunError: the file cannot be read.
+        DamagedRecord: it is not a cross-play.
     """
     if (content := _json(file)) is None:
         return None
@@ -133,7 +137,7 @@ def read_crossplay(file: Path) -> CrossPlay | None:
         named = any(Path(name).name == file.resolve().parent.name for name in play.runs)
         return play if named else None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise RunError(
+        raise DamagedRecord(
             f"{file}: is not a cross-play ({error!r:.200}); write it again with maporl crossplay, or remove it"
         ) from None
 
@@ -142,15 +146,16 @@ def read_evaluation(file: Path) -> Evaluation | None:
     """Return the evaluation in a file; None if it is missing.
 
     Raises:
-        RunError: the file cannot be read, or is not an evaluation.
+        RunError: the file cannot be read.
+        DamagedRecord: it is not an evaluation.
     """
     if (content := _json(file)) is None:
         return None
     if not isinstance(content, dict) or not content.get("turns") or "flips" not in content:
-        raise RunError(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
+        raise DamagedRecord(f"{file}: has no 'turns' and 'flips'; it was not written by this version of maporl")
     try:
         return Evaluation.from_json(content)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise RunError(
+        raise DamagedRecord(
             f"{file}: is not an evaluation ({error!r:.200}); it was not written by this version of maporl"
         ) from None

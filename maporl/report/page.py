@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -31,6 +32,7 @@ from trl_ext.atomic import replace_file
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
 STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
+logger = logging.getLogger(__name__)
 
 
 SCORE = "reward/score"
@@ -197,7 +199,7 @@ def as_json(content: dict[str, Any]) -> bytes:
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
-    """Write the report of the runs in ``folders`` and return its file: ``output``, or else ``report.html`` in the
+    """Write the report of the runs in ``folders``, with a warning for records that cannot be read, and return its file: ``output``, or else ``report.html`` in the
     folder of a single run and ``comparison.html`` in the working directory for several.
 
     Raises:
@@ -205,6 +207,8 @@ def write_report(folders: Sequence[str | Path], output: str | Path | None = None
             earlier report is ever overwritten.
     """
     runs = [read_run(folder) for folder in folders]
+    for fault in (fault for run in runs for fault in run.damaged):
+        logger.warning("%s", fault)
     if output is None:
         output = runs[0].folder / "report.html" if len(runs) == 1 else Path("comparison.html")
     output = Path(output)

@@ -10,6 +10,7 @@ from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation
+from maporl.storage.run_folder import has_final
 from maporl.types import Dialogue, Stop, from_record
 from trl_ext.jsonl import DamagedRecord, whole_lines
 
@@ -43,7 +44,8 @@ class Recorded:
 @dataclass
 class Run:
     """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
-    ``crossplay`` is the latest cross-play that the run took part in.
+    ``crossplay`` is the latest cross-play that the run took part in. ``damaged`` names in sentences what could not be read
+    of the records: it is left out of all the rest.
     """
 
     folder: Path
@@ -55,6 +57,7 @@ class Run:
     after: Evaluation | None = None
     finished: bool = False
     crossplay: CrossPlay | None = None
+    damaged: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -107,6 +110,7 @@ class RunReader:
         self._metrics: list[dict[str, Any]] = []
         self._held_out: dict[str, Evaluation] = {}
         self._read: dict[str, tuple[int, int]] = {}  # by file: its inode, and the byte up to which it was read
+        self._damaged: dict[str, list[str]] = {}  # by file: why records of it were left out
 
     def read(self) -> Run:
         """The run as it is now.
@@ -121,7 +125,7 @@ class RunReader:
         config = read_config(self.folder / "config.yaml")
         self._metrics += self._new("metrics.jsonl", self._numbers)
         for when in HELD_OUT:
-            report = read_evaluation(self.folder / f"evaluation_{when}.json")
+            report = self._whole(read_evaluation, f"evaluation_{when}.json")
             if report is not None:  # it is written after the dialogues that it counts
                 self._held_out[when] = report
                 self._take(f"evaluation_{when}.jsonl", when)
@@ -134,21 +138,33 @@ class RunReader:
             self._number,
             self._held_out.get("before"),
             self._held_out.get("after"),
-            (self.folder / "final").is_dir(),
-            read_crossplay(self.folder / CROSSPLAY),
+            has_final(self.folder),
+            self._whole(read_crossplay, CROSSPLAY),
+            [_left_out(self.folder / name, faults) for name, faults in self._damaged.items() if faults],
         )
+
+    def _whole(self, read: Callable[[Path], Kept], name: str) -> Kept | None:
+        """What ``read`` reads of a file, or None if the file is damaged."""
+        self._damaged[name] = []  # it is written anew, and not longer
+        try:
+            return read(self.folder / name)
+        except DamagedRecord as error:
+            self._damaged[name] = [str(error)]
+            return None
 
     def _numbers(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, dict) or not _counts(record.get("step"), MOST_STEPS):
-            raise self._older("metrics.jsonl", "'step'")
+            raise _older(self.folder / "metrics.jsonl", "'step'")
         return record
 
     def _take(self, name: str, when: str | None) -> None:
         def played(record: Any) -> tuple[When, Dialogue]:
-            missing = _missing(record, when)
-            if missing:
-                raise self._older(name, missing)
-            return when or record["step"], _dialogue(record)
+            if missing := _missing(record, when):
+                raise _older(self.folder / name, missing)
+            try:
+                return when or record["step"], _dialogue(record)
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+                raise DamagedRecord(f"{self.folder / name}: a record is not a dialogue ({error!r:.200})") from None
 
         for one, dialogue in self._new(name, played):
             key = f"{one}/{dialogue.example.id}"
@@ -167,14 +183,21 @@ class RunReader:
         if not is_there(file):
             return []
         _, start = self._read.get(name, (0, 0))
-        found = []
+        found: list[Kept] = []
+        faults, ends = self._damaged.setdefault(name, []), [start]
+
+        def damaged(end: int, fault: DamagedRecord) -> None:
+            ends.append(end)
+            faults.append(str(fault))
+
         try:
-            for end, record in whole_lines(file, start):
-                found.append(kept(record))
-                start = end
-            self._read[name] = (file.stat().st_ino, start)
-        except DamagedRecord as error:
-            raise RunError(str(error)) from None
+            for end, record in whole_lines(file, start, damaged):
+                try:
+                    found.append(kept(record))
+                    ends.append(end)
+                except DamagedRecord as fault:
+                    damaged(end, fault)
+            self._read[name] = (file.stat().st_ino, ends[-1])
         except OSError as error:
             raise RunError(f"{file}: cannot be read: {error.strerror}") from None
         return found
@@ -185,8 +208,16 @@ class RunReader:
         file = self.folder / name
         return not file.exists() or file.stat().st_ino != inode or file.stat().st_size < end
 
-    def _older(self, name: str, what: str) -> RunError:
-        return RunError(f"{self.folder / name}: a record has no {what}; it was not written by this version of maporl")
+
+def _older(file: Path, what: str) -> DamagedRecord:
+    return DamagedRecord(f"{file}: a record has no {what}; it was not written by this version of maporl")
+
+
+def _left_out(file: Path, faults: list[str]) -> str:
+    """What of a file is left out, in a sentence."""
+    if len(faults) == 1:
+        return f"{faults[0]}. It is left out."
+    return f"{file}: {len(faults)} records cannot be read, and are left out. The first: {faults[0]}"
 
 
 def _must_be_run(folder: Path) -> None:

@@ -32,6 +32,7 @@ def story(run: Run) -> list[dict[str, str]]:
         ("When do they listen?", "" if game else listening(run)),
         ("How do they use tools?", calling(run)),
         ("Do the agents work with others?", told(run.crossplay) if run.crossplay else ""),
+        ("What could not be read?", " ".join(run.damaged)),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.config.imports import FINGERPRINTS
-from maporl.storage.run_folder import RunExists
+from maporl.storage.run_folder import RunExists, has_final
 from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
-from maporl.training.run_record import AFTER, CONFIG, FINAL, module_fingerprints, rest_of
+from maporl.training.run_record import AFTER, CONFIG, module_fingerprints, rest_of
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import replace_file
 from trl_ext.fingerprint import check_data, fingerprint, remember_data
@@ -60,7 +60,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
 def has_ended(folder: Path, config: Config) -> bool:
     """Return whether the run in ``folder`` has its final weights, and their evaluation if it has one."""
     evaluated = not config.evaluation.questions or (folder / AFTER).exists()
-    return evaluated and (folder / FINAL).is_dir()
+    return evaluated and has_final(folder)
 
 
 def must_hold_run(folder: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from maporl.rollout.suite import CHUNK
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop_stage import StageRun, save_team, team_with
-from maporl.storage.run_folder import RunFolder
+from maporl.storage.run_folder import RunFolder, has_final
 from maporl.tasks import build_task
 from maporl.team.initial import INITIAL
 from maporl.text import printable
@@ -38,6 +39,7 @@ from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import new_folder, replace_file
 from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
+from trl_ext.set_aside import ABANDONED, set_aside
 
 Tell = Callable[[str], None]
 EVALUATION = "evaluation.json"
@@ -120,10 +122,12 @@ class Loop:
     def _record(self, number: int, sample: Path, figures: dict[str, Any]) -> None:
         """Add what a round measured to the files in which every run has its metrics and dialogues."""
         run, dialogues = RunFolder(self.folder), dialogues_of(sample)
-        if run.metrics.exists() and any(record["step"] == number for record in run.read_metrics()):
+        logged = dialogues[: self.config.dialogues_logged]
+        there = [run.read_metrics() if run.metrics.exists() else [], run.read_dialogues()]
+        if [sum(record["step"] == number for record in records) for records in there] == [1, len(logged)]:
             return
-        run.rewind(number - 1)  # a kill may have left the dialogues without the metrics
-        run.add_dialogues(number, [without_tokens(d) for d in dialogues[: self.config.dialogues_logged]])
+        run.rewind(number - 1)  # a kill, or a hand, may have left the one without the other
+        run.add_dialogues(number, [without_tokens(d) for d in logged])
         stages = [{name: own for name, own in stage.items() if name != "utterances"} for stage in figures["stages"]]
         held_out = Evaluation.from_json(figures["evaluation"]) if figures["evaluation"] else None
         asked = number * len({d.prompt for d in dialogues})
@@ -241,7 +245,10 @@ class Loop:
             if (source := ended.with_suffix(suffix)).exists():
                 target = (self.folder / AFTER).with_suffix(suffix)
                 replace_file(target, source.read_text(encoding="utf-8"))
-        if not (self.folder / FINAL).is_dir():
+        if not has_final(self.folder):
+            if lexists(self.folder / FINAL):
+                aside = set_aside(self.folder / FINAL, ABANDONED)
+                self.tell(f"warning: {self.folder / FINAL}: held no weights; it is now {aside}")
             with new_folder(self.folder / FINAL) as hidden:
                 for policy in sorted(path for path in weights.iterdir() if path.is_dir()):
                     shutil.copytree(policy, hidden / policy.name)

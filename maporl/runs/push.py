@@ -90,7 +90,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         dry_run: whether to upload nothing, and only to return what would be uploaded.
 
     Raises:
-        RunError: the run has not ended, a file of the team is a link, ``name`` is not a name on the hub, or the upload
+        RunError: the run has not ended, records of it are damaged, a file of the team is a link, ``name`` is not a name on the hub, or the upload
             failed.
     """
     try:
@@ -100,6 +100,8 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     if "/" not in name:
         raise RunError(f"{name!r}: expected ORG/NAME, an organisation's or your own name before the team's")
     record = read_run(run)
+    if record.damaged:
+        raise RunError(f"{record.damaged[0]} Mend it, or remove it, and push again")
     if not record.config or not _policies(record):
         raise RunError(
             f"{run}: has no final weights and config.yaml; push a run that has ended, or a folder that Team.save wrote"

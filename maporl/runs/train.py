@@ -9,6 +9,7 @@ from maporl.evaluation.metrics import Evaluation
 from maporl.runs.build import build_player, build_trainer
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop import run_loop
+from maporl.storage.run_folder import has_final
 from maporl.tasks import build_task
 from maporl.training.run_record import AFTER, BEFORE, FINAL, read_evaluation, record_evaluation, release
 from trl_ext import distributed
@@ -48,7 +49,7 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
 
 
 def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Evaluation | None, Evaluation | None]:
-    if resume and (folder / FINAL).is_dir():
+    if resume and has_final(folder):
         if distributed.is_main():
             print(f"{folder}: its run has ended; nothing is left to train", file=sys.stderr, flush=True)
         return _ended(config, folder)

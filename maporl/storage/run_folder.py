@@ -1,6 +1,7 @@
 """The run folder: ``config.yaml``, ``metrics.jsonl``, ``dialogues.jsonl``. Nothing of an earlier run is overwritten."""
 
 import json
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,15 @@ RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crosspla
 
 class RunExists(UserError, RuntimeError):
     """The output folder holds another run."""
+
+
+def has_final(folder: Path) -> bool:
+    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it, and no link.
+
+    An empty one, which a person or a broken copy has left, would pass for weights that are nowhere.
+    """
+    final = folder / "final"
+    return final.is_dir() and not final.is_symlink() and any(path.is_file() for path in final.rglob("*"))
 
 
 def must_be_empty(folder: Path) -> None:
@@ -104,7 +114,7 @@ class RunFolder:
 
     def set_results_aside(self) -> list[Path]:
         """Rename the :data:`RESULTS` in the folder, because the run trains on, and return their new paths."""
-        return [set_aside(self.path / name, ABANDONED) for name in RESULTS if (self.path / name).exists()]
+        return [set_aside(self.path / name, ABANDONED) for name in RESULTS if lexists(self.path / name)]
 
     def _append(self, path: Path, lines: list[str]) -> None:
         if not distributed.is_main():

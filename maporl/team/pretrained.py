@@ -14,6 +14,7 @@ from maporl.config.imports import with_imports
 from maporl.config.parse import override
 from maporl.errors import RunError
 from maporl.rewards.likelihood import asks_untrained
+from maporl.storage.run_folder import has_final
 from maporl.team.agents import Policy
 from maporl.team.checks import check_agents, check_names
 from maporl.team.loading import policy_names
@@ -48,7 +49,7 @@ def find_run(name: str | Path) -> Path:
 
 def weights_of(folder: Path) -> Path:
     """Return the folder with the policies' folders: ``final`` in a run, and ``folder`` itself in a pushed team."""
-    return folder / "final" if (folder / "final").is_dir() else folder
+    return folder / "final" if has_final(folder) else folder
 
 
 def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:

@@ -8,6 +8,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import RunExists
+from maporl.storage.run_folder import RunExists, has_final
 from maporl.team.initial import INITIAL
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
@@ -65,7 +66,7 @@ class RunRecord:
             RunExists: it holds some.
         """
         for name in (FINAL, AFTER):
-            if (self.folder / name).exists():
+            if lexists(self.folder / name):
                 raise RunExists(
                     f"{self.folder}: holds {name} of another run, and nothing is overwritten; choose another output_dir"
                 )
@@ -171,9 +172,11 @@ class RunRecord:
         return None if play is None else record_evaluation(play(), file)
 
     def end(self, save_model: Callable[[str], None]) -> None:
-        """Save the weights in ``final/``, unless the folder has them."""
+        """Save the weights in ``final/``, unless the folder has them. Something else of that name is set aside."""
         final = self.folder / FINAL
-        if not distributed.broadcast_from_main(final.exists()):
+        if not distributed.broadcast_from_main(has_final(self.folder)):
+            if distributed.is_main() and lexists(final):
+                logger.warning("%s: holds no weights; it is now %s", final, set_aside(final, ABANDONED))
             with new_folder(final, distributed.is_main()) as partial:
                 save_model(str(partial))
 
