@@ -145,7 +145,7 @@ class RunReader:
 
     def _whole(self, read: Callable[[Path], Kept], name: str) -> Kept | None:
         """What ``read`` reads of a file, or None if the file is damaged."""
-        self._damaged[name] = []  # it is written anew, and not longer
+        self._damaged[name] = []  # the file is always read from its beginning
         try:
             return read(self.folder / name)
         except DamagedRecord as error:
