@@ -1,7 +1,10 @@
-"""Which host a request names: this machine or another one."""
+"""Which host a request names, this machine or another one, and whether it goes through a proxy."""
 
 import ipaddress
+import os
 import re
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -28,3 +31,57 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy through which a request to ``url`` goes, or None.
+
+    The environment names proxies (``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY``, in capitals or not) and the hosts that
+    are reached without one (``NO_PROXY``, which may hold networks such as ``10.0.0.0/8`` too). No proxy can reach a server
+    of this machine by the name that this machine has for itself, so loopback addresses are never asked through one. All
+    clients ask this function, because libraries differ in these rules.
+
+    >>> proxy_of("http://127.0.0.1:8000/v1"), proxy_of("http://[::1]"), proxy_of("http://0.0.0.0:80")
+    (None, None, None)
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:  # no address, which the client says
+        return None
+    if is_this_machine(host):
+        return None
+    named = getproxies()
+    proxy = named.get({"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)) or named.get("all")
+    if not proxy or proxy_bypass(host if port is None else f"{host}:{port}") or _in_networks(host):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether ``host`` can only be this machine: a loopback address, or the address of no host, as servers print it.
+
+    >>> [is_this_machine(host) for host in ("0.0.0.0", "::", "api.localhost", "::ffff:127.0.0.1", "10.0.0.1", "")]
+    [True, True, True, True, False, False]
+    """
+    name = host.lower().rstrip(".")
+    if is_loopback(name) or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_unspecified or mapped.is_loopback
+
+
+def _in_networks(host: str) -> bool:
+    """Return whether ``host`` is an address in one of the networks of ``NO_PROXY``."""
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for entry in listed.split(","):
+        try:
+            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False

@@ -22,6 +22,7 @@ import httpx2
 import tenacity
 
 from maporl.errors import ConfigError, UserError
+from maporl.hosts import proxy_of
 from maporl.text import visible
 
 MOST_BYTES = 16 * 2**20
@@ -49,11 +50,20 @@ class HttpFailure(UserError, RuntimeError):
         message: what came instead.
         passing: whether another try may be answered.
         retry_after: the seconds that a busy server asks to be given, else 0.
+        status: the status of an answer that is an error, else 0.
+        content: the body of that answer, which nobody has checked.
     """
 
-    def __init__(self, message: str, passing: bool = False, retry_after: float = 0.0):
+    def __init__(
+        self,
+        message: str,
+        passing: bool = False,
+        retry_after: float = 0.0,
+        status: int = 0,
+        content: bytes = b"",
+    ):
         super().__init__(message)
-        self.passing, self.retry_after = passing, retry_after
+        self.passing, self.retry_after, self.status, self.content = passing, retry_after, status, content
 
 
 def unchanged(found: Any) -> Any:
@@ -64,6 +74,8 @@ def unchanged(found: Any) -> Any:
 class HttpClient:
     """Asks the server at ``url``. Several threads may use it at once.
 
+    It goes through the proxy that the environment names for ``url``, if there is one (:func:`maporl.hosts.proxy_of`).
+
     Args:
         url: the address that all paths are appended to. A user and a password in it are sent, and never shown.
         seconds: the time for a whole exchange.
@@ -71,7 +83,8 @@ class HttpClient:
         key_variable: the environment variable that ``key`` is from, for errors.
 
     Raises:
-        ConfigError: ``url`` is not the address of a server, or ``key`` has characters that no header may have.
+        ConfigError: ``url`` is not the address of a server, ``key`` has characters that no header may have, or the proxy
+            cannot be used.
     """
 
     def __init__(self, url: str, seconds: float, key: str = "", key_variable: str = ""):
@@ -91,14 +104,23 @@ class HttpClient:
         self.url = shown_url(url).rstrip("/")
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._loop = _event_loop(os.getpid())
-        self._client = httpx2.AsyncClient(
-            verify=_certificates(),
-            timeout=None,  # the deadline is that of the whole exchange
-            headers=headers,
-            auth=login,
-            follow_redirects=False,
-            limits=httpx2.Limits(max_connections=None),  # callers bound them; time in a queue would count
-        )
+        proxy = proxy_of(self._address)
+        self._through = through(proxy)
+        try:
+            self._client = httpx2.AsyncClient(
+                verify=certificates(),
+                timeout=None,  # the deadline is that of the whole exchange
+                headers=headers,
+                auth=login,
+                follow_redirects=False,
+                limits=httpx2.Limits(max_connections=None),  # callers bound them; time in a queue would count
+                proxy=proxy,
+                trust_env=False,  # what it would read of the environment is given
+            )
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
+            if proxy is None:
+                raise
+            raise ConfigError(f"{self.url}: cannot be asked{self._through}: {error}") from None
 
     def get(self, path: str, read: Callable[[Any], Read] = unchanged) -> Read:
         """Return what ``read`` makes of the JSON value at ``path``. It raises what :meth:`post` raises."""
@@ -135,27 +157,28 @@ class HttpClient:
 
     def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         """Return the content of the answer, whose status is 200."""
+        through = self._through
         try:
             status, headers, content = self._wait(self._exchange(method, path, body))
         except TimeoutError:
             raise HttpFailure(
-                f"no whole answer within {self.seconds:g} s; raise its 'timeout', or look at the server", passing=True
+                f"no whole answer within {self.seconds:g} s{through}; raise its 'timeout', or look at the server",
+                passing=True,
             ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            what = "cannot be reached" if isinstance(error, httpx2.ConnectError) else "did not end its answer"
+            unreached = isinstance(error, httpx2.ConnectError | httpx2.ProxyError)
+            what = "cannot be reached" if unreached else "did not end its answer"
             told = self.shown(str(error))
-            raise HttpFailure(f"{what} ({type(error).__name__}{told and ': '}{told})", passing=True) from None
+            raise HttpFailure(f"{what}{through} ({type(error).__name__}{told and ': '}{told})", passing=True) from None
         if status == 200:
             return content
-        if status in (408, 429) or status >= 500:
-            after = seconds_of(headers.get("retry-after", ""))
-            raise HttpFailure(f"answered {status}{self._reason(content)}", passing=True, retry_after=after)
+        after = seconds_of(headers.get("retry-after", ""))
+        passing = status in (408, 429) or status >= 500
+        told = self._reason(content)
         if 300 <= status < 400:
             there = self.shown(headers.get("location", "nowhere"))
-            raise HttpFailure(
-                f"answered {status}, a redirect to {there}; redirects are not followed: give that address"
-            )
-        raise HttpFailure(f"answered {status}{self._reason(content)}")
+            told = f", a redirect to {there}; redirects are not followed: give that address"
+        raise HttpFailure(f"answered {status}{through}{told}", passing, after if passing else 0.0, status, content)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any, bytes]:
         # escaped, so that lone surrogates are sent too
@@ -249,8 +272,21 @@ def shown_url(url: str) -> str:
     return visible(f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}")
 
 
+def through(proxy: str | None) -> str:
+    """Return the words of errors for a request that went through ``proxy``, which may have caused them.
+
+    >>> through("http://alice:s3cr3t@proxy:3128"), through(None)
+    (' through the proxy http://proxy:3128 of the environment (NO_PROXY names hosts that are reached without it)', '')
+    """
+    if proxy is None:
+        return ""
+    return (
+        f" through the proxy {shown_url(proxy)} of the environment (NO_PROXY names hosts that are reached without it)"
+    )
+
+
 @functools.cache
-def _certificates() -> ssl.SSLContext:
+def certificates() -> ssl.SSLContext:
     """Return the certificates that servers are checked against. Reading them takes a tenth of a second."""
     return httpx2.create_ssl_context()
 

@@ -133,6 +133,14 @@ def test_a_result_that_it_makes_up_is_left_out(play, api, reason):
     assert second.answers
 
 
+def test_an_answer_without_text_is_recorded_and_the_dialogue_goes_on(play, api):
+    first, second = play([DOUBLE, (None, "content_filter")])
+    assert second.text == "" and second.stop is Stop.FILTERED and second.tags["no_text"] == "content_filter"
+    assert "no_text" not in first.tags and second.grade is None
+    (only,) = play([([{"type": "text", "text": "Answer: 8"}], "stop")])
+    assert only.text == "Answer: 8" and only.tags == first.tags
+
+
 def test_a_call_that_is_cut_by_length_is_not_carried_out(play):
     (only,) = play([(DOUBLE[:-8], "length")])
     assert only.turn_end is TurnEnd.LENGTH and not only.calls

@@ -183,7 +183,14 @@ def serve(port):
 
 
 class TestAtAnAddress:
-    def test_it_answers_dies_and_comes_back(self):
+    def test_it_answers_dies_and_comes_back(self, monkeypatch):
+        for name in (
+            "HTTP_PROXY",
+            "http_proxy",
+            "ALL_PROXY",
+            "all_proxy",
+        ):  # which this machine's own servers are not asked through
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
         port = free_port()
         url = f"http://127.0.0.1:{port}/mcp"
         with pytest.raises(ServerGone, match=f"the MCP server '{url}' does not start: ConnectError"):
@@ -261,9 +268,14 @@ class TestOptions:
             with pytest.raises(ConfigError, match=f"mcp: .*{message}"):
                 kind(**changed)
 
-    def test_another_machine_is_asked_for_by_network(self):
-        with pytest.raises(ServerGone, match="does not start"):
+    def test_another_machine_is_asked_for_by_network_and_the_proxy_is_named(self, monkeypatch):
+        monkeypatch.setenv("http_proxy", f"http://alice:correct-horse@127.0.0.1:{free_port()}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with pytest.raises(ServerGone, match=r"does not start") as caught:
             MCPTools(url="http://maporl.invalid/mcp", network=True, start_seconds=10)
+        assert "'http://maporl.invalid/mcp' through the proxy http://127.0.0.1:" in str(caught.value)
+        assert "correct-horse" not in str(caught.value)
 
     def test_a_missing_package_is_named_with_what_installs_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mcp", None)

@@ -16,15 +16,16 @@ import pytest
 from maporl import http_client
 from maporl.config.schema import ApiSection, VerifierSection, VLLMSection
 from maporl.engines.base import Request
-from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole
+from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole, reader
 from maporl.engines.transcript import Transcript
 from maporl.engines.vllm.server import Asked, RemoteServer, VLLMFailure
 from maporl.errors import ConfigError
+from maporl.hosts import proxy_of
 from maporl.http_client import LONGEST_PAUSE, MOST_BYTES, HttpClient, HttpFailure, seconds_of, shown_url
 from maporl.rewards.verifier.client import VerifierClient, VerifierFailure
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.disk_cache import DiskCache
-from maporl.types import Ask, Example
+from maporl.types import Ask, Example, Stop
 from trl_ext.ppo_options import Decoding
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -122,6 +123,84 @@ BROKEN = {
         r"answered 401 .*no such key: \[the key\]",
     ),
 }
+
+
+def _no_proxies(monkeypatch):
+    for name in ("http", "https", "all", "no"):
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+        monkeypatch.delenv(f"{name.upper()}_PROXY", raising=False)
+
+
+HERE = ["http://127.0.0.1:8000/v1", "http://localhost", "https://LOCALHOST:1", "http://[::1]:8000", "http://127.8.9.1", "http://0.0.0.0:80",
+        "http://[::ffff:127.0.0.1]/", "http://api.localhost:3/", "http://localhost.:3", "ws://127.0.0.1:1/ws"]  # fmt: skip
+PROXIES = [  # the environment, an address, and its proxy
+    ({"HTTP_PROXY": "http://p:1"}, "http://x.org", "http://p:1"),
+    ({"http_proxy": "http://p:1"}, "http://x.org:80", "http://p:1"),
+    ({"HTTP_PROXY": "http://p:1"}, "https://x.org", None),
+    ({"HTTPS_PROXY": "http://p:1"}, "https://x.org", "http://p:1"),
+    ({"ALL_PROXY": "p:1"}, "https://x.org", "http://p:1"),
+    ({"all_proxy": "http://p:1", "NO_PROXY": "x.org"}, "https://api.x.org", None),
+    ({"ALL_PROXY": "http://p:1", "no_proxy": "*"}, "http://x.org", None),
+    ({"ALL_PROXY": "http://p:1", "NO_PROXY": "y.org, 10.0.0.0/8"}, "http://10.2.3.4:5", None),
+    ({"ALL_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://11.2.3.4:5", "http://p:1"),
+    ({"HTTP_PROXY": "http://p:1"}, "ws://x.org", "http://p:1"),
+    ({"HTTP_PROXY": "http://p:1"}, "http://127.0.0.1.x.org", "http://p:1"),
+    ({"HTTP_PROXY": "http://p:1"}, "http://localhost.x.org", "http://p:1"),
+    ({"HTTP_PROXY": "http://p:1"}, "http://x:999999", None),
+    ({}, "http://x.org", None),
+]  # fmt: skip
+
+
+def test_no_proxy_stands_between_two_programs_of_a_machine(monkeypatch):
+    for given, url, proxy in PROXIES:
+        _no_proxies(monkeypatch)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        assert (url, proxy_of(url)) == (url, proxy)
+        assert [proxy_of(here) for here in HERE] == [None] * len(HERE)
+
+
+def test_servers_of_this_machine_are_asked_directly(monkeypatch, tmp_path):
+    """By every client: of agents, verifiers and vLLM."""
+    _no_proxies(monkeypatch)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "socks5://127.0.0.1:9")
+    server = Stranger(http({"results": [{"score": 0.25}] * 2}))
+    section = VerifierSection(urls=(server.url,), retries=0, timeout=5.0)
+    assert VerifierClient(section, section.urls).scores(CHATS, ["0", "1"]) == [0.25, 0.25]
+    asked = Asked("one", "base", [1], 4, Decoding(1.0), frozenset())
+    server = Stranger(http(choice()))
+    vllm = RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0))
+    assert vllm.answer([asked])[0].ids == [5, 6]
+    assert client_of(Stranger(http({"a": 1}))).get("/") == {"a": 1}
+
+
+def test_what_went_wrong_at_a_proxy_names_the_proxy_without_its_password(monkeypatch):
+    _no_proxies(monkeypatch)
+    proxy = Stranger(
+        http(b"who are you", "407 No"), http(b"none", "502 No"), http(b"no", "403 No"), http(b"<html>"), http({"a": 1})
+    )
+    address = proxy.url.replace("//", "//alice:correct-horse@")
+    monkeypatch.setenv("HTTP_PROXY", address)
+    client = HttpClient("http://judge.example.test:8000", 5.0)
+    for said in ("answered 407", "answered 502", "answered 403"):
+        with pytest.raises(HttpFailure, match=rf"^{said} through the proxy {proxy.url} of the environment") as caught:
+            client.get("/x")
+        assert "correct-horse" not in str(caught.value) and "NO_PROXY" in str(caught.value)
+    with pytest.raises(HttpFailure, match="not JSON"):
+        client.get("/x")
+    assert client.get("/x") == {"a": 1}
+    assert proxy.asked[0][0].startswith("GET http://judge.example.test:8000/x HTTP/1.1")
+    nobody = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    nobody.close()
+    with pytest.raises(HttpFailure, match=r"^cannot be reached through the proxy http://127.0.0.1:\d+ of the"):
+        HttpClient("http://judge.example.test", 5.0).get("/x")
+    monkeypatch.setenv("HTTP_PROXY", "gopher://127.0.0.1:9")
+    with pytest.raises(
+        ConfigError, match=r"judge.example.test: cannot be asked through the proxy gopher://127.0.0.1:9"
+    ):
+        HttpClient("http://judge.example.test", 5.0)
 
 
 def client_of(server, seconds=5.0):
@@ -290,14 +369,18 @@ def asking(tmp_path, monkeypatch):
         engine = OpenAIEngine(
             {"bob": ApiSection("m", **{"base_url": server.url, "retries": 0, "concurrency": 1, **section})}, 5
         )
-        requests = []
-        for n in range(count):
-            transcript = Transcript()
-            transcript.messages.append({"role": "user", "content": f"{n}+1= \ud800"})
-            requests.append(Request(Ask("bob", []), Example(str(n), "", ""), 0, 0, transcript, f"request {n}"))
-        return [reply.text for reply in engine.generate(requests, Decoding(1.0))]
+        return [reply.text for reply in engine.generate(_requests(count), Decoding(1.0))]
 
     return ask
+
+
+def _requests(count):
+    requests = []
+    for n in range(count):
+        transcript = Transcript()
+        transcript.messages.append({"role": "user", "content": f"{n}+1= \ud800"})
+        requests.append(Request(Ask("bob", []), Example(str(n), "", ""), 0, 0, transcript, f"request {n}"))
+    return requests
 
 
 WORTHLESS = {
@@ -327,6 +410,170 @@ def test_a_broken_answer_is_asked_again_and_never_cached(asking, tmp_path, name,
     server.script = [http(WORTHLESS[name]), http(completion("7"))]
     assert asking(server, retries=1) == ["7"] == asking(server) and len(server.asked) == 3
     assert json.loads(server.asked[0][1])["messages"][0]["content"].startswith("0+1=")
+
+
+TEXT, THOUGHT = {"type": "text", "text": "Answer: 5"}, {"type": "thinking", "thinking": [{"text": "so"}]}
+SILENT = [  # the message, why it ended, its text, its stop, and why it has no text
+    ({"content": "5"}, "stop", "5", Stop.EOS, None),
+    ({"reasoning": "so"}, "length", "", Stop.LENGTH, "length"),
+    ({"reasoning": "so"}, "stop", "", Stop.EOS, "thinking"),
+    ({"content": None, "reasoning_content": "so"}, "stop", "", Stop.EOS, "thinking"),
+    ({"content": "", "reasoning_content": "so"}, "stop", "", Stop.EOS, "thinking"),
+    ({"content": None, "refusal": "I will not."}, "stop", "I will not.", Stop.FILTERED, "refusal"),
+    ({"content": [{"type": "refusal", "refusal": "No."}]}, "stop", "No.", Stop.FILTERED, "refusal"),
+    ({"content": None}, "content_filter", "", Stop.FILTERED, "content_filter"),
+    ({}, "content_filter", "", Stop.FILTERED, "content_filter"),
+    (None, "content_filter", "", Stop.FILTERED, "content_filter"),
+    ({}, "stop", "", Stop.EOS, "empty"),
+    ({"content": ""}, "stop", "", Stop.EOS, "empty"),
+    ({"content": None, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls", "", Stop.EOS, "tool_calls"),
+    ({"content": [TEXT]}, "stop", "Answer: 5", Stop.EOS, None),
+    ({"content": [THOUGHT, TEXT]}, "stop", "Answer: 5", Stop.EOS, None),
+    ({"content": ["Answer", {"type": "output_text", "text": ": 5"}, {"type": "image_url"}]}, "stop", "Answer: 5", Stop.EOS, None),
+    ({"content": [THOUGHT]}, "length", "", Stop.LENGTH, "length"),
+    ({"content": [THOUGHT]}, "stop", "", Stop.EOS, "thinking"),
+    ({"content": []}, "stop", "", Stop.EOS, "empty"),
+]  # fmt: skip
+
+
+def test_answers_without_text_do_not_end_a_run_and_are_counted(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path))
+    server = Stranger(http({}))
+    for message, reason, *_ in SILENT:
+        given = {} if message is None else {"message": {"role": "assistant", **message}}
+        server.script.append(http({"choices": [{"finish_reason": reason, **given}]}))
+    del server.script[0]
+    section = ApiSection("m", base_url=server.url, retries=0, concurrency=1)
+    engine = OpenAIEngine({"bob": section}, 64)
+    with caplog.at_level(logging.WARNING):
+        replies = engine.generate(_requests(len(SILENT)), Decoding(1.0))
+    assert [(r.text, r.stop, r.no_text) for r in replies] == [tuple(entry[2:]) for entry in SILENT]
+    reasons = [entry[4] for entry in SILENT if entry[4] is not None]
+    assert engine.metrics()["api/bob/no_text"] == len(reasons) == 15
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(set(reasons)) and any(
+        "(refusal). Such an answer is the words of the refusal" in t for t in told
+    )
+    server.script = [http({}, "500 No")]  # all but the empty ones were kept
+    empty = [n for n, entry in enumerate(SILENT) if entry[4] == "empty"]
+    again = OpenAIEngine({"bob": section}, 64)
+    kept = [request for n, request in enumerate(_requests(len(SILENT))) if n not in empty]
+    assert [r.no_text for r in again.generate(kept, Decoding(1.0))] == [
+        entry[4] for n, entry in enumerate(SILENT) if n not in empty
+    ]
+    with pytest.raises(ApiFailure):
+        again.generate([_requests(len(SILENT))[empty[0]]], Decoding(1.0))
+
+
+def test_null_without_a_reason_and_parts_that_are_none_are_broken():
+    read = reader(HttpClient("http://h", 1.0), 64)
+    for content in (None, 5, {"text": "x"}, [{"type": "text", "text": 5}], [{"type": "text"}], [5]):
+        with pytest.raises(HttpFailure, match="answered with"):
+            read(completion(content))
+
+
+def openai_error(param, message, code="unsupported_parameter"):
+    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
+
+
+LONGER = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+ONE = "Unsupported value: 'temperature' does not support 0.5 with this model. Only the default (1) value is supported."
+EXTRA = {
+    "detail": [
+        {"type": "extra_forbidden", "loc": ["body", "top_p"], "msg": "Extra inputs are not permitted", "input": 0.9}
+    ]
+}
+REFUSED = [  # what is refused, with which status, and what is sent instead
+    (openai_error("max_tokens", LONGER), "400 Bad", {"max_tokens"}, {"max_completion_tokens": 64}),
+    ({"object": "error", "message": LONGER, "param": None, "code": 400}, "400 Bad", {"max_tokens"}, {"max_completion_tokens": 64}),
+    (openai_error("temperature", ONE, "unsupported_value"), "400 Bad", {"temperature"}, {}),
+    ({"error": "invalid temperature: only 1 is allowed for this model"}, "400 Bad", {"temperature"}, {}),
+    (b"`temperature` is deprecated for this model.", "400 Bad", {"temperature"}, {}),
+    (EXTRA, "422 Bad", {"top_p"}, {}),
+    (openai_error("stop", "Unsupported parameter: 'stop' is not supported with this model."), "400 Bad", {"stop"}, {}),
+]  # fmt: skip
+PLAIN = {"max_tokens": 64, "temperature": 0.5, "top_p": 0.9, "stop": [";"]}
+
+
+def _sent(server):
+    return [{k: v for k, v in json.loads(body).items() if k not in ("model", "messages")} for _, body in server.asked]
+
+
+@pytest.mark.parametrize(("error", "status", "without", "instead"), REFUSED, ids=lambda value: str(value)[:30])
+def test_a_field_that_a_model_refuses_is_found_out_once_and_kept_to(error, status, without, instead, caplog):
+    kept = {k: v for k, v in PLAIN.items() if k not in without} | instead
+    server = Stranger(http(error, status), http(completion("5; 6")))
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64, [";"])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            (reply,) = engine.generate(_requests(1), Decoding(0.5, top_p=0.9))
+            assert reply.text == ("5" if without == {"stop"} else "5; 6")
+    assert _sent(server) == [PLAIN, kept, kept]
+    (told,) = (record.getMessage() for record in caplog.records)
+    option = "length_field: max_completion_tokens" if instead else f"leave_out: [{next(iter(without))}]"
+    assert (
+        told.startswith(f"agents.bob.api: {server.url}: model 'm' refuses {next(iter(without))} (") and option in told
+    )
+
+
+def test_a_model_that_refuses_all_is_asked_once_for_each_field():
+    refusals = [
+        http(error, status)
+        for error, status, *_ in REFUSED
+        if error is not REFUSED[1][0] and error is not REFUSED[3][0]
+    ]
+    del refusals[2]
+    server = Stranger(*refusals, http(completion("5")))
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64, [";"])
+    assert engine.generate(_requests(1), Decoding(0.5, top_p=0.9))[0].text == "5"
+    assert _sent(server)[-1] == {"max_completion_tokens": 64} and len(server.asked) == 5
+
+
+def test_what_the_configuration_says_is_sent_from_the_beginning():
+    server = Stranger(http(completion("5")))
+    section = ApiSection(
+        "m", base_url=server.url, cache=False, length_field="max_completion_tokens", leave_out=["temperature", "top_p"]
+    )
+    OpenAIEngine({"bob": section}, 64).generate(_requests(1), Decoding(0.5, top_p=0.9))
+    assert _sent(server) == [{"max_completion_tokens": 64}]
+    with pytest.raises(ValueError, match="temperature is set and left out"):
+        ApiSection("m", temperature=0.5, leave_out=["temperature"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        openai_error("max_tokens", "max_tokens is too large: 64. This model supports at most 16.", "invalid_value"),
+        openai_error(None, "'max_tokens' or 'max_completion_tokens' is too large: 64. This model's maximum context length is 32.", None),
+        openai_error("temperature", "Invalid 'temperature': expected a value between 0 and 2", "decimal_above_max_value"),
+        openai_error("messages", "the temperature of this conversation is not supported"),
+        openai_error("model", "The model 'm' does not exist", "model_not_found"),
+        {"detail": [{"loc": ["body", "messages"], "msg": "Input should be a list", "input": {"temperature": 1}}]},
+        {"error": {"message": {"temperature": 1}}},
+        [1],
+        b"\xff",
+    ],
+    ids=lambda error: str(error)[:40],
+)  # fmt: skip
+def test_what_is_refused_for_its_value_ends_the_request(error):
+    server = Stranger(http(error, "400 Bad"))
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=2, cache=False)}, 64)
+    with pytest.raises(ApiFailure, match="answered 400"):
+        engine.generate(_requests(1), Decoding(0.5))
+    assert len(server.asked) == 1
+    server = Stranger(http(openai_error("max_tokens", LONGER), "400 Bad"))
+    section = ApiSection("m", base_url=server.url, retries=0, cache=False, length_field="max_tokens")
+    with pytest.raises(ApiFailure, match="Use 'max_completion_tokens' instead"):
+        OpenAIEngine({"bob": section}, 64).generate(_requests(1), Decoding(0.5))
+
+
+def test_a_prompt_that_a_filter_refuses_is_an_answer_without_text():
+    server = Stranger(
+        http(openai_error("prompt", "The prompt triggered the content policy", "content_filter"), "400 Bad")
+    )
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64)
+    (reply,) = engine.generate(_requests(1), Decoding(0.5))
+    assert (reply.text, reply.stop, reply.no_text) == ("", Stop.FILTERED, "content_filter")
 
 
 def test_answers_that_were_paid_for_are_kept_when_another_request_fails(asking):

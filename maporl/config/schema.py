@@ -78,6 +78,13 @@ class ApiSection:
     ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run, and so
     is top-p. The interface has no top-k. With ``cache``, answers are kept on disk by model, conversation and place in
     the run. A repeated run then asks and pays only once. ``timeout`` is the seconds for a whole exchange.
+
+    Some models take ``max_completion_tokens`` in place of ``max_tokens``, and refuse a temperature, top-p or stop strings.
+    ``length_field`` and ``leave_out`` say so. If they do not, it is found out at the first refusal (status 400 or 422),
+    told, and kept to. Stop strings that are not sent end an answer all the same: it is cut there.
+
+    Raises:
+        ValueError: ``temperature`` is set and left out.
     """
 
     model: str
@@ -89,6 +96,12 @@ class ApiSection:
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
     retries: Annotated[int, Field(ge=0)] = 5
     cache: bool = True
+    length_field: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
+    leave_out: list[Literal["temperature", "top_p", "stop"]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        if self.temperature is not None and "temperature" in self.leave_out:
+            raise ValueError("leave_out: temperature is set and left out; remove one of them")
 
 
 def check_urls(urls: Iterable[str]) -> None:

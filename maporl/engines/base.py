@@ -69,6 +69,7 @@ class Reply:
 
     Args:
         version: the number of updates that the weights had. None: those of the engine's last :meth:`Engine.sync`.
+        no_text: why an endpoint answered without text, such as "refusal". The utterance has it in its tag ``no_text``.
     """
 
     text: str
@@ -77,6 +78,7 @@ class Reply:
     response_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     version: int | None = None
+    no_text: str | None = None
 
 
 @dataclass(slots=True)

@@ -2,14 +2,20 @@
 
 A vendor, vLLM or ``transformers serve`` may provide the API. Answers that were paid for are kept at once, so that a run
 that fails and goes on does not pay for them again.
+
+An endpoint may answer without text: a filter removed it, the model refused, or all tokens went into its thinking. The
+utterance is then empty, or has the words of the refusal, and its tag ``no_text`` says why.
 """
 
 import hashlib
 import json
+import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from maporl.config.schema import ApiSection
@@ -22,6 +28,8 @@ from maporl.text import well_formed
 from maporl.types import Stop
 from trl_ext.ppo_options import Decoding
 
+logger = logging.getLogger(__name__)
+
 VENDOR = "https://api.openai.com/v1"
 """The address of agents without ``base_url``, unless ``$OPENAI_BASE_URL`` has another."""
 MOST_CHARACTERS = 200
@@ -29,6 +37,21 @@ MOST_CHARACTERS = 200
 _COUNTED = ("prompt_tokens", "completion_tokens")
 _CUT = ("length", "content_filter")
 """Why an answer without text may be whole: its tokens ended before it began, or a filter has removed it."""
+_THINKING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+"""The fields in which servers return what a model thought before its answer."""
+_FIELDS = {
+    "max_tokens": r"\bmax_tokens\b",
+    "temperature": r"\btemperature\b",
+    "top_p": r"\btop_p\b",
+    "stop": r"['\"`]stop['\"`]",
+}
+"""The fields that some models refuse, and how messages name them."""
+_VALUE = re.compile(
+    r"between|range|at (?:most|least)|(?:less|greater|larger|smaller|lower|higher|more) than|too (?:large|big|high|small|low|long)"
+    r"|exceed|<=|>=|maximum|minimum|context",
+    re.IGNORECASE,
+)
+"""What messages say that refuse a value, and not the field."""
 
 
 class ApiFailure(UserError, RuntimeError):
@@ -38,7 +61,7 @@ class ApiFailure(UserError, RuntimeError):
 class OpenAIEngine(Engine):
     """Sends each agent's conversation to its API, and again where that may help.
 
-    ``counts`` has the number of requests, of answers from the cache, and of tokens, for each agent.
+    ``counts`` has the number of requests, of answers from the cache, of answers without text, and of tokens, for each agent.
 
     Args:
         sections: the API options of each agent.
@@ -57,6 +80,10 @@ class OpenAIEngine(Engine):
         self.sections, self.max_new_tokens, self.stop_strings = dict(sections), max_new_tokens, list(stop_strings)
         self.counts: dict[str, float] = {}
         self._clients = {name: client_of(name, section) for name, section in self.sections.items()}
+        self._refused: dict[tuple[str, str], frozenset[str]] = {}
+        """The fields that a model at an address has refused."""
+        self._told: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
         self._cache: DiskCache | None = None
         if any(section.cache for section in self.sections.values()):
             self._cache = DiskCache(cache_folder(), "api", is_whole)
@@ -82,7 +109,7 @@ class OpenAIEngine(Engine):
         return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``prompt_tokens`` and ``completion_tokens``."""
+        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``prompt_tokens``, ``completion_tokens``."""
         return dict(self.counts)
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
@@ -104,18 +131,66 @@ class OpenAIEngine(Engine):
         """Return the record of the answer, which the cache has by now if the agent's answers are cached."""
         name = request.ask.agent
         section, client = self.sections[name], self._clients[name]
-        sent = {option: value for option, value in query.items() if option != "base_url"}
         read = reader(client, query["max_tokens"])
-        try:
-            record = persistent(section.retries)(client.post, "/chat/completions", sent, read)
-        except HttpFailure as error:
-            raise ApiFailure(
-                f"{request.label}: no answer from {client.url} (model {query['model']!r}, up to {section.retries} retries): "
-                f"{error}"
-            ) from error
+        record = None
+        while record is None:
+            left_out = self._left_out(name)
+            try:
+                body = _body(query, left_out)
+                record = persistent(section.retries)(client.post, "/chat/completions", body, read)
+            except HttpFailure as error:
+                refusal = refusal_of(error)
+                if refusal.code == "content_filter":  # the filter has read the prompt
+                    record = {"text": "", "stop": refusal.code, "no_text": refusal.code, **dict.fromkeys(_COUNTED, 0)}
+                elif refusal.field is None or not self._learn(name, refusal.field, left_out, error):
+                    raise ApiFailure(
+                        f"{request.label}: no answer from {client.url} (model {query['model']!r}, up to {section.retries} retries): "
+                        f"{error}"
+                    ) from error
+        if "stop" in left_out:
+            record["text"] = up_to(record["text"], query.get("stop", ()))
         if self._cache is not None and section.cache and is_whole(record):
             self._cache.put([(key, record)])
         return record
+
+    def _left_out(self, name: str) -> frozenset[str]:
+        """Return the fields of :data:`_FIELDS` that an agent's requests do not have."""
+        section = self.sections[name]
+        renamed = ["max_tokens"] if section.length_field == "max_completion_tokens" else []
+        return self._refused.get((self._clients[name].url, section.model), frozenset()).union(
+            section.leave_out, renamed
+        )
+
+    def _learn(self, name: str, field: str, left_out: frozenset[str], error: HttpFailure) -> bool:
+        """Send no more of a field that was refused. Return False if this was so already, or the configuration wants it."""
+        section, url = self.sections[name], self._clients[name].url
+        if field in left_out or (field == "max_tokens" and section.length_field == "max_tokens"):
+            return False
+        with self._lock:
+            known = self._refused.get((url, section.model), frozenset())
+            self._refused[url, section.model] = known | {field}
+        if field not in known:
+            now, option = {
+                "max_tokens": ("max_completion_tokens is sent in its place", "length_field: max_completion_tokens"),
+                "stop": ("answers are cut at stop strings here", "leave_out: [stop]"),
+            }.get(field, (f"answers have the server's own {field}", f"leave_out: [{field}]"))
+            logger.warning(
+                "agents.%s.api: %s: model %r refuses %s (%s); from now on %s. Set api.%s to say so from the beginning",
+                name, url, section.model, field, error, now, option,
+            )  # fmt: skip
+        return True
+
+    def _tell(self, name: str, why: str) -> None:
+        """Say once for each agent and reason that an answer had no text."""
+        with self._lock:
+            if (name, why) in self._told:
+                return
+            self._told.add((name, why))
+        logger.warning(
+            "agents.%s.api: %s answered without text (%s). Such an answer is %s; its utterance has the tag no_text, and "
+            "api/%s/no_text counts them",
+            name, self._clients[name].url, why, "the words of the refusal" if why == "refusal" else "empty", name,
+        )  # fmt: skip
 
     def _reply(self, request: Request, record: dict[str, Any], fresh: bool) -> Reply:
         def count(what: str, by: float) -> None:
@@ -126,9 +201,30 @@ class OpenAIEngine(Engine):
         count("cached", float(not fresh))
         for what in _COUNTED:
             count(what, record[what] if fresh else 0)
+        no_text = record.get("no_text")
+        count("no_text", float(no_text is not None))
+        if no_text is not None:
+            self._tell(request.ask.agent, no_text)
         stop = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}.get(record["stop"], Stop.EOS)
+        if no_text == "refusal":
+            stop = Stop.FILTERED
         text, called = up_to_call(well_formed(record["text"]), request.call_ends)
-        return Reply(text.strip(), Stop.STOP if called else stop)
+        return Reply(text.strip(), Stop.STOP if called else stop, no_text=no_text)
+
+
+def _body(query: dict[str, Any], left_out: frozenset[str]) -> dict[str, Any]:
+    """Return what is sent for a query, without the fields that the model refuses."""
+    body = {field: value for field, value in query.items() if field != "base_url" and field not in left_out}
+    return body if "max_tokens" in body else {**body, "max_completion_tokens": query["max_tokens"]}
+
+
+def up_to(text: str, stop_strings: Sequence[str]) -> str:
+    """Return ``text`` up to the first of the stop strings, and without it, as an API returns it.
+
+    >>> up_to("4; 5. 6", [".", ";"]), up_to("4", ["."])
+    ('4', '4')
+    """
+    return text[: min((place for string in stop_strings if (place := text.find(string)) >= 0), default=len(text))]
 
 
 def up_to_call(text: str, call_ends: Sequence[str]) -> tuple[str, bool]:
@@ -159,20 +255,59 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
         raise ConfigError(f"agents.{name}.api: {error}") from None
 
 
-def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any]]:
-    """Return what reads the JSON value of an answer: as a record with its text, its stop and its numbers of tokens.
+@dataclass(frozen=True)
+class Refusal:
+    """What an endpoint refused: the ``field`` of :data:`_FIELDS` that its model does not take, and the error's ``code``."""
 
-    It raises an HttpFailure for an answer that is broken. Another try may bring a whole one.
+    field: str | None = None
+    code: str | None = None
+
+
+def refusal_of(error: HttpFailure) -> Refusal:
+    """Return what a failed request was refused for, as far as the answer names it.
+
+    A message that names a field because of its value, such as a length beyond the context, refuses no field.
+    """
+    if error.status not in (400, 422):
+        return Refusal()
+    try:
+        found = json.loads(error.content)
+    except (ValueError, RecursionError):
+        found = error.content.decode("utf-8", "replace")
+    found = found.get("error", found) if isinstance(found, Mapping) else found
+    told = found if isinstance(found, Mapping) else {"message": found}
+    code, field = (told.get(name) if isinstance(told.get(name), str) else None for name in ("code", "param"))
+    words = _words(told.get("message")) or _words(told.get("detail"))
+    if _VALUE.search(words) or (field and field not in _FIELDS):
+        return Refusal(code=code)
+    return Refusal(field or next((name for name, form in _FIELDS.items() if re.search(form, words)), None), code)
+
+
+def _words(message: Any) -> str:
+    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place."""
+    if isinstance(message, str):
+        return message[:4000]
+    if not isinstance(message, list):
+        return ""
+    faults = [fault for fault in message[:20] if isinstance(fault, Mapping)]
+    places = [fault["loc"][-1] if isinstance(fault.get("loc"), list) and fault["loc"] else "" for fault in faults]
+    return "; ".join(f"'{place}' {fault.get('msg', '')}" for place, fault in zip(places, faults, strict=True))[:4000]
+
+
+def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any]]:
+    """Return what reads the JSON value of an answer.
+
+    It is read as a record with its text, its stop, its numbers of tokens and, in ``no_text``, why it lacks a text, or
+    None. An answer that is broken raises an HttpFailure. Another try may bring a whole one.
     """
 
     def read(found: Any) -> dict[str, Any]:
         try:
             choice, usage = found["choices"][0], found.get("usage")
-            text, stop = choice["message"]["content"], choice.get("finish_reason")
+            stop = choice.get("finish_reason")
+            text, no_text = _said(choice.get("message"), stop)
         except (KeyError, TypeError, IndexError, AttributeError):
             raise HttpFailure(f"answered without choices[0].message.content: {client.shown(found)}", True) from None
-        if text is None and stop in _CUT:
-            text = ""
         named = stop is None or (isinstance(stop, str) and len(stop) < 40 and stop != "error")
         if not isinstance(text, str) or not named or found.get("error"):
             raise HttpFailure(f"answered with a broken choice: {client.shown(found)}", passing=True)
@@ -180,9 +315,45 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
             raise HttpFailure(f"answered with {len(text):,} characters, and {max_tokens} tokens were asked for", True)
         usage = usage if isinstance(usage, dict) else {}
         text = re.sub("[\ud800-\udfff]", "\ufffd", text)  # no tokenizer reads half a character
-        return {"text": text, "stop": stop, **{name: _count(usage.get(name)) for name in _COUNTED}}
+        counted = {name: _count(usage.get(name)) for name in _COUNTED}
+        return {"text": text, "stop": stop, "no_text": no_text, **counted}
 
     return read
+
+
+def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
+    """Return the text of a message, or what stands in its place, and why it has no text, if so.
+
+    Servers give no text in many forms: no message at all for what a filter removed, no content or null beside the words of
+    a refusal or of the model's thinking, an empty text, or a list of parts of other types.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if message is None and stop in _CUT:
+        message = {}
+    if not isinstance(message, Mapping):
+        raise TypeError("no message")
+    content, refusal = message.get("content"), message.get("refusal")
+    thought = any(message.get(field) for field in _THINKING)
+    if isinstance(content, list):
+        parts = [part if isinstance(part, Mapping) else {"type": "text", "text": part} for part in content]
+        content = "".join(part["text"] for part in parts if part.get("type") in ("text", "output_text"))
+        refusal = refusal or "".join(part["refusal"] for part in parts if part.get("type") == "refusal")
+        thought = thought or any(part.get("type") in ("thinking", "redacted_thinking", "reasoning") for part in parts)
+    if content:
+        return content, None
+    reasons = {
+        "refusal": isinstance(refusal, str) and bool(refusal),
+        str(stop): stop in _CUT,
+        "thinking": thought,
+        "tool_calls": bool(message.get("tool_calls") or message.get("function_call")),
+        "empty": content is not None or "content" not in message,
+    }
+    why = next((reason for reason, given in reasons.items() if given), None)
+    if why is None or not isinstance(content, str | None):
+        return content, None  # null without a reason does not count as an answer
+    return (refusal if why == "refusal" else ""), why
 
 
 def _count(number: Any) -> int:
@@ -192,9 +363,10 @@ def _count(number: Any) -> int:
 
 def is_whole(record: dict[str, Any]) -> bool:
     """Return whether ``record`` is a whole answer. The cache keeps no other, and reads no other."""
-    text, stop = record.get("text"), record.get("stop")
+    text, stop, no_text = record.get("text"), record.get("stop"), record.get("no_text")
     counted = all(_count(record.get(name)) == record.get(name) for name in _COUNTED)
-    return isinstance(text, str) and isinstance(stop, str) and bool(text or stop in _CUT) and counted
+    why = no_text if isinstance(no_text, str) and no_text != "empty" else None
+    return isinstance(text, str) and isinstance(stop, str) and bool(text or why or stop in _CUT) and counted
 
 
 def _key(query: dict[str, Any], label: str) -> str:

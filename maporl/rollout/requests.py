@@ -130,7 +130,7 @@ class RequestBuilder:
             trainable=request.policy in spec.learning and bool(reply.response_ids),
             answers=ask.answers,
             fresh=ask.fresh,
-            tags=dict(ask.tags),
+            tags=dict(ask.tags) if reply.no_text is None else {**ask.tags, "no_text": reply.no_text},
             temperature=request.temperature,
             example=ask.example,
             version=version if request.policy in spec.learning else None,

@@ -16,6 +16,7 @@ from typing import Any
 from maporl.environments.adapters.addresses import check_address
 from maporl.environments.adapters.event_loop import inside, wait
 from maporl.errors import ConfigError, UserError, install_command
+from maporl.hosts import proxy_of
 from maporl.types import Result
 
 CLOSED = -32000
@@ -92,7 +93,11 @@ class ServerOptions:
     @property
     def where(self) -> str:
         """The command line or the address, for messages."""
-        return f"the MCP server {self.url if self.command is None else ' '.join(self.command)!r:.200}"
+        if self.command is None:
+            from maporl.http_client import through  # slow to import, and only servers at addresses need it
+
+            return f"the MCP server {self.url!r:.200}{through(proxy_of(str(self.url)))}"
+        return f"the MCP server {' '.join(self.command)!r:.200}"
 
 
 class Server:
@@ -259,9 +264,23 @@ def _package() -> Any:
 @contextlib.asynccontextmanager
 async def _transport(package: Any, options: ServerOptions, log: Any) -> AsyncIterator[Any]:
     if options.command is None:
-        from mcp.client.streamable_http import streamable_http_client
+        from mcp.client import streamable_http
 
-        async with streamable_http_client(str(options.url)) as streams:
+        from maporl.http_client import certificates
+
+        proxy = proxy_of(str(options.url))
+        own = streamable_http.create_mcp_http_client()  # version 1 has another kind of client than version 2
+        kind = type(own)
+        await own.aclose()
+        how: dict[str, Any] = {
+            "timeout": own.timeout,
+            "follow_redirects": own.follow_redirects,
+            "verify": certificates(),
+        }
+        async with (
+            kind(**how, proxy=proxy, trust_env=False) as client,
+            streamable_http.streamable_http_client(str(options.url), http_client=client) as streams,
+        ):
             yield streams
         return
     from mcp.client.stdio import get_default_environment

@@ -15,6 +15,7 @@ from maporl.environments.adapters.addresses import check_address
 from maporl.environments.adapters.event_loop import inside, wait
 from maporl.environments.base import Environment, Tool
 from maporl.errors import ConfigError, install_command
+from maporl.hosts import proxy_of
 from maporl.types import Result
 
 _GONE = Result("the connection to it is lost", error="lost", done=True)
@@ -117,7 +118,10 @@ class OpenEnv(Environment):
                 await _closed(client)
                 passing = isinstance(error, OSError) or _FULL in str(error)
                 if not passing or time.monotonic() + _PAUSE > until:
-                    raise ConfigError(f"openenv: {self._url}: no session{_advice(error)}") from None
+                    from maporl.http_client import through  # slow to import
+
+                    where = f"{self._url}{through(proxy_of(self._url))}"
+                    raise ConfigError(f"openenv: {where}: no session{_advice(error)}") from None
             await asyncio.sleep(_PAUSE)
 
     def _offered(self) -> tuple[bool, list[tuple[str, str, dict[str, Any]]]]:
