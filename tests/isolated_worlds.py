@@ -108,3 +108,14 @@ class FailsAtReset(Stock):
 
     def reset(self, seed, row):
         raise ValueError("no goods")
+
+
+class Mute(Environment):
+    """It pays nothing, neither by a reward nor by its tool."""
+
+    def tools(self, agent):
+        def look() -> str:
+            """Look."""
+            return "a shelf"
+
+        return [Tool.of(look)]

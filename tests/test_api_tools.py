@@ -84,7 +84,7 @@ def play(api, tmp_path, forgotten):
             "output_dir": str(tmp_path / "run"),
             "task": {"name": "toy_sum"},
             "tools": {"double": {"use": "shelf_of_tools:double"}},
-            "environments": {"counter": {"use": "shelf_of_tools:Counter", "agents": ["ann"]}},
+            "environments": {"counter": {"use": "shelf_of_tools:Counter"}},
             "agents": {
                 "ann": {"engine": "openai", "api": section, "tools": ["double", "counter"], **agent},
                 "bob": {"tiny": {}},

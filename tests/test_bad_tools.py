@@ -212,7 +212,7 @@ class TestWhatEnvironmentsSayAndPay:
         ("said", "message"),
         [
             (3, "reset returned 3, expected a text, texts by agent, or None"),
-            ({"cy": "x"}, r"reset told 'cy' something, but its agents are \['ann'\]"),
+            ({"cy": "x"}, r"reset told 'cy' something, but environment 'shop' belongs to \['ann'\]"),
         ],
     )
     def test_what_reset_says_is_checked_and_it_is_closed(self, said, message):

@@ -4,16 +4,19 @@ import asyncio
 import random
 import threading
 import time
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from isolated_worlds import Mute
 
-from maporl import Debate
-from maporl.config.schema import BranchingSection, EnvironmentSection
+from maporl import Agent, Debate, Team
+from maporl.config.schema import BranchingSection, EnvironmentSection, RewardSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
-from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.build import TeamTools, build_grants, environment_spec
 from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
+from maporl.environments.search import QuestionSearch
 from maporl.environments.workers import Workers
 from maporl.environments.world import World
 from maporl.errors import ConfigError
@@ -22,9 +25,12 @@ from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.player import Player
 from maporl.tasks import Arithmetic
 from maporl.types import Example, Result, TurnEnd, from_json, to_json
-from trl_ext.ppo_options import Decoding
+from maporl.validation.load import from_dict
+from maporl.validation.tool_checks import check_tools
+from trl_ext.ppo_options import Decoding, PPOOptions
 
 TASK = Arithmetic(largest=9)
 EXAMPLES = [Example("e", "2+2=", "4", {"stock": 3}), Example("f", "3+3=", "6", {"stock": 3})]
@@ -86,9 +92,8 @@ def buys(count):
     return f'<call>{{"name": "buy", "arguments": {{"count": {count}}}}}</call>'
 
 
-def driver_of(script, world, protocol=None, agents=("ann", "bob"), limits=None, **options):
-    tools = TeamTools.of({}, {}, agents)
-    grants = build_grants(tools.grants, world)
+def driver_of(script, world, protocol=None, agents=("ann", "bob"), given=None, **options):
+    grants = build_grants(TeamTools.of(given or {}, {}, agents).grants, world)
     specs = {}
     for name in agents:
         kit = agent_tools(name, grants[name], world, None, 100) if name in grants else None
@@ -401,9 +406,145 @@ class TestFaultsOfEnvironments:
             driver.play(EXAMPLES[:1])
         world.drop_all()
 
+    @pytest.mark.parametrize(
+        ("method", "value", "message"),
+        [
+            ("reward", {"ann": 1.0, "bob": 2.0}, r"seed \d+: reward\(\) paid 1.0 to 'ann', but environment 'shop' belongs to \['bob'\]"),
+            ("reset", {"ann": "Psst."}, r"it cannot begin: reset told 'ann' something, but environment 'shop' belongs to \['bob'\]"),
+        ],
+    )  # fmt: skip
+    def test_nobody_else_is_paid_or_told_anything(self, method, value, message):
+        class Generous(Shop):
+            def reset(self, seed, row):
+                super().reset(seed, row)
+                return value if method == "reset" else None
+
+            def reward(self):
+                return value
+
+        given = {"bob": ["shop.buy"]}
+        world = TeamTools.of(given, {"shop": Generous}, ("ann", "bob")).world
+        driver = driver_of(by_turns(ann=["4"], bob=["4"]), world, given=given)
+        with pytest.raises(EnvironmentFailure, match=message) as caught:
+            driver.play(EXAMPLES[:1])
+        assert "name 'shop' in agents.NAME.tools, or list the agent in environments.shop.agents" in str(caught.value)
+        world.drop_all()
+
     def test_an_agent_that_does_not_play(self):
         with pytest.raises(ConfigError, match="tools: agent 'cy' does not play"):
             TeamTools.of({"cy": []}, {}, ["ann"])
+
+
+def _config(team, protocol=None, sources=None, **shop):
+    return from_dict(
+        {
+            "output_dir": "unused",
+            "agents": {name: {"tiny": {}, "tools": tools} for name, tools in team.items()},
+            "task": {"name": "toy_sum"},
+            "protocol": protocol or {"name": "debate"},
+            "environments": {"shop": {"use": "test_environments:Shop", **shop}},
+            "reward": {"sources": sources or {"label": 1.0}},
+        }
+    )
+
+
+class TestWhoseItIs:
+    @pytest.mark.parametrize(
+        ("ann", "bob", "options", "agents"),
+        [
+            ([], [], {}, ("ann", "bob")),
+            ([], ["shop"], {}, ("bob",)),
+            (["shop.buy"], [], {}, ("ann",)),
+            (["shop"], ["shop.buy"], {}, ("ann", "bob")),
+            ([], ["shop"], {"agents": ["ann", "bob"]}, ("ann", "bob")),
+            ([], [], {"agents": ["ann"]}, ("ann",)),
+            ([], ["shop"], {"protocol": {"name": "world", "place": "shop"}}, ("ann", "bob")),
+        ],
+    )
+    def test_it_belongs_to_those_whose_tools_name_it(self, ann, bob, options, agents):
+        config = _config({"ann": ann, "bob": bob}, **options)
+        assert TeamTools.from_config(config, ("ann", "bob")).world.environments["shop"].agents == agents
+        if set(options) <= {"protocol"}:
+            acts_in = frozenset({"shop"} if options else ())
+            of = TeamTools.of({"ann": ann, "bob": bob}, {"shop": Shop}, ("ann", "bob"), acts_in)
+            assert of.world.environments["shop"].agents == agents
+
+    def test_who_does_not_name_it_hears_nothing_and_is_paid_nothing(self):
+        class Even(Shop):
+            def reward(self):
+                return 1.0
+
+        def played(given):
+            world = TeamTools.of(given, {"shop": Even}, ("ann", "bob")).world
+            script = by_turns(ann=["4"], bob=[buys(2), "4"])
+            (dialogue,) = driver_of(script, world, given=given).play(EXAMPLES[:1])
+            return {
+                u.agent: ("The shop has 3." in str(u.messages), u.rewards) for u in dialogue.utterances if u.part == 0
+            }, {u.agent: u.rewards for u in dialogue.utterances if u.turn_end is not None or u.agent == "ann"}
+
+        first, last = played({"bob": ["shop"]})
+        assert first["ann"] == (False, {}) and first["bob"][0]
+        assert last == {"ann": {}, "bob": {"shop": 1.0}}
+        first, last = played({})
+        assert first["ann"][0] and first["bob"][0] and last == {"ann": {"shop": 1.0}, "bob": {"shop": 1.0}}
+
+
+class TestAWeightOnWhatPaysNothing:
+    def trl(self, body):
+        names = {"Result": Result}
+        exec(f"class Shop:\n    def reset(self):\n        pass\n{body}", names)
+        return names["Shop"]
+
+    def can_pay(self, make, **options):
+        section = EnvironmentSection(use="shop", **options)
+        made = environment_spec("shop", make, section, ("ann",), ("ann",))
+        try:
+            World(environments={"shop": made}).offers.must_pay({"shop", "label"})
+        except ConfigError as error:
+            assert "reward: shop: the environment 'shop' (" in str(error) and "pays nothing" in str(error)
+            return False
+        return True
+
+    def test_what_can_pay(self):
+        look = '    def look(self) -> str:\n        """Look."""\n'
+        assert self.can_pay(Shop)
+        assert not self.can_pay(Mute)
+        assert not self.can_pay(QuestionSearch)
+        assert not self.can_pay(self.trl(f"{look}        return 'x'"))
+        assert self.can_pay(self.trl(f"{look}        return Result('x', reward=1.0)"))
+        assert self.can_pay(self.trl(f"{look}        return 'x'\n    def get_reward(self):\n        return 1.0"))
+        assert self.can_pay(self.trl(f"{look}        return 'x'"), reward="score")
+        assert self.can_pay(self.trl(look.replace(" -> str", "") + "        return make()"))
+
+        class ByCalls(Shop):
+            reward = Environment.reward
+
+        assert self.can_pay(ByCalls), "its tool is annotated as a text, and returns what pays"
+
+        class Sure(Mute):
+            def can_pay(self, agents):
+                return agents == ("ann",)
+
+        assert self.can_pay(Sure)
+
+    @pytest.mark.parametrize("isolate", [None, "process"])
+    def test_it_is_refused_before_a_model_loads(self, isolate):
+        config = _config(
+            {"ann": [], "bob": []}, sources={"label": 1.0, "shop": 0.5}, use="isolated_worlds:Mute", isolate=isolate
+        )
+        with pytest.raises(ConfigError, match=r"reward: shop: the environment 'shop' \(\w+\) pays nothing"):
+            check_tools(config, {}, EXAMPLES[0])
+        rules = [{"mix": {"weights": {"caller/shop": 0.5}}}]
+        config = replace(config, reward=RewardSection(rules=rules))
+        with pytest.raises(ConfigError, match="pays nothing"):
+            check_tools(config, {}, EXAMPLES[0])
+
+    def test_it_is_refused_in_a_program(self, tiny):
+        team = Team([Agent("ann", *tiny())])
+        tools = TeamTools.of({}, {"shop": Mute}, team.names())
+        reward = RewardSection(sources={"label": 1.0, "shop": 0.5})
+        with pytest.raises(ConfigError, match="pays nothing"):
+            Player.build(team, Debate(), PPOOptions(), reward, tools=tools)
 
 
 def test_a_group_plays_one_episode():

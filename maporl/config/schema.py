@@ -180,7 +180,8 @@ class EnvironmentSection:
     Args:
         use: the name.
         options: the options of each instance.
-        agents: the agents that are told how it begins and what is new in it. By default all that play.
+        agents: the agents to which it belongs. They are told how it begins and what is new in it, and paid by it. By default
+            those whose ``tools`` name it, or all that play if nobody names it or the protocol acts in it.
         forks: how it can be forked, if its class does not say so: "copy", "replay" or "no".
         reward: the attribute of a class written for TRL that has its reward, if the class has no ``get_reward``.
         calls: the most calls of a dialogue.

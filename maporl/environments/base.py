@@ -4,7 +4,9 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from functools import partial
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from maporl.errors import ConfigError
 from maporl.types import Result
@@ -179,6 +181,15 @@ class Environment:
         """Return what the dialogue has earned, or what each agent has. It is asked once, at the end."""
         return None
 
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return whether it may pay one of ``agents`` anything. A weight on an environment that cannot is an error.
+
+        By default it can if it defines :meth:`reward`, or if a tool of one of them may return a
+        :class:`maporl.types.Result`, which may pay (:func:`may_pay`).
+        """
+        own = type(self).reward is not Environment.reward
+        return own or any(may_pay(tool.run) for agent in agents for tool in self.tools(agent))
+
     def state(self) -> str | None:
         """Return the name of the situation, for the column ``state`` of advantages, or None."""
         return None
@@ -214,6 +225,36 @@ class CallRefused(Exception):
     def __init__(self, kind: Any, message: str):
         super().__init__(message)
         self.kind = kind
+
+
+def may_pay(run: Callable[..., Any]) -> bool:
+    """Return whether a tool's function may return a :class:`maporl.types.Result`.
+
+    It cannot if it is annotated to return something else and its code does not name ``Result``.
+
+    >>> def look() -> str: ...
+    >>> def act() -> Result | str: ...
+    >>> def earn() -> str: return Result("earned", reward=1.0)
+    >>> may_pay(look), may_pay(act), may_pay(earn), may_pay(lambda: 1)
+    (False, True, True, True)
+    """
+    while isinstance(run, partial):
+        run = run.func
+    try:
+        returns = get_type_hints(run).get("return", Any)
+        used = inspect.getclosurevars(inspect.unwrap(run))
+    except Exception:  # an annotation may be any expression, and some callables have neither annotations nor code
+        return True
+    if Result in [*used.globals.values(), *used.nonlocals.values()] or Result.__name__ in used.unbound:
+        return True
+    return any(one is Any or not isinstance(one, type) or issubclass(one, Result) for one in _plain_types(returns))
+
+
+def _plain_types(annotation: Any) -> list[Any]:
+    """Return the alternatives of an annotation, each without its parameters: of ``list[int] | None`` list and NoneType."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for part in get_args(annotation) for one in _plain_types(part)]
+    return [type(None) if annotation is None else get_origin(annotation) or annotation]
 
 
 def as_result(value: Any) -> Result:

@@ -50,6 +50,10 @@ class TeamTools:
             ConfigError: a tool or an environment does not exist or cannot be made, or an environment is for an agent that
                 does not play.
         """
+        from maporl.protocols import build_protocol  # protocols need the contracts of this package
+
+        acts_in = build_protocol(config.protocol, tuple(config.agents)).acts_in
+        named = {name: config.agents[name].tools for name in speakers}
         found: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
         seconds, groups = {}, {}
@@ -69,7 +73,7 @@ class TeamTools:
         specs = {}
         for name, options in config.environments.items():
             part = look_up(options.use, ENVIRONMENTS, f"environments.{name}.use")
-            specs[name] = environment_spec(name, part, options, speakers)
+            specs[name] = environment_spec(name, part, options, speakers, owners(name, named, acts_in))
             if options.isolate == "process":
                 host = Host(name, options)
                 boxes.append(host)
@@ -85,7 +89,11 @@ class TeamTools:
 
     @classmethod
     def of(
-        cls, tools: Mapping[str, Sequence[Any]] | None, environments: Mapping[str, Any] | None, speakers: Sequence[str]
+        cls,
+        tools: Mapping[str, Sequence[Any]] | None,
+        environments: Mapping[str, Any] | None,
+        speakers: Sequence[str],
+        acts_in: frozenset[str] = frozenset(),
     ) -> "TeamTools":
         """Return those of a program.
 
@@ -93,6 +101,7 @@ class TeamTools:
             tools: for each agent, typed functions, tools, toolboxes, and names of environments or ``ENVIRONMENT.TOOL``.
             environments: by name, a class or a function that makes an instance.
             speakers: the agents that play.
+            acts_in: the names of the environments in which the protocol acts for the agents.
 
         Raises:
             ConfigError: an agent does not play, or one of these is something else.
@@ -116,8 +125,9 @@ class TeamTools:
                         raise ConfigError(f"{where}: another tool is called {tool.name!r} too; rename one of them")
                     names.append(tool.name)
             grants[agent] = ToolGrant(tuple(names))
+        named = {name: grant.tools for name, grant in grants.items()}
         specs = {
-            name: environment_spec(name, part, EnvironmentSection(use=name), speakers)
+            name: environment_spec(name, part, EnvironmentSection(use=name), speakers, owners(name, named, acts_in))
             for name, part in (environments or {}).items()
         }
         return cls(World(found, specs, boxes), grants)
@@ -169,8 +179,26 @@ def _no_options(options: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}.options: it takes no options, got {list(options)}; remove them")
 
 
-def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers: Sequence[str]) -> EnvironmentSpec:
+def owners(name: str, tools: Mapping[str, Sequence[str]], acts_in: frozenset[str]) -> tuple[str, ...]:
+    """Return the agents to which the environment ``name`` belongs, if its section does not list them.
+
+    They are the agents whose ``tools`` name it, or one of its tools. It belongs to all agents if nobody names it, or if the
+    protocol acts in it for them (``acts_in``).
+
+    >>> tools = {"ann": ["add"], "bob": ["shop.buy"]}
+    >>> owners("shop", tools, frozenset()), owners("bank", tools, frozenset()), owners("shop", tools, frozenset({"shop"}))
+    (('bob',), ('ann', 'bob'), ('ann', 'bob'))
+    """
+    found = tuple(agent for agent, own in tools.items() if name in {tool.partition(".")[0] for tool in own})
+    return tuple(tools) if name in acts_in or not found else found
+
+
+def environment_spec(
+    name: str, part: Any, section: EnvironmentSection, speakers: Sequence[str], belongs_to: Sequence[str] = ()
+) -> EnvironmentSpec:
     """Return the environment ``name`` of a run, made by ``part``: a class or a function.
+
+    ``belongs_to`` are its agents, if the section does not list them.
 
     Raises:
         ConfigError: ``part`` cannot be called, or an agent of the section does not play.
@@ -178,7 +206,7 @@ def environment_spec(name: str, part: Any, section: EnvironmentSection, speakers
     where = f"environments.{name}"
     if not callable(part):
         raise ConfigError(f"{where}.use: expected a class or a function that makes an environment, got {kind_of(part)}")
-    agents = tuple(speakers if section.agents is None else section.agents)
+    agents = tuple(belongs_to if section.agents is None else section.agents)
     unknown_agents = [agent for agent in agents if agent not in speakers]
     if unknown_agents:
         raise ConfigError(f"{where}.agents: agent {unknown_agents[0]!r} does not play; the agents are {list(speakers)}")

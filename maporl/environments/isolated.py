@@ -33,7 +33,7 @@ START_SECONDS = 120.0
 """The most seconds in which the module of an environment is imported."""
 PATIENCE = 5.0
 """The seconds that the process has to end by itself."""
-BEGINNING = ("make", "reset", "tools")
+BEGINNING = ("make", "reset", "tools", "can_pay")
 """Requests before which nothing was done in an environment, so that there is nothing to lose."""
 
 
@@ -200,6 +200,10 @@ class IsolatedEnvironment(Environment):
             EnvironmentLost: its process is gone.
         """
         return self._ask("reward", seconds=self._options.seconds) if "reward" in self._has else None
+
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return whether it may pay one of ``agents`` anything."""
+        return self._ask("can_pay", seconds=self._options.open_seconds, agents=list(agents))
 
     def state(self) -> str | None:
         """Return the name of the situation, or None."""

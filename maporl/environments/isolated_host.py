@@ -143,6 +143,9 @@ class _Served:
     def reward(self) -> Any:
         return self._made.reward()
 
+    def can_pay(self, agents: list[str]) -> bool:
+        return self._made.can_pay(agents)
+
     def state(self) -> str | None:
         return self._made.state()
 

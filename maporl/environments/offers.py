@@ -1,6 +1,6 @@
 """What the tools and environments of a run offer, before a dialogue begins. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from maporl.config.imports import unknown
@@ -46,6 +46,28 @@ class Offers:
         made = guarded(spec.make, f"environment {environment!r} cannot be made")
         guarded(made.close, f"environment {environment!r}: close() of one that never began")
         return made.forks
+
+    def must_pay(self, weighed: Collection[str]) -> None:
+        """Check that environments can pay, of those whose names are among the ``weighed`` rewards.
+
+        Raises:
+            ConfigError: one of them pays nothing to any of its agents, so that its weight would change nothing.
+            EnvironmentFailure: it cannot be made.
+        """
+        for name, spec in self.environments.items():
+            if name not in weighed or not spec.agents:
+                continue
+            made = guarded(spec.make, f"environment {name!r} cannot be made")
+            try:
+                pays = guarded(partial(made.can_pay, spec.agents), f"environment {name!r}: can_pay()")
+            finally:
+                guarded(made.close, f"environment {name!r}: close() of one that never began")
+            if not pays:
+                raise ConfigError(
+                    f"reward: {name}: the environment {name!r} ({type(made).__name__}) pays nothing: it has no reward, and its tools "
+                    f"return none; remove {name!r} from the rewards, or give its class reward() (get_reward() in a class for TRL), or "
+                    f"set environments.{name}.reward to the attribute that has it"
+                )
 
     def rewards(self) -> frozenset[str]:
         """Return the names of the rewards that environments and tools may pay."""

@@ -32,7 +32,7 @@ class EnvironmentSpec:
     Args:
         name: its name.
         make: makes an instance, without arguments.
-        agents: the agents that act in it or watch it, in order.
+        agents: the agents to which it belongs, in order. They are told of it, and nobody else is paid by it.
         options: its limits, and what happens if it does not answer in time. ``use``, ``options`` and ``agents`` of
             the section are not read here.
         part: the class or the function with which ``make`` makes one.
@@ -139,7 +139,7 @@ def texts_by_agent(said: Any, spec: EnvironmentSpec) -> dict[str, str]:
         unknown = [agent for agent in said if agent not in spec.agents]
         if not unknown:
             return dict(said)
-        raise EnvironmentFailure(f"reset told {unknown[0]!r:.40} something, but its agents are {list(spec.agents)}")
+        raise EnvironmentFailure(f"reset told {unknown[0]!r:.40} something, but {_whose(spec, unknown[0])}")
     raise EnvironmentFailure(f"reset returned {said!r:.80}, expected a text, texts by agent, or None")
 
 
@@ -147,19 +147,29 @@ def payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
     """Return what an environment paid, by agent. ``where`` stands before errors.
 
     Raises:
-        EnvironmentFailure: an amount is not a finite number, or is for an agent without this environment.
+        EnvironmentFailure: an amount is not a finite number, or is for an agent to whom the environment does not belong.
     """
     if value is None:
         return {}
     paid = dict(value) if isinstance(value, Mapping) else dict.fromkeys(spec.agents, value)
     numbers = {agent: finite(amount) for agent, amount in paid.items()}
     for agent, amount in paid.items():
-        if agent not in spec.agents or numbers[agent] is None:
+        if agent not in spec.agents:
+            raise EnvironmentFailure(f"{where} paid {amount!r:.40} to {agent!r:.40}, but {_whose(spec, agent)}")
+        if numbers[agent] is None:
             raise EnvironmentFailure(
                 f"{where} paid {amount!r:.40} to {agent!r:.40}; expected a finite number, or finite numbers for the agents "
                 f"{list(spec.agents)}"
             )
     return {agent: number for agent, number in numbers.items() if number is not None}
+
+
+def _whose(spec: EnvironmentSpec, agent: Any) -> str:
+    """Return the words of errors that say to whom an environment belongs, and how it would belong to ``agent`` too."""
+    return (
+        f"environment {spec.name!r} belongs to {list(spec.agents)}; leave {agent!r:.40} out, or let it belong to this agent too: "
+        f"name {spec.name!r} in agents.NAME.tools, or list the agent in environments.{spec.name}.agents"
+    )
 
 
 def call_payment(rooms: Rooms, act: Act, reward: Any) -> float | None:

@@ -271,6 +271,10 @@ class QuestionSearch(Environment):
         description = f"Search the texts for this question. Returns the {self._k} passages that fit best."
         return [Tool("search", description, _PARAMETERS, self._search)]
 
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return False."""
+        return False
+
     def _search(self, query: str) -> Result:
         assert self._index is not None, "an environment is reset before it is used"
         return _result(self._index, query, self._k)

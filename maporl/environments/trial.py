@@ -67,7 +67,7 @@ def check_environment(
     """
     columns = dict(row or {})
     example = Example("trial", str(columns.pop("question", "")), str(columns.pop("answer", "")), columns)
-    spec = environment_spec(NAME, environment, EnvironmentSection(use=NAME, agents=list(agents)), agents)
+    spec = environment_spec(NAME, environment, EnvironmentSection(use=NAME), agents, agents)
     world = World(environments={NAME: spec})
     try:
         tried = _Tried(world, Rooms(example, ("trial", seed), [{"role": "user", "content": example.question}]))

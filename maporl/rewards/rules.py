@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from maporl.config import build_named
+from maporl.config.schema import RewardSection
 from maporl.rewards.consistency import Consistency
 from maporl.rewards.counterfactual import Counterfactual
 from maporl.rewards.economy import LengthShare, Readability
@@ -538,6 +539,11 @@ def build_rules(
         check_names(rule.needs, f"{where}: {type(rule).__name__}.needs")
         check_names(rule.reads, f"{where}: {type(rule).__name__}.reads")
     return [rule.at_update(update) for rule in rules]
+
+
+def weighed(section: RewardSection) -> frozenset[str]:
+    """Return the names of the rewards that the sources and the rules of a section read."""
+    return frozenset(section.sources).union(*(rule.reads for rule in build_rules(section.rules)))
 
 
 def _identity(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -25,6 +25,7 @@ from maporl.protocols.growth import grown
 from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
+from maporl.rewards.rules import weighed
 from maporl.rewards.scorer import Scorer
 from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
@@ -162,8 +163,8 @@ class Player:
         are given of them. The other arguments are those of :class:`Player`.
 
         Raises:
-            ConfigError: a reward source lacks what it needs, ``protocol`` is not a :class:`maporl.Protocol`, or an agent's
-                tools or call format cannot be used.
+            ConfigError: a reward source lacks what it needs, an environment with a weight pays nothing, ``protocol`` is not a
+                :class:`maporl.Protocol`, or an agent's tools or call format cannot be used.
             ValueError: a speaker is not in the team.
         """
         team.find_stop_ids(options)
@@ -173,6 +174,7 @@ class Player:
         scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         world, sampled = tools.world, team.sampling(sampling)
+        world.offers.must_pay(weighed(reward))
         may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
         for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):

@@ -102,8 +102,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_weights: a weight for each of ``reward_funcs``. The default is 1.
         tools: for each agent, what it may call: typed functions with docstrings as TRL takes them, :class:`maporl.Tool`
             objects, and names of environments or ``ENVIRONMENT.TOOL``.
-        environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. Unless
-            the tools of an agent name it, all agents have all of its tools.
+        environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. It belongs
+            to the agents whose tools name it, or to all if nobody's do: they have its tools, are told of it, and are paid.
         sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
             (:class:`maporl.Agent`).
         backend: where to train and sample, such as :class:`maporl.RayBackend`. By default in the launcher's processes. The
@@ -183,7 +183,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         rows = args.local_rollout_forward_batch_size
         untrained = UntrainedWeights(team, self._untrained_model, rows) if backend is None else backend.untrained(team)
         if not isinstance(tools, TeamTools):
-            tools = TeamTools.of(tools, environments, speakers or team.names())
+            tools = TeamTools.of(tools, environments, speakers or team.names(), protocol.acts_in)
         self.player = Player.build(
             team,
             protocol,

@@ -9,6 +9,7 @@ from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
+from maporl.rewards.rules import weighed
 from maporl.rollout.agent_tools import agent_tools, typed
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
@@ -40,6 +41,7 @@ def check_tools(
         protocol.check_tools(world.tools)
     except ValueError as error:
         raise ConfigError(f"protocol.{error}") from None
+    world.offers.must_pay(weighed(config.reward))
     grants = build_grants(built.grants, world, protocol.acts_in)
     found, lines = {}, []
     for agent in playing:

@@ -89,6 +89,10 @@ class MCPEnvironment(Environment):
             _LISTED[key] = self._server.tools()
         return _tools(_LISTED[key], self._server.options, self._caller)
 
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return False: the protocol knows no rewards."""
+        return False
+
     def _caller(self, name: str) -> Callable[..., Any]:
         async def run(**arguments: Any) -> Result:
             result = await self._server.call(name, arguments)

@@ -92,6 +92,10 @@ class OpenEnv(Environment):
         has_tools, offered = _OFFERED[key]
         return [Tool(*entry, run=self._calls(entry[0]) if has_tools else self._act, ordered=True) for entry in offered]
 
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return True: a step may have a reward."""
+        return True
+
     def over(self) -> bool:
         """Return whether the server said that the episode is over. It would carry out further steps."""
         return self._done

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from maporl.environments.adapters.event_loop import inside, wait
-from maporl.environments.base import Environment, Tool
+from maporl.environments.base import Environment, Tool, may_pay
 from maporl.errors import ConfigError
 from maporl.types import Result
 
@@ -121,6 +121,11 @@ class TRLEnvironment(Environment):
                 f"environment {self._kind}: reward: it has no attribute {self._reward!r} at the end of a dialogue"
             )
         return getattr(self.made, self._reward)
+
+    def can_pay(self, agents: Sequence[str]) -> bool:
+        """Return whether it has a reward, or a method may return a :class:`maporl.types.Result`."""
+        own = hasattr(type(self.made), "get_reward") or self._reward is not None
+        return own or any(may_pay(tool.run) for tool in self._tools)
 
     def fork(self) -> "TRLEnvironment":
         """Return an environment around what ``_fork`` returned."""
