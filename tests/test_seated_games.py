@@ -50,6 +50,83 @@ def anything(ask, rng):
     return rng.choice(moves) if moves else rng.choice(["[cooperate]", "[defect]", "[Bid: 1, 2]", "[Call]", "[0]", "hm"])
 
 
+class Pay(pettingzoo.ParallelEnv):
+    """Pays agents 1 a round. ``ends`` says whose flags are set after a round ("*": the key ``__all__``), ``shows`` who sees something."""
+
+    metadata, possible_agents = {"name": "pay"}, ["a", "b"]
+
+    def __init__(self, ends=None, removes=False, cut=False, extra=None, shows=None):
+        self.ends, self.removes, self.cut, self.extra, self.shows = ends or {}, removes, cut, extra, shows or {}
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(9)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round, self.over = list(self.possible_agents), 0, set()
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, actions):
+        assert not self.over & set(actions)
+        self.round += 1
+        now = self.ends.get(self.round, "")
+        self.over |= set(now)
+        flags = {agent: agent in self.over for agent in self.agents} | ({"__all__": now == "*"} if self.extra else {})
+        paid = dict.fromkeys(actions, 1.0) | ({} if self.extra is None else {"__all__": self.extra})
+        seen = dict.fromkeys(self.shows.get(self.round, self.agents), self.round)
+        none = dict.fromkeys(self.agents, False)
+        if self.removes:
+            self.agents = [agent for agent in self.agents if not flags[agent] and now != "*"]
+        return seen, paid, *((none, flags) if self.cut else (flags, none)), {}
+
+
+class Turns(pettingzoo.AECEnv):
+    """Two agents take turns, and each move pays both 1. After three moves both have ended, or ("stuck") a after one."""
+
+    metadata, possible_agents = {"name": "turns"}, ["a", "b"]
+
+    def __init__(self, how):
+        self.how = how
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(9)
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def observe(self, agent):
+        return 0
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.made, self.agent_selection = list(self.possible_agents), 0, "a"
+        self.terminations, self.truncations = dict.fromkeys("ab", False), dict.fromkeys("ab", False)
+        self.rewards, self._cumulative_rewards = dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+        self.infos = {"a": {}, "b": {}}
+
+    def step(self, action):
+        if action is None:
+            return self._was_dead_step(action) if self.how == "removes" else None
+        self.made += 1
+        self.rewards = dict.fromkeys("ab", 1.0)
+        over = {"removes": "ab", "keeps": "ab", "all": ["__all__"], "stuck": ""}[self.how] if self.made == 3 else ""
+        self.terminations |= dict.fromkeys("a" if self.how == "stuck" else over, True)
+        self.agent_selection = "b" if self.agent_selection == "a" else "a"
+
+
+for api, kind in (("parallel", Pay), ("aec", Turns)):
+    pettingzoo.register(api, f"mine/{kind.__name__}-v0", entry_point=kind)
+
+
+def begun(api, kind, **options):
+    """A game of ``kind`` for two that has begun."""
+    game = PettingZoo(env=f"mine/{kind.__name__}-v0", api=api, options=options, longest=5)
+    game.seated = 2
+    game.reset(random.Random(0))
+    return game
+
+
 TEAMS = [
     ("pettingzoo", {"show": "board"}, 2),
     ("pettingzoo", {"env": "classic/connect_four-v3", "show": "board"}, 2),
@@ -157,6 +234,47 @@ class TestPettingZoo:
         outcome, said = play(PlayGame("pettingzoo", options=options), 2, lambda ask, rng: next(lines[ask.agent]))
         assert [u.step for u in said[:2]] == [said[0].step] * 2 and said[2].step != said[0].step
         assert [u.rewards["env"] for u in said] == [-1, 1, 1, -1] and outcome == {"agent0": 0, "agent1": 0}
+
+    @pytest.mark.parametrize(
+        ("options", "moves", "total"),
+        [
+            ({"ends": {3: "ab"}}, "ab ab ab", [3.0, 3.0]),
+            ({"ends": {3: "ab"}, "removes": True}, "ab ab ab", [3.0, 3.0]),
+            ({"ends": {3: "ab"}, "cut": True}, "ab ab ab", [3.0, 3.0]),
+            ({"ends": {2: "*"}, "extra": 9.0}, "ab ab", [2.0, 2.0]),
+            ({"ends": {2: "*"}, "cut": True, "extra": 9.0}, "ab ab", [2.0, 2.0]),
+            ({"ends": {1: "a", 3: "b"}}, "ab b b", [1.0, 3.0]),
+            ({"ends": {1: "a", 3: "b"}, "removes": True}, "ab b b", [1.0, 3.0]),
+            ({"ends": {1: "b", 2: "*"}, "removes": True}, "ab a", [2.0, 1.0]),
+            ({"shows": {2: "b"}, "ends": {3: "ab"}}, "ab ab b", [2.0, 3.0]),
+            ({"shows": {2: ""}}, "ab ab", [2.0, 2.0]),
+            ({}, "ab ab ab ab ab", [5.0, 5.0]),
+        ],
+    )
+    def test_agents_end_in_every_way_in_which_environments_say_so(self, options, moves, total):
+        game = begun("parallel", Pay, **options)
+        made = []
+        while movers := game.to_move():
+            game.step(dict.fromkeys(movers, "0"))
+            made.append("".join("ab"[player] for player in movers))
+        assert " ".join(made) == moves and list(game.total.values()) == total
+
+    @pytest.mark.parametrize("how", ["removes", "keeps", "all"])
+    def test_a_game_of_turns_ends_by_flags_alone(self, how):
+        game = begun("aec", Turns, how=how)
+        made = []
+        while movers := game.to_move():
+            game.step(dict.fromkeys(movers, "0"))
+            made += movers
+        assert made == [0, 1, 0] and list(game.total.values()) == [3.0, 3.0]
+
+    def test_an_environment_that_never_lets_an_agent_go_is_named(self):
+        game = begun("aec", Turns, how="stuck")
+        game.step({0: "0"})
+        with pytest.raises(
+            ConfigError, match=r"mine/Turns-v0 selects 'a', which has ended, and leaves it among its agents"
+        ):
+            game.step({1: "0"})
 
     def test_functions_of_the_user_show_and_read(self):
         options = {"show": "shown_games:cells", "parse": "shown_games:last_digit"}

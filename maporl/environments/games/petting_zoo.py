@@ -13,6 +13,8 @@ from maporl.environments.games.spaces import check_names, in_words, legal_moves,
 from maporl.errors import ConfigError, install_command
 
 DEFAULT = "classic/tictactoe-v3"
+ALL = "__all__"
+"""The key that stands for all agents in the dictionaries of some libraries."""
 
 
 @dataclass
@@ -27,6 +29,10 @@ class PettingZoo(Game):
     words themselves. Observations are printed, arrays by rows. ``show`` names a function ``(observation, agent) -> text`` for others, and
     ``parse`` one ``(words, legal actions or None) -> action``, which raises ``ValueError`` for an illegal move. Both are
     ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game that asks it for another one ends there.
+
+    An agent takes part no more when the environment says so in any way: by its flags of termination or truncation, by the key
+    ``__all__`` among them, which is for everybody, or by leaving it out of ``agents``. Those that are left play on. With ``parallel`` an agent that is shown nothing in a step makes no
+    move in it.
 
     Payments: each step pays each agent what the environment's ``rewards`` say after it, the steps of agents that have ended
     included. An illegal move pays its author -1 and the others nothing, as the wrapper of PettingZoo's classic games does.
@@ -67,6 +73,7 @@ class PettingZoo(Game):
         self.total = dict.fromkeys(range(self.seated), 0.0)
         self.taken = dict.fromkeys(range(self.seated), 0)
         self.owed: dict[int, float] = {}
+        self.ended: set[str] = set()
         seed = rng.randrange(2**31)
         if self.api == "parallel":
             self.seen, self.infos = self.world.reset(seed=seed)
@@ -80,9 +87,12 @@ class PettingZoo(Game):
 
     def to_move(self) -> tuple[int, ...]:
         """The agent that the environment selects, or all that are left."""
-        if not self.world.agents:
+        left = [name for name in self.world.agents if name not in self.ended]
+        if self.api == "parallel":
+            left = [name for name in left if name in self.seen]
+        if not left:
             return ()
-        moving = self.world.agents if self.api == "parallel" else [self.world.agent_selection]
+        moving = left if self.api == "parallel" else [self.world.agent_selection]
         movers = tuple(sorted(self.names.index(name) for name in moving))
         return () if any(self.taken[player] >= self.longest for player in movers) else movers
 
@@ -118,7 +128,8 @@ class PettingZoo(Game):
         for player in moves:
             self.taken[player] += 1
         if self.api == "parallel":
-            self.seen, rewards, _, _, self.infos = self.world.step(actions)
+            self.seen, rewards, terminations, truncations, self.infos = self.world.step(actions)
+            self.ended |= self._flagged(terminations) | self._flagged(truncations)
             self._owe(rewards)
         else:
             (action,) = actions.values()
@@ -138,15 +149,35 @@ class PettingZoo(Game):
         return self.parse is None
 
     def _settle(self) -> None:
-        """Step agents that have ended, whom PettingZoo wants to be stepped with None."""
-        while self.world.agents and (
-            self.world.terminations[self.world.agent_selection] or self.world.truncations[self.world.agent_selection]
-        ):
+        """Step agents that have ended, whom PettingZoo wants to be stepped with None, until one is selected that has not.
+
+        Raises:
+            ConfigError: the environment goes on selecting agents that have ended.
+        """
+        in_vain = 0
+        while self.world.agents:
+            self.ended = self._flagged(self.world.terminations) | self._flagged(self.world.truncations)
+            if self.world.agent_selection not in self.ended or (in_vain and self.ended.issuperset(self.world.agents)):
+                return
+            if in_vain > len(self.names):
+                raise ConfigError(
+                    f"game pettingzoo: {self.env} selects {self.world.agent_selection!r}, which has ended, and leaves it among its "
+                    "agents when it is stepped with None; remove it there, as PettingZoo's environments do"
+                )
+            before = len(self.world.agents)
             self.world.step(None)
-            self._owe(self.world.rewards)
+            if len(self.world.agents) < before:
+                self._owe(self.world.rewards)
+            in_vain = 0 if len(self.world.agents) < before else in_vain + 1
+
+    def _flagged(self, flags: dict[str, Any]) -> set[str]:
+        """Return the agents whose flag is set."""
+        return set(self.names if flags.get(ALL) else (name for name, flag in flags.items() if flag))
 
     def _owe(self, rewards: dict[str, Any]) -> None:
         for name, reward in rewards.items():
+            if name == ALL:  # a total beside the agents' own
+                continue
             player = self.names.index(name)
             self.owed[player] = self.owed.get(player, 0.0) + float(reward)
             self.total[player] += float(reward)
