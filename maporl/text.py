@@ -1,10 +1,12 @@
 """Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration safely."""
 
+import codecs
 import dataclasses
 import re
 import string
 import unicodedata
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import regex
@@ -20,6 +22,39 @@ PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
 _PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
+
+
+BOM = "\ufeff"
+"""The byte-order mark with which some editors and spreadsheets begin a file, read as a character."""
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # it begins as that of UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def encoding_of(content: bytes) -> str:
+    """Return the encoding of a text that begins with ``content``: what its byte-order mark says, or else UTF-8.
+
+    Decoding by it leaves the mark out.
+
+    >>> [encoding_of(text.encode(name)) for text, name in (("a", "utf-8"), ("a", "utf-8-sig"), ("a", "utf-16"))]
+    ['utf-8', 'utf-8-sig', 'utf-16']
+    """
+    return next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+
+
+def read_users_text(path: Path) -> str:
+    """Return the text of a file of the user's, which may begin with a byte-order mark. The mark is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is neither UTF-8 nor what its mark says.
+    """
+    content = path.read_bytes()
+    return content.decode(encoding_of(content)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def visible(text: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from maporl.config.schema import TOKEN_VARIABLE
 from maporl.hosts import is_loopback
+from maporl.text import read_users_text
 from trl_ext.errors import UserError
 
 SHORTEST_TOKEN = 16
@@ -26,8 +27,8 @@ def read_token(file: Path | None) -> str | None:
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or None
     try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        token = read_users_text(file).strip()
+    except (OSError, UnicodeError) as error:
         raise ServerError(f"--token-file {file}: cannot be read ({type(error).__name__})") from error
     if not token:
         raise ServerError(f"--token-file {file}: is empty; expected the token on one line")

@@ -9,7 +9,7 @@ import typing
 import pytest
 from hostile_texts import nested
 
-from maporl.config.parse import parse_config, read_values
+from maporl.config.parse import apply_overrides, parse_config, read_values
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
 from maporl.validation.load import from_dict, load
@@ -161,6 +161,38 @@ def test_an_override_that_is_no_value_is_one_line(tmp_path, override):
     with pytest.raises(ConfigError) as caught:
         load(file, [override])
     assert str(caught.value).isprintable() and len(str(caught.value)) < 3000
+
+
+def test_a_command_line_has_no_comments():
+    for text, value in {
+        "runs/try #2": "runs/try #2",
+        "Answer #1:": "Answer #1:",
+        "#": "#",
+        "#4 # 5": "#4 # 5",
+        "a# b": "a# b",
+        "'#1'": "#1",
+        '"\\u0023 x #"': "# x #",
+        "[a #b, '#c']": ["a #b", "#c"],
+        "{a: x #1, '#b': 2}": {"a": "x #1", "#b": 2},
+        "Answer:": "Answer:",
+        "a b:": "a b:",
+        "{a: }": {"a": None},
+        "label: 0.5": {"label": 0.5},
+        "\ue000 #": "\ue000 #",
+        "1e-4": 1e-4,
+        "": None,
+        "null": None,
+    }.items():
+        assert apply_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}, text
+    with pytest.raises(ConfigError, match=r"--set a=\[#: the value is not readable as YAML") as caught:
+        apply_overrides({}, ["a=[#"])
+    assert "\ue000" not in str(caught.value)
+
+
+def test_a_file_has_comments(tmp_path):
+    (tmp_path / "c.yaml").write_text("output_dir: runs/try #2\n# x\n")
+    assert read_values(tmp_path / "c.yaml")["output_dir"] == "runs/try"
+    assert read_values(tmp_path / "c.yaml", ["output_dir=runs/try #3"])["output_dir"] == "runs/try #3"
 
 
 def test_numbers_of_many_digits_are_read_on_every_python():

@@ -22,7 +22,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
-from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.text import visible
@@ -311,7 +311,7 @@ def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
 
 
 def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
-    """Return ``values`` with the values of ``overrides``, which are ``a.b=c`` with YAML values.
+    """Return ``values`` with the values of ``overrides``, which are ``a.b=c`` with YAML values, without comments.
 
     ``reward.sources.x=1`` adds a source or changes its weight, and ``reward.sources={x: 1}`` replaces all of them.
 
@@ -327,7 +327,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
         if path.count(".") >= DEEPEST:
             raise ConfigError(f"--set {visible(override):.80}: expected a key of at most {DEEPEST} parts")
         try:
-            nested: Any = parse_yaml(text)
+            nested: Any = parse_value(text)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"--set {visible(override):.80}: the value is not readable as YAML: {_one_line(error)}"

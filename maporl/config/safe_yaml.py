@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from maporl.text import encoding_of
+
 MOST_BYTES = 2**20
 MOST_NODES = 50_000
 """Most values of a text, where each alias counts as many as it stands for. The longest configuration here has 200."""
@@ -48,6 +50,38 @@ def parse_yaml(text: str, name: str = "the text") -> Any:
         loader.dispose()
 
 
+def parse_value(text: str) -> Any:
+    """Return the plain value of a YAML text of a command line.
+
+    A command line has no comments, so ``#`` is a character like any other. Words that end in a colon are a text there, and
+    not a key without a value.
+
+    >>> parse_value("runs/try #2"), parse_value("Answer #1:"), parse_value("{a: '#'}"), parse_value("1e-4")
+    ('runs/try #2', 'Answer #1:', {'a': '#'}, 0.0001)
+
+    Raises:
+        yaml.YAMLError: as for :func:`parse_yaml`.
+    """
+    # the library knows comments by this character alone
+    stands_for = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
+    try:
+        value = parse_yaml(text.replace("#", stands_for))
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(str(error).replace(stands_for, "#")) from None
+    if isinstance(value, dict) and list(value.values()) == [None] and text.strip().endswith(":"):
+        return text.strip()
+    return _replaced(value, stands_for, "#")
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """Return plain values with ``new`` in the place of ``old`` in all their texts."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, dict):
+        return {_replaced(key, old, new): _replaced(inner, old, new) for key, inner in value.items()}
+    return [_replaced(inner, old, new) for inner in value] if isinstance(value, list) else value
+
+
 def dump_yaml(values: Any) -> str:
     """Return the YAML text of plain values. :func:`parse_yaml` reads the same values from it."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -58,14 +92,14 @@ def read_yaml_text(path: Path) -> str:
 
     Raises:
         OSError: the file cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
+        UnicodeDecodeError: it is neither UTF-8 nor what its byte-order mark says.
         yaml.YAMLError: it is too large.
     """
     with path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise yaml.YAMLError(f"more than {MOST_BYTES} bytes; a configuration has a few thousand")
-    return content.decode("utf-8")
+    return content.decode(encoding_of(content))
 
 
 class _Loader(yaml.SafeLoader):

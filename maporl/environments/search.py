@@ -17,6 +17,7 @@ from typing import Any
 from maporl.environments.base import Environment, Tool
 from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
+from maporl.text import BOM, encoding_of
 from maporl.types import Result
 from trl_ext.atomic import new_folder
 
@@ -180,11 +181,13 @@ def read_corpus(corpus: str) -> list[Passage]:
         raise ConfigError(f"search: corpus: {path}: no such file; {hint}")
     found: dict[Passage, None] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        with path.open("rb") as file:
+            encoding = encoding_of(file.read(4))
+        with path.open(encoding=encoding) as lines:
+            for number, line in enumerate((line.removeprefix(BOM) for line in lines), 1):
                 if line.strip():
                     found.update(dict.fromkeys(_passages_of_line(line, f"search: corpus: {path}: line {number}")))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(f"search: corpus: {path}: cannot be read: {error}; save it as UTF-8") from None
     if not found:
         raise ConfigError(f"search: corpus: {path}: it holds no passages")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
-from maporl.text import check_choices, well_formed
+from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
 from maporl.types import Call, Example, Grade, Message
 
 
@@ -265,13 +265,16 @@ def _rows_of_file(path: Path) -> Sequence[dict[str, Any]]:
         import pyarrow.csv  # slow to import
         import pyarrow.parquet
 
-        read = pyarrow.csv.read_csv if path.suffix == ".csv" else pyarrow.parquet.read_table
         try:
-            return read(path).to_pylist()
-        except (OSError, pyarrow.ArrowException) as error:
+            if path.suffix == ".parquet":
+                return pyarrow.parquet.read_table(path).to_pylist()
+            with path.open("rb") as file:
+                options = pyarrow.csv.ReadOptions(encoding=encoding_of(file.read(4)).removesuffix("-sig"))
+            return pyarrow.csv.read_csv(path, options).to_pylist()
+        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
             raise TaskError(f"{path}: cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error})") from error
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_users_text(path)
     except (UnicodeDecodeError, OSError) as error:
         raise TaskError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
     return (
@@ -302,6 +305,7 @@ def _listed(content: str, path: Path) -> list[dict[str, Any]]:
 def _lines(content: str, path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(content.split("\n"), 1):
+        line = line.removeprefix(BOM)  # files that were joined have one at each beginning
         if not line.strip():
             continue
         try:

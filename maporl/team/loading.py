@@ -27,6 +27,7 @@ from maporl.errors import ConfigError
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
+from maporl.text import read_users_text
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
 from trl_ext.forward import base_of
@@ -241,8 +242,8 @@ def read_chat_template(value: str, where: str) -> str:
     if "{" in value and not value.endswith(".jinja"):
         return value
     try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_users_text(Path(value))
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"{where}: {value!r:.80} cannot be read as a file ({type(error).__name__}); expected 'fallback', a Jinja "
             "file, or the text of a template"
