@@ -1,6 +1,7 @@
 """Search in a local corpus: ranks, ties, the stored index, what is refused; and the questions of HotpotQA."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from maporl import HotpotQA, TaskError
 from maporl.environments import search as module
 from maporl.environments.search import NOTHING, Index, Passage, QuestionSearch, bm25, passages_of, read_corpus
+from maporl.environments.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError
 from maporl.rewards.labels import f1
 from maporl.tasks.grading.spans import exact_match, token_f1
@@ -72,6 +74,66 @@ class TestTheIndex:
             Index([Passage("", "the of")])
         with pytest.raises(ConfigError, match=r"k1 of at least 0 and b in \[0, 1\], got k1=-1"):
             Index([Passage("", "apple")], k1=-1)
+
+
+CORPUS = [
+    Passage("猫", "猫が好きです。東京に住んでいます。"),
+    Passage("", "犬は大阪にいる。カタカナのテーブルとコーヒー。"),
+    Passage("北京", "北京是中华人民共和国的首都，人口两千万。"),
+    Passage("上海", "上海是中国最大的城市。iPhone手机在这里很流行。"),
+    Passage("서울", "서울은 대한민국의 수도이다."),
+    Passage("", "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย"),
+    Passage("", "Vitamin C is in oranges. The letter is a sign."),
+    Passage("", "Vitamin D comes from the sun. R is a language, and so is C#."),
+    Passage("", "The liver stores vitamin A."),
+    Passage("Café", "Zo\u00eb drinks a cre\u0300me in the Stra\u00dfe of Krak\u00f3w."),
+    Passage("", "\uff26\uff55\uff4c\uff4c width 3.5, and \ufb01ne ligatures. Хлеб и соль. हिन्दी भाषा."),
+]
+
+
+class TestWordsInAnyScript:
+    @pytest.mark.parametrize(
+        ("query", "first"),
+        [
+            ("猫", 1), ("東京", 1), ("東京に住む人", 1), ("大阪の犬", 2), ("カタカナ", 2), ("コーヒー", 2), ("\uff7a\uff70\uff8b\uff70", 2),
+            ("首都", 3), ("中华人民共和国", 3), ("北京人口", 3), ("iphone", 4), ("手机", 4), ("中国城市", 4), ("서울", 5), ("대한민국 수도", 5),
+            ("เมืองหลวง", 6), ("vitamin C", 7), ("C vitamin?", 7), ("D", 8), ("r", 8), ("Vitamin A", 9), ("cafe\u0301", 10), ("CAFÉ", 10),
+            ("zoe\u0308", 10), ("Zoë's", 10), ("cr\u00e8me", 10), ("strasse", 10), ("KRAKÓW", 10), ("full", 11), ("fine", 11), ("3", 11),
+            ("ХЛЕБ", 11), ("हिन्दी", 11), ("sto\u00adres", 9),
+        ],
+    )  # fmt: skip
+    def test_the_passage_that_has_it_comes_first(self, query, first):
+        assert Index(CORPUS).search(query, 3)[0][0] == first
+
+    @pytest.mark.parametrize("query", ["鳥", "a", "A", "zoe", "名古屋", "क"])
+    def test_what_no_passage_has_is_not_found(self, query):
+        assert Index(CORPUS).search(query, 3) == []
+
+    def test_characters_apart_are_found_where_no_pair_is_known(self):
+        index = Index([Passage("", "猫と犬"), Passage("", "馬と犬小屋"), Passage("", "馬")])
+        assert [number for number, _ in index.search("猫犬", 3)] == [1, 2]
+        assert [number for number, _ in index.search("犬小屋", 3)] == [2]
+
+    def test_forms_of_unicode_make_no_difference(self):
+        import unicodedata
+
+        rng = random.Random(3)
+        letters = "aéèñçöÅstΣßﬁＡ가각猫がぱコーไทยйё 　'’-\u00adA."
+        for _ in range(300):
+            text = "".join(rng.choice(letters) for _ in range(rng.randrange(12)))
+            found = indexed_words(text)
+            for form in ("NFC", "NFD", "NFKC", "NFKD"):
+                assert indexed_words(unicodedata.normalize(form, text)) == found, (form, text)
+            assert wanted_words(text, found) == [] or set(wanted_words(text, found)) <= set(found)
+
+    def test_english_is_read_as_before(self):
+        """By bm25s itself, but for single letters, which it leaves out."""
+        import bm25s
+
+        for row in map(json.loads, EXCERPT.read_text().splitlines()):
+            for text in [row["question"], *(p["text"] for p in row["meta"]["paragraphs"])]:
+                (own,) = bm25s.tokenize([text], return_ids=False, show_progress=False)
+                assert [word for word in indexed_words(text) if len(word) > 1] == own
 
 
 class TestTheTool:

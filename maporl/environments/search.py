@@ -1,6 +1,6 @@
 """Search in a local corpus by BM25: a tool over one file, and an environment over the paragraphs of each question.
 
-The index is that of ``bm25s`` (extra ``search``). Nothing outside the corpus is read, and no network is used.
+The index is that of ``bm25s`` (extra ``search``), over the words of :mod:`maporl.environments.search_words`. Nothing outside the corpus is read, and no network is used.
 """
 
 import difflib
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from maporl.environments.base import Environment, Tool
+from maporl.environments.search_words import indexed_words, wanted_words
 from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
 from maporl.text import BOM, encoding_of
@@ -24,7 +25,7 @@ from trl_ext.atomic import new_folder
 logger = logging.getLogger(__name__)
 NOTHING = "No passage has any of these words."
 """What an agent is told if its search found nothing."""
-_VERSION = 1
+_VERSION = 2
 """It is part of the name of a stored index, and rises when the way in which passages are indexed changes."""
 _PARAMETERS = {
     "type": "object",
@@ -101,7 +102,7 @@ class Index:
         """
         import numpy as np
 
-        words = [word for word in self._words([query])[0] if word and word in self._bm25.vocab_dict]
+        words = wanted_words(query, self._bm25.vocab_dict)
         if not words:
             return []
         scores = self._bm25.get_scores(words)
@@ -113,15 +114,12 @@ class Index:
         return [(int(found[place]) + 1, float(scores[found[place]])) for place in order]
 
     def _built(self, k1: float, b: float) -> Any:
-        words = self._words([f"{p.title}\n{p.text}" for p in self.passages])
-        if not any(map(any, words)):
+        words = [indexed_words(f"{p.title}\n{p.text}") for p in self.passages]
+        if not any(words):
             raise ConfigError("search: the passages have no words that can be looked for")
         bm25 = self._library.BM25(k1=k1, b=b)
         bm25.index(words, show_progress=False)
         return bm25
-
-    def _words(self, texts: list[str]) -> list[list[str]]:
-        return self._library.tokenize(texts, return_ids=False, show_progress=False)
 
     def _stored(self, folder: Path, k1: float, b: float) -> Any:
         """Return the index from ``folder``, or build it and store it there."""
