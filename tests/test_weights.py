@@ -10,12 +10,15 @@ import torch
 from peft import AdaLoraConfig, IA3Config, LoraConfig, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertConfig,
     BertModel,
     LlamaForCausalLM,
+    PreTrainedConfig,
 )
 
 from maporl.config.schema import OpponentPool, VerifierSection
@@ -31,7 +34,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.memory import shape_of
 from trl_ext.checkpoint import CheckpointError, load_head, load_weights, save_policy_weights
 from trl_ext.value_head import ValueHead
-from trl_ext.weights import WeightsError, read_adapter, read_model
+from trl_ext.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained
 
 LAYER = "model.layers.1.mlp.up_proj.weight"
 LORA = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
@@ -178,11 +181,52 @@ def test_compiled_code_for_attention_is_not_fetched(folder):
             read_model(kind, folder)
 
 
-def test_an_absurd_number_of_layers_is_refused_before_they_are_built(folder):
+ABSURD = [
+    ({"num_hidden_layers": 10**7}, r"sets num_hidden_layers=10000000; at most 1000 are built"),
+    ({"n_layer": 10**12}, r"sets n_layer=1000000000000; at most 1000"),
+    ({"text_config": {"num_hidden_layers": 1001}}, r"sets num_hidden_layers=1001; at most 1000"),
+    ({"encoder": {"parts": [{"num_encoder_layers": 10**9}]}}, r"sets num_encoder_layers=1000000000; at most 1000"),
+    ({"num_labels": 10**12}, r"sets num_labels to 1,000,000,000,000 labels; at most 100,000 are read"),
+    ({"text_config": {"num_labels": 100_001}}, r"sets num_labels to 100,001 labels; at most 100,000"),
+    ({"id2label": {str(n): "x" for n in range(100_001)}}, r"sets id2label to 100,001 labels; at most 100,000"),
+    ({"label2id": {str(n): n for n in range(100_001)}}, r"sets label2id to 100,001 labels; at most 100,000"),
+    ({"note": "x" * 2**24}, r"its config.json has 16,\d+,\d+ bytes; at most 16,777,216 are read"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), ABSURD, ids=lambda value: str(value)[:30])
+def test_what_would_take_minutes_to_read_is_refused_before_transformers_reads_it(folder, more, message, monkeypatch):
+    def never(*arguments, **named):
+        raise AssertionError("transformers has read it")
+
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 10**7}))
-    with pytest.raises(WeightsError, match="num_hidden_layers=10000000; at most 1000"):
-        read_model(AutoModelForCausalLM, folder)
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    monkeypatch.setattr(PreTrainedConfig, "__init__", never)
+    for kind in (AutoModelForCausalLM, LlamaForCausalLM, AutoConfig, AutoTokenizer):
+        with pytest.raises(WeightsError, match=message) as caught:
+            (read_pretrained if kind in (AutoConfig, AutoTokenizer) else read_model)(kind, folder)
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_large_and_odd_configurations_are_read(folder):
+    file, plain = folder / "config.json", json.loads((folder / "config.json").read_text())
+    for more in (
+        {"num_labels": 1000},
+        {"id2label": {str(n): f"label {n}" for n in range(20_000)}},
+        {"vocab_size_per_layer_input": 262_144, "max_window_layers": 10**6, "layer_norm_epsilon": 1e-6},
+        {"quantized": {"skipped": [f"model.layers.{n}.mlp" for n in range(50_000)]}},
+        {"num_hidden_layers": plain["num_hidden_layers"], "n_layers_of_text": "two"},
+    ):
+        file.write_text(json.dumps(plain | more))
+        assert read_pretrained(AutoConfig, folder).hidden_size == plain["hidden_size"]
+
+
+def test_the_options_of_an_adapter_are_bounded(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "note": "x" * 2**24}))
+    with pytest.raises(
+        WeightsError, match=r"its adapter_config.json has 16,\d+,\d+ bytes; at most 16,777,216 are read"
+    ):
+        check_adapter_source(str(tmp_path))
 
 
 def test_tied_embeddings_need_no_head_of_their_own(tiny, tmp_path):

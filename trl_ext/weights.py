@@ -5,6 +5,7 @@ evaluated, or trained on, as if it were the model. Code that comes with a model 
 """
 
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -30,6 +31,12 @@ from trl_ext.forward import base_of
 ADAPTER_OPTIONS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_LAYERS = 1000
 """The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
+MOST_LABELS = 100_000
+"""Classifiers have a few, or tens of thousands. transformers makes a name for each before anybody can look at the number."""
+MOST_CONFIG_BYTES = 2**24
+"""The ``config.json`` of a model with names for its labels and exceptions for its layers has a tenth of it."""
+_LAYERS = re.compile(r"(?:num|n|encoder|decoder)_(?:\w+_)?layers?")
+"""The keys with which a ``config.json`` sets a number of layers."""
 SHOWN = 3
 """Most tensors that a message names."""
 
@@ -50,12 +57,77 @@ def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     No code from ``source`` is run. Without ``trust_remote_code=False``, transformers would ask on the terminal.
 
     Raises:
-        WeightsError: it cannot be read. The message is one line.
+        WeightsError: it cannot be read, or its ``config.json`` is absurdly large (:func:`check_bounds`). The message is one line.
     """
     try:
+        if "config" not in options:
+            check_bounds(source)
         return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except WeightsError:
+        raise
     except Exception as error:  # the libraries raise nearly every kind of error for a damaged file
         raise WeightsError(_one_line(error, source)) from error
+
+
+def check_bounds(source: str | Path) -> None:
+    """Check that a model's ``config.json`` asks for nothing that takes minutes or all memory to read or to build.
+
+    It is looked at before transformers reads it, which makes lists of as many labels and layers as the file says.
+
+    Args:
+        source: the folder, or the name on the hub. One without a ``config.json`` is not looked at.
+
+    Raises:
+        WeightsError: the file is larger than :data:`MOST_CONFIG_BYTES`, or it sets more than :data:`MOST_LABELS` labels or
+            :data:`MOST_LAYERS` layers, at any depth.
+        ValueError: it is not JSON.
+        RecursionError: it nests too deeply.
+    """
+    file = _config_file(source)
+    if file is None:
+        return
+    left = [_json_of(file, source)]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            for key, value in part.items():
+                labels = len(value) if key in ("id2label", "label2id") and isinstance(value, dict) else 0
+                if key in ("num_labels", "num_classes") and isinstance(value, int):
+                    labels = value
+                if labels > MOST_LABELS:
+                    raise WeightsError(
+                        f"{source}: its config.json sets {key} to {labels:,} labels; at most {MOST_LABELS:,} are read"
+                    )
+                if isinstance(value, int) and value > MOST_LAYERS and _LAYERS.fullmatch(key):
+                    raise WeightsError(f"{source}: its config.json sets {key}={value}; at most {MOST_LAYERS} are built")
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        left += [value for value in inner if isinstance(value, dict | list)]
+
+
+def _json_of(file: Path, source: str | Path) -> Any:
+    """Return the JSON value of a file that describes a model, which may be a stranger's.
+
+    Raises:
+        WeightsError: it is larger than :data:`MOST_CONFIG_BYTES`.
+        ValueError: it is not JSON.
+        RecursionError: it nests too deeply.
+    """
+    size = file.stat().st_size
+    if size > MOST_CONFIG_BYTES:
+        raise WeightsError(f"{source}: its {file.name} has {size:,} bytes; at most {MOST_CONFIG_BYTES:,} are read")
+    return json.loads(file.read_bytes())
+
+
+def _config_file(source: str | Path) -> Path | None:
+    """Return the ``config.json`` of a folder or of a name on the hub, or None if there is none that can be had."""
+    if Path(source).is_dir():
+        file = Path(source) / "config.json"
+        return file if file.is_file() else None
+    try:
+        found = cached_file(str(source), "config.json", _raise_exceptions_for_missing_entries=False)
+    except Exception:  # the hub does not have it or cannot be asked, which whoever reads the model says
+        return None
+    return None if found is None else Path(found)
 
 
 def read_model(kind: Any, source: str | Path, new: str | None = None, **options: Any) -> Any:
@@ -131,7 +203,7 @@ def _same_rows(saved: Any, own: torch.Tensor) -> bool:
 
 
 def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
-    """Check that a model's configuration asks for no attention that cannot be used, and for no absurd number of layers.
+    """Check that a model's configuration asks for no attention that cannot be used.
 
     A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in any
     case.
@@ -144,11 +216,6 @@ def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
         if (why := fault(name)) and not (chosen and "/" not in name):
             raise WeightsError(
                 f"{source}: its config.json sets attn_implementation={name!r:.80}: {why}; or remove the key in a copy of the folder"
-            )
-        layers = part.to_dict().get("num_hidden_layers")
-        if isinstance(layers, int) and layers > MOST_LAYERS:
-            raise WeightsError(
-                f"{source}: its config.json sets num_hidden_layers={layers}; at most {MOST_LAYERS} are built"
             )
 
 
@@ -224,10 +291,12 @@ def check_adapter_source(source: str) -> PeftConfig:
         WeightsError: it cannot be used.
     """
     try:
-        options = json.loads(_adapter_file(source, ADAPTER_OPTIONS).read_text(encoding="utf-8"))
+        options = _json_of(_adapter_file(source, ADAPTER_OPTIONS), source)
         _adapter_file(source, ADAPTER_WEIGHTS)  # without it, PEFT would read pickled weights
         safe = isinstance(options, dict) and options.get("megatron_config") is None
         config = PeftConfig.from_pretrained(source) if safe else None
+    except WeightsError:
+        raise
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
     if config is None:
