@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 import tenacity
@@ -106,6 +107,7 @@ class HttpClient:
         self._loop = _event_loop(os.getpid())
         proxy = proxy_of(self._address)
         self._through = through(proxy)
+        self._secrets += [word for word in (urlsplit(proxy or "").password,) if word and len(word) >= _SHORTEST_SECRET]
         try:
             self._client = httpx2.AsyncClient(
                 verify=certificates(),

@@ -27,6 +27,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
 from maporl.tasks import Arithmetic
+from maporl.team.loading import load_tokenizers
 from maporl.types import Example, Result, TurnEnd, from_json, to_json
 from maporl.validation.load import from_dict
 from maporl.validation.tool_checks import check_tools
@@ -538,6 +539,36 @@ class TestAWeightOnWhatPaysNothing:
         config = replace(config, reward=RewardSection(rules=rules))
         with pytest.raises(ConfigError, match="pays nothing"):
             check_tools(config, {}, EXAMPLES[0])
+
+    def test_a_plain_tool_that_pays_nothing_is_refused_too(self):
+        def add(a: int) -> int:
+            """Add.
+
+            Args:
+                a: a number
+            """
+            return a
+
+        def earn(a: int) -> str:
+            """Earn.
+
+            Args:
+                a: a number
+            """
+            return Result("earned", reward=1.0)
+
+        offers = World({"add": Tool.of(add), "earn": Tool.of(earn)}).offers
+        offers.must_pay({"earn", "label"})
+        with pytest.raises(ConfigError, match=r"reward: add: the tool 'add' pays nothing"):
+            offers.must_pay({"add"})
+
+    def test_the_check_says_whose_it_is(self):
+        config = _config({"ann": [], "bob": ["shop"]})
+        tokenizers = load_tokenizers(config)
+        _, _, lines = check_tools(config, tokenizers, EXAMPLES[0])
+        assert "environments.shop: belongs to bob; nobody else is told of it or paid by it" in lines
+        _, _, lines = check_tools(_config({"ann": [], "bob": []}), tokenizers, EXAMPLES[0])
+        assert not any("belongs to" in line for line in lines)
 
     def test_it_is_refused_in_a_program(self, tiny):
         team = Team([Agent("ann", *tiny())])

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from maporl.config.imports import unknown
-from maporl.environments.base import Environment, Tool
+from maporl.environments.base import Environment, Tool, may_pay
 from maporl.environments.rooms import EnvironmentSpec, guarded
 from maporl.errors import ConfigError
 from maporl.types import Act
@@ -48,12 +48,18 @@ class Offers:
         return made.forks
 
     def must_pay(self, weighed: Collection[str]) -> None:
-        """Check that environments can pay, of those whose names are among the ``weighed`` rewards.
+        """Check that environments and tools can pay, of those whose names are among the ``weighed`` rewards.
 
         Raises:
-            ConfigError: one of them pays nothing to any of its agents, so that its weight would change nothing.
+            ConfigError: one of them pays nothing to anybody, so that its weight would change nothing.
             EnvironmentFailure: it cannot be made.
         """
+        for name, tool in self.tools.items():
+            if name in weighed and not may_pay(tool.run):
+                raise ConfigError(
+                    f"reward: {name}: the tool {name!r} pays nothing: it returns no maporl.Result; remove {name!r} from the rewards, or "
+                    "let the tool return Result(text, reward=...)"
+                )
         for name, spec in self.environments.items():
             if name not in weighed or not spec.agents:
                 continue

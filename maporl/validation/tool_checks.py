@@ -28,7 +28,8 @@ def check_tools(
     """Build the tools and environments, and begin each environment once on ``example``.
 
     Returns:
-        The world, what each agent may call, and a line for each agent that may call something.
+        The world, what each agent may call, and a line for each agent that may call something, and for each environment that
+        does not belong to all.
 
     Raises:
         ConfigError: a tool, an environment or a call format cannot be used.
@@ -75,7 +76,12 @@ def check_tools(
         for name, spec in world.environments.items()
         if not spec.agents
     ]
-    return world, found, [*lines, *unused, *idle]
+    whose = [
+        f"environments.{name}: belongs to {', '.join(spec.agents)}; nobody else is told of it or paid by it"
+        for name, spec in world.environments.items()
+        if spec.agents and set(spec.agents) != set(playing)
+    ]
+    return world, found, [*lines, *whose, *unused, *idle]
 
 
 def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:
