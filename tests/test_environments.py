@@ -21,7 +21,7 @@ from maporl.environments.workers import Workers
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import Chain
-from maporl.rollout.agent_tools import agent_tools
+from maporl.rollout.agent_tools import agent_tools, tools_of_config
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -464,7 +464,7 @@ class TestWhoseItIs:
     )
     def test_it_belongs_to_those_whose_tools_name_it(self, ann, bob, options, agents):
         config = _config({"ann": ann, "bob": bob}, **options)
-        assert TeamTools.from_config(config, ("ann", "bob")).world.environments["shop"].agents == agents
+        assert tools_of_config(config).world.environments["shop"].agents == agents
         if set(options) <= {"protocol"}:
             acts_in = frozenset({"shop"} if options else ())
             of = TeamTools.of({"ann": ann, "bob": bob}, {"shop": Shop}, ("ann", "bob"), acts_in)

@@ -63,7 +63,7 @@ def test_a_text_that_is_not_what_its_mark_says_is_one_line(tmp_path, monkeypatch
     if name == "a.jinja":
         read = lambda place: read_chat_template(place, "agents.ann.chat_template")  # noqa: E731
     if name == "a.csv" and content == b"\xe9\xff":
-        return  # bytes that are no UTF-8 are a column's name to pyarrow, and the task does not find its columns
+        return  # pyarrow takes other bytes than UTF-8 for a name, and the task does not find its columns
     with pytest.raises(UserError) as caught:
         read(str(file))
     assert name in str(caught.value) and "\n" not in str(caught.value)

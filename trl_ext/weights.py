@@ -119,7 +119,7 @@ def _json_of(file: Path, source: str | Path) -> Any:
 
 
 def _config_file(source: str | Path) -> Path | None:
-    """Return the ``config.json`` of a folder or of a name on the hub, or None if there is none that can be had."""
+    """Return the ``config.json`` of a folder or of a name on the hub, or None where it cannot be had."""
     if Path(source).is_dir():
         file = Path(source) / "config.json"
         return file if file.is_file() else None

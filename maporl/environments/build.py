@@ -43,16 +43,16 @@ class TeamTools:
     grants: Mapping[str, ToolGrant] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, config: Config, speakers: Sequence[str]) -> "TeamTools":
-        """Return those of a configuration. ``speakers`` are the agents that play.
+    def from_config(cls, config: Config, speakers: Sequence[str], acts_in: frozenset[str] = frozenset()) -> "TeamTools":
+        """Return those of a configuration.
+
+        ``speakers`` are the agents that play, and ``acts_in`` are the names of the environments in which the protocol acts
+        for them.
 
         Raises:
             ConfigError: a tool or an environment does not exist or cannot be made, or an environment is for an agent that
                 does not play.
         """
-        from maporl.protocols import build_protocol  # protocols need the contracts of this package
-
-        acts_in = build_protocol(config.protocol, tuple(config.agents)).acts_in
         named = {name: config.agents[name].tools for name in speakers}
         found: dict[str, Tool] = {}
         boxes: list[Toolbox] = []

@@ -12,10 +12,10 @@ from transformers import set_seed
 from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
-from maporl.environments.build import TeamTools
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
+from maporl.rollout.agent_tools import tools_of_config
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.tasks import build_task
@@ -63,7 +63,7 @@ def build_trainer(
     task, held_out = tasks_of(config)
     playing = speakers(config.protocol, names)
     if config.warm_start.steps:
-        with closing(TeamTools.from_config(config, playing).world) as world:  # it counts what is called in it
+        with closing(tools_of_config(config).world) as world:  # it counts what is called in it
             check_taught(config, task, world)
     if backend is None and config.cluster.backend == "ray":
         backend = RayBackend(config.cluster, quiet)
@@ -95,7 +95,7 @@ def build_trainer(
         curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
         engine_options=_engine_options(config),
         config=config,
-        tools=TeamTools.from_config(config, playing),
+        tools=tools_of_config(config),
         sampling=team_sampling(config),
         backend=backend,
         sources={} if backend is None else backend.sources(config),
@@ -184,7 +184,7 @@ def player_of(
         common_seed=config.branching.common_seed,
         untrained=untrained,
         restates=config.restate == "base_model",
-        tools=TeamTools.from_config(config, speakers(config.protocol, names)),
+        tools=tools_of_config(config),
         sampling=team_sampling(config),
     )
 
@@ -221,7 +221,7 @@ def _warm_start(config: Config, team: Team, device: torch.device, quiet: bool) -
     names = tuple(config.agents)
     task = build_task(config.task, "train", config.seed)
     protocol, playing = build_protocol(config.protocol, names), speakers(config.protocol, names)
-    tools = TeamTools.from_config(config, playing)
+    tools = tools_of_config(config)
     try:
         warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet, tools)
     finally:

@@ -13,12 +13,11 @@ from trl import SFTConfig, SFTTrainer
 
 from maporl.config.schema import Config
 from maporl.engines.transcript import conversations
-from maporl.environments.build import TeamTools
 from maporl.environments.calls import CallFormat
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
 from maporl.report.charts import finite
-from maporl.rollout.agent_tools import tools_of_team
+from maporl.rollout.agent_tools import tools_of_config, tools_of_team
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
@@ -117,7 +116,7 @@ def _train_policies(
     losses = {}
     names = tuple(config.agents)
     playing = speakers(config.protocol, names)
-    tools = TeamTools.from_config(config, playing)
+    tools = tools_of_config(config)
     may_call = tools_of_team(tools, team, 0, build_protocol(config.protocol, names), playing)
     tools.world.close()
     formats = {name: own.format for name, own in may_call.items()}

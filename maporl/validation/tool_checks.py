@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from maporl.config.schema import Config
-from maporl.environments.build import TeamTools, build_grants
+from maporl.environments.build import build_grants
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
 from maporl.rewards.rules import weighed
-from maporl.rollout.agent_tools import agent_tools, typed
+from maporl.rollout.agent_tools import agent_tools, tools_of_config, typed
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
@@ -35,7 +35,7 @@ def check_tools(
         ConfigError: a tool, an environment or a call format cannot be used.
     """
     playing = speakers(config.protocol, tuple(config.agents))
-    built = TeamTools.from_config(config, playing)
+    built = tools_of_config(config)
     world = built.world
     protocol = build_protocol(config.protocol, tuple(config.agents))
     try:
