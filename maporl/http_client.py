@@ -215,7 +215,7 @@ class HttpClient:
             return json.loads(content)
         except (ValueError, RecursionError):
             raise HttpFailure(
-                f"answered with something that is not JSON: {self.shown(content)!r}", passing=True
+                f"answered{self._through} with something that is not JSON: {self.shown(content)!r}", passing=True
             ) from None
 
     def _reason(self, content: bytes) -> str:

@@ -178,7 +178,12 @@ def test_servers_of_this_machine_are_asked_directly(monkeypatch, tmp_path):
 def test_what_went_wrong_at_a_proxy_names_the_proxy_without_its_password(monkeypatch):
     _no_proxies(monkeypatch)
     proxy = Stranger(
-        http(b"who are you", "407 No"), http(b"none", "502 No"), http(b"no", "403 No"), http(b"<html>"), http({"a": 1})
+        http(b"who are you", "407 No"),
+        http(b"none", "502 No"),
+        http(b"no", "403 No"),
+        http(b"<html>"),
+        http(b"<p>"),
+        http({"a": 1}),
     )
     address = proxy.url.replace("//", "//alice:correct-horse@")
     monkeypatch.setenv("HTTP_PROXY", address)
@@ -188,6 +193,8 @@ def test_what_went_wrong_at_a_proxy_names_the_proxy_without_its_password(monkeyp
             client.get("/x")
         assert "correct-horse" not in str(caught.value) and "NO_PROXY" in str(caught.value)
     with pytest.raises(HttpFailure, match="not JSON"):
+        client.get("/x")
+    with pytest.raises(HttpFailure, match=r"^answered through the proxy http://127.0.0.1:\d+ of .* not JSON"):
         client.get("/x")
     assert client.get("/x") == {"a": 1}
     assert proxy.asked[0][0].startswith("GET http://judge.example.test:8000/x HTTP/1.1")
@@ -490,6 +497,7 @@ REFUSED = [  # what is refused, with which status, and what is sent instead
     ({"error": "invalid temperature: only 1 is allowed for this model"}, "400 Bad", {"temperature"}, {}),
     (b"`temperature` is deprecated for this model.", "400 Bad", {"temperature"}, {}),
     (EXTRA, "422 Bad", {"top_p"}, {}),
+    ([{"error": {"message": EXTRA, "code": 400}}], "400 Bad", {"top_p"}, {}),
     (openai_error("stop", "Unsupported parameter: 'stop' is not supported with this model."), "400 Bad", {"stop"}, {}),
 ]  # fmt: skip
 PLAIN = {"max_tokens": 64, "temperature": 0.5, "top_p": 0.9, "stop": [";"]}
@@ -517,13 +525,8 @@ def test_a_field_that_a_model_refuses_is_found_out_once_and_kept_to(error, statu
 
 
 def test_a_model_that_refuses_all_is_asked_once_for_each_field():
-    refusals = [
-        http(error, status)
-        for error, status, *_ in REFUSED
-        if error is not REFUSED[1][0] and error is not REFUSED[3][0]
-    ]
-    del refusals[2]
-    server = Stranger(*refusals, http(completion("5")))
+    refusals = {next(iter(without)): http(error, status) for error, status, without, _ in REFUSED}
+    server = Stranger(*refusals.values(), http(completion("5")))
     engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64, [";"])
     assert engine.generate(_requests(1), Decoding(0.5, top_p=0.9))[0].text == "5"
     assert _sent(server)[-1] == {"max_completion_tokens": 64} and len(server.asked) == 5

@@ -274,6 +274,7 @@ def refusal_of(error: HttpFailure) -> Refusal:
         found = json.loads(error.content)
     except (ValueError, RecursionError):
         found = error.content.decode("utf-8", "replace")
+    found = found[0] if isinstance(found, list) and found else found
     found = found.get("error", found) if isinstance(found, Mapping) else found
     told = found if isinstance(found, Mapping) else {"message": found}
     code, field = (told.get(name) if isinstance(told.get(name), str) else None for name in ("code", "param"))
@@ -284,7 +285,9 @@ def refusal_of(error: HttpFailure) -> Refusal:
 
 
 def _words(message: Any) -> str:
-    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place."""
+    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place, or ``detail``."""
+    if isinstance(message, Mapping):
+        message = message.get("detail")
     if isinstance(message, str):
         return message[:4000]
     if not isinstance(message, list):
