@@ -55,8 +55,9 @@ class Pay(pettingzoo.ParallelEnv):
 
     metadata, possible_agents = {"name": "pay"}, ["a", "b"]
 
-    def __init__(self, ends=None, removes=False, cut=False, extra=None, shows=None):
+    def __init__(self, ends=None, removes=False, cut=False, extra=None, shows=None, pays=""):
         self.ends, self.removes, self.cut, self.extra, self.shows = ends or {}, removes, cut, extra, shows or {}
+        self.pays = pays
 
     def observation_space(self, agent):
         return gymnasium.spaces.Discrete(9)
@@ -74,7 +75,7 @@ class Pay(pettingzoo.ParallelEnv):
         now = self.ends.get(self.round, "")
         self.over |= set(now)
         flags = {agent: agent in self.over for agent in self.agents} | ({"__all__": now == "*"} if self.extra else {})
-        paid = dict.fromkeys(actions, 1.0) | ({} if self.extra is None else {"__all__": self.extra})
+        paid = dict.fromkeys([*actions, *self.pays], 1.0) | ({} if self.extra is None else {"__all__": self.extra})
         seen = dict.fromkeys(self.shows.get(self.round, self.agents), self.round)
         none = dict.fromkeys(self.agents, False)
         if self.removes:
@@ -267,6 +268,13 @@ class TestPettingZoo:
             game.step(dict.fromkeys(movers, "0"))
             made += movers
         assert made == [0, 1, 0] and list(game.total.values()) == [3.0, 3.0]
+
+    def test_a_payment_to_nobody_is_named(self):
+        game = begun("parallel", Pay, pays="c")
+        with pytest.raises(
+            ConfigError, match=r"mine/Pay-v0 pays 1.0 to 'c'; expected one of its possible_agents, a, b"
+        ):
+            game.step({0: "0", 1: "0"})
 
     def test_an_environment_that_never_lets_an_agent_go_is_named(self):
         game = begun("aec", Turns, how="stuck")

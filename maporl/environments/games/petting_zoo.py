@@ -178,6 +178,11 @@ class PettingZoo(Game):
         for name, reward in rewards.items():
             if name == ALL:  # a total beside the agents' own
                 continue
+            if name not in self.names:
+                raise ConfigError(
+                    f"game pettingzoo: {self.env} pays {reward!r:.40} to {name!r:.40}; expected one of its possible_agents, "
+                    f"{', '.join(self.names)!s:.200}"
+                )
             player = self.names.index(name)
             self.owed[player] = self.owed.get(player, 0.0) + float(reward)
             self.total[player] += float(reward)
