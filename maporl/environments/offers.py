@@ -70,7 +70,7 @@ class Offers:
                 guarded(made.close, f"environment {name!r}: close() of one that never began")
             if not pays:
                 raise ConfigError(
-                    f"reward: {name}: the environment {name!r} ({type(made).__name__}) pays nothing: it has no reward, and its tools "
+                    f"reward: {name}: the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has no reward, and its tools "
                     f"return none; remove {name!r} from the rewards, or give its class reward() (get_reward() in a class for TRL), or "
                     f"set environments.{name}.reward to the attribute that has it"
                 )
