@@ -63,7 +63,7 @@ def test_a_plain_format_shows_the_call_itself(tmp_path):
     assert lines[0].startswith("tools: ann may call add (json, ")
     titles = [line for line in lines[2:] if not line.startswith("  ")]
     assert titles == [
-        f"first prompt ({260 + more} tokens):",
+        f"first prompt ({291 + more} tokens):",
         "an example call (59 tokens):",
         "what follows it, where RESULT is what the tool returns (41 tokens):",
     ]

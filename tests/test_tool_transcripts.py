@@ -164,8 +164,9 @@ def test_json_with_a_template_without_tools():
     assert got == [
         (
             False,
-            260,
-            'You can use these tools:\nadd(a: integer, b: integer): Add two numbers.\n\nTo use one, write <call>{"name": '
+            291,
+            "You can use these tools:\nadd(a: integer, b: integer): Add two numbers.\n  a: the first\n  b: the second\n\n"
+            'To use one, write <call>{"name": '
             'NAME, "arguments": {...}}</call> and stop. You will be told what it returns. When you know enough, answer without '
             "a call.\n\nUser: What is 2+3+4?\n\nAssistant:",
         ),
@@ -175,8 +176,8 @@ def test_json_with_a_template_without_tools():
         (False, 45, "<|im_end|>\n\nUser: add failed: b is missing\n\nAssistant:"),
         (True, 11, " Answer: 9<|im_end|>"),
     ]
-    assert (len(transcript.ids), sum(transcript.sampled_mask)) == (464, 123)
-    assert digest(transcript.ids) == "14900ba4727508f4"
+    assert (len(transcript.ids), sum(transcript.sampled_mask)) == (495, 123)
+    assert digest(transcript.ids) == "fb68cb23e3d9fe99"
     assert [c.result.error for u in dialogue.utterances for c in u.calls] == [None, "arguments"]
 
 

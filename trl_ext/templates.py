@@ -16,6 +16,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.template_worker import MEMORY, SECONDS
+from trl_ext.written_calls import read_written_calls
 
 LONGEST = 2**20
 """Most characters of a template. Those of models with tools have about ten thousand."""
@@ -110,16 +111,23 @@ def render_template(
     return _answered(request, f"{len(messages)} messages")["text"]
 
 
-def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the calls in a completion, as :func:`trl_ext.template_worker.read_calls` does, in the worker's process.
+def read_calls(
+    text: str, prefix: str, template: dict[str, Any] | None, tools: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the calls in a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
 
-    The regular expressions of a response template came with a model too, and so may take any time.
+    Without a response ``template`` they are read by :func:`trl_ext.written_calls.read_written_calls`. With one, this is done
+    only if :func:`trl_ext.template_worker.read_calls` finds none. The regular expressions of a response template came
+    with a model, and so may take any time: they are searched for in the worker's process.
 
     Raises:
         TemplateFailed: the response template is not valid, or takes too much time or memory.
     """
+    if template is None:
+        return read_written_calls(text, prefix, tools)
     request = {"read": {"text": text, "prefix": prefix, "template": template, "tools": tools}}
-    return _answered(request, f"a completion of {len(text)} characters")["calls"]
+    found = _answered(request, f"a completion of {len(text)} characters")["calls"]
+    return found or read_written_calls(text, prefix, tools)
 
 
 def _answered(request: dict[str, Any], what: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """How a chat template shows tools, and how its model writes calls.
 
 A model's own way of calling tools is what its template taught it. It can be used if the template shows calls and
-results, and if its calls can be read again: by the tokenizer's response template, by the one that TRL has for a known
-chat template, or, where a call is ``<tool_call>`` with JSON, by :data:`HERMES`.
+results, and if the call that it shows is read again as it was: by :mod:`trl_ext.written_calls`, which knows how the models of
+most families write calls, or else by the tokenizer's response template or the one that TRL has for a known chat template.
 """
 
 import re
@@ -13,24 +13,8 @@ from typing import Any
 from trl import add_response_schema
 
 from trl_ext.chat import OWN_TEMPLATES, ChatError, Tokenizer, render
-from trl_ext.templates import read_calls
+from trl_ext.templates import TemplateFailed, read_calls
 
-HERMES: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
-"""The response template of models that write ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 PREFIX = 64
 """How many tokens of the prompt's end the reader is given."""
 _OPTIONS = re.compile(r"(\{% set \w+ = [^%]*%\})*")
@@ -42,27 +26,28 @@ class NativeCalls:
 
     Args:
         tokenizer: the tokenizer with the chat template.
-        template: the response template, which says how the model writes calls.
+        template: a response template, which says how the model writes calls. None: in one of the ways that
+            :mod:`trl_ext.written_calls` knows.
         several: whether the chat template shows several calls in one message.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: dict[str, Any], several: bool):
+    def __init__(self, tokenizer: Tokenizer, template: dict[str, Any] | None, several: bool):
         self.tokenizer, self.template, self.several = tokenizer, template, several
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "NativeCalls | None":
         """Return the reader for a tokenizer, or None if its chat template does not know tools or cannot be read.
 
-        It is None too with a transformers before 5.13, which reads no calls.
+        A way of writing calls that only a response template knows needs transformers 5.13 or later.
         """
-        if find_spec("transformers.utils.chat_parsing") is None:
-            return None
         one = _conversation(tokenizer, 1)
         if one is None:
             return None
-        template = _response_template(tokenizer, one)
-        if template is None:
-            return None
+        template = None
+        if not _is_read(one, None):
+            template = _response_template(tokenizer)
+            if template is None or not _is_read(one, template):
+                return None
         return cls(tokenizer, template, _conversation(tokenizer, 2) is not None)
 
     def read(self, prompt_ids: list[int], response_ids: list[int], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,8 +84,21 @@ def _conversation(tokenizer: Tokenizer, calls: int) -> str | None:
     return None
 
 
-def _response_template(tokenizer: Tokenizer, shown: str) -> dict[str, Any] | None:
-    """Return how calls are read: the tokenizer's own way, TRL's for a known template, or as JSON in ``<tool_call>``."""
+def _is_read(shown: str, template: dict[str, Any] | None) -> bool:
+    """Return whether the call that a chat template shows is found in its text, and nothing else."""
+    parameters = {"type": "object", "properties": {f"{_KEY}0": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": f"{_NAME}0", "description": "", "parameters": parameters}}
+    try:
+        found = read_calls(shown, "", template, [tool])
+    except TemplateFailed:
+        return False
+    return found == [{"name": f"{_NAME}0", "arguments": {f"{_KEY}0": f"{_VALUE}0"}}]
+
+
+def _response_template(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Return the tokenizer's own response template, or TRL's for a known chat template, or None."""
+    if find_spec("transformers.utils.chat_parsing") is None:
+        return None
     own = getattr(tokenizer, "response_template", None)
     if isinstance(own, dict) and "tool_calls" in own.get("fields", {}):
         return own
@@ -110,6 +108,4 @@ def _response_template(tokenizer: Tokenizer, shown: str) -> dict[str, Any] | Non
     except ValueError:  # it knows templates by their exact text
         known.response_template = None
     found = known.response_template
-    if isinstance(found, dict) and "tool_calls" in found["fields"]:
-        return found
-    return HERMES if re.search(rf'<tool_call>\s*\{{\s*"name":\s*"{_NAME}0"', shown) else None
+    return found if isinstance(found, dict) and "tool_calls" in found["fields"] else None

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from maporl.errors import ConfigError
 from maporl.types import Result
+from trl_ext.written_calls import referred
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What the name of a tool may be, as most chat templates and APIs want it."""
@@ -87,9 +88,18 @@ class Tool:
 
     def line(self) -> str:
         """Return the tool as one line of plain text, such as ``add(a: integer, b: integer): Add two numbers.``"""
-        properties = self.parameters.get("properties", {})
-        arguments = ", ".join(f"{name}: {_kind(schema)}" for name, schema in properties.items())
+        properties = _properties(self.parameters)
+        arguments = ", ".join(f"{name}: {_kind(one, self.parameters)}" for name, one in properties.items())
         return f"{self.name}({arguments}): {' '.join(self.description.split())}"
+
+    def told(self) -> str:
+        """Return :meth:`line`, and below it a line for each argument that has a description: ``  a: the first``."""
+        described = [
+            f"  {name}: {' '.join(one['description'].split())}"
+            for name, one in _properties(self.parameters).items()
+            if isinstance(one, dict) and isinstance(one.get("description"), str) and one["description"].strip()
+        ]
+        return "\n".join([self.line(), *described])
 
 
 def _check_signature(function: Callable[..., Any], called: str) -> None:
@@ -110,14 +120,54 @@ def _check_signature(function: Callable[..., Any], called: str) -> None:
         raise ConfigError(f"tool {called}: its annotations cannot be read: {error}") from None
 
 
-def _kind(schema: Any) -> str:
-    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of "a", "b"``."""
-    if not isinstance(schema, Mapping):
+MOST_SHOWN = 12
+"""Most values and parts of an argument that its type in words names."""
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _kind(schema: Any, root: Any, depth: int = 0) -> str:
+    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of 'a', 'b'``, ``{row: integer}``.
+
+    References are followed inside of the schema ``root``. What is deeper than three of the model's parts is named by its
+    type alone.
+    """
+    if not isinstance(schema, dict):
         return "any"
-    if "enum" in schema:
-        return f"one of {', '.join(repr(value) for value in schema['enum'])}"
-    kinds = schema.get("type", "any")
-    return kinds if isinstance(kinds, str) else " or ".join(map(str, kinds))
+    if isinstance(schema.get("$ref"), str):
+        return _kind(referred(schema["$ref"], root), root, depth + 1) if depth < 4 else "any"
+    if isinstance(schema.get("enum"), list):
+        return f"one of {_some([repr(value)[:80] for value in schema['enum']])}"
+    if "const" in schema:
+        return repr(schema["const"])[:80]
+    parts = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), None)
+    if parts and "type" not in schema:
+        words = list(dict.fromkeys(_kind(part, root, depth + 1) for part in parts)) if depth < 4 else ["any"]
+        return _some(words, " or ")
+    if len(inherited := schema.get("allOf") or []) == 1 and "type" not in schema and depth < 4:
+        return _kind(inherited[0], root, depth + 1)
+    named = schema.get("type", "object" if _properties(schema) else "any")
+    kinds = [named] if isinstance(named, str) else [str(kind) for kind in named] if isinstance(named, list) else ["any"]
+    kinds += ["null"] if schema.get("nullable") is True and "null" not in kinds else []
+    return " or ".join(_inside(kind, schema, root, depth) for kind in kinds)
+
+
+def _inside(kind: str, schema: dict[str, Any], root: Any, depth: int) -> str:
+    """Return a type in words, with the types of its parts."""
+    if kind == "array" and isinstance(schema.get("items"), dict) and depth < 4:
+        return f"array of {_kind(schema['items'], root, depth + 1)}"
+    properties = _properties(schema)
+    if kind == "object" and properties and depth < 4:
+        words = [f"{name}: {_kind(part, root, depth + 1)}" for name, part in list(properties.items())[: MOST_SHOWN + 1]]
+        return f"{{{_some(words)}}}"
+    return kind
+
+
+def _some(words: list[str], between: str = ", ") -> str:
+    return between.join(words if len(words) <= MOST_SHOWN else [*words[:MOST_SHOWN], "..."])
 
 
 class Toolbox:

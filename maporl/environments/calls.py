@@ -15,6 +15,8 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
 from trl_ext.errors import UserError
+from trl_ext.written_calls import MOST, call_of, read_written_calls
+from trl_ext.written_values import Unreadable, past_space, read_value, whole_value
 
 OPEN, CLOSE = "<call>", "</call>"
 
@@ -105,8 +107,25 @@ class PlainFormat(CallFormat):
 
     how = ""
 
+    def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
+        """Return the calls of a completion. One in the format of another family of models is told how it is written here."""
+        found = self.calls(text)
+        if found:
+            return found
+        schemas = [tool.schema() for tool in self.tools.values()]
+        native = read_written_calls(text, "", schemas)
+        return [Written("", error=f"calls are not written so here; write {self.example()}") for _ in native[:1]]
+
+    def calls(self, text: str) -> list[Written]:
+        """Return the calls of a completion that are written as this format wants them."""
+        raise NotImplementedError(f"{type(self).__name__}: a plain format defines calls")
+
+    def example(self) -> str:
+        """Return how a call is written, in short."""
+        raise NotImplementedError(f"{type(self).__name__}: a plain format defines example")
+
     def intro(self) -> str | None:
-        lines = [self.texts.line.format(signature=tool.line()) for tool in self.tools.values()]
+        lines = [self.texts.line.format(signature=tool.told()) for tool in self.tools.values()]
         parts = ["\n".join([self.texts.intro, *lines]).strip(), self.how.strip()]
         return "\n\n".join(part for part in parts if part)
 
@@ -140,9 +159,12 @@ class JsonFormat(PlainFormat):
         self.how = texts.json.format()
         self.stop_strings = () if parallel else (CLOSE,)
 
-    def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
-        said = _after_thinking(text)
-        return [_json_call(body, closed) for _, body, closed in _placed_blocks(said, OPEN, CLOSE)]
+    def calls(self, text: str) -> list[Written]:
+        blocks = _blocks(text, {OPEN: CLOSE}, _end_of_json)
+        return [_json_call(block.body) if block.error is None else Written("", error=block.error) for block in blocks]
+
+    def example(self) -> str:
+        return f'{OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}'
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         return f"{OPEN}{json.dumps({'name': name, 'arguments': arguments})}{CLOSE}"
@@ -172,14 +194,16 @@ class TagsFormat(PlainFormat):
                 )
             self._argument[name] = needed[0]
 
-    def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
-        said = _after_thinking(text)
-        found = []
-        for name, argument in self._argument.items():
-            for place, body, closed in _placed_blocks(said, f"<{name}>", f"</{name}>"):
-                error = None if closed else f"<{name}> has no </{name}>"
-                found.append((place, Written(name, {argument: body.strip()}, error)))
-        return [call for _, call in sorted(found, key=lambda one: one[0])]
+    def calls(self, text: str) -> list[Written]:
+        blocks = _blocks(text, {f"<{name}>": f"</{name}>" for name in self._argument}, lambda text, place: None)
+        names = [block.opening[1:-1] for block in blocks]
+        return [
+            Written(name, {self._argument[name]: block.body.strip()}, block.error)
+            for name, block in zip(names, blocks, strict=True)
+        ]
+
+    def example(self) -> str:
+        return " or ".join(f"<{name}>{argument}</{name}>" for name, argument in self._argument.items())
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         return f"<{name}>{arguments[self._argument[name]]}</{name}>"
@@ -200,7 +224,7 @@ class TypedFormat(PlainFormat):
             return []
         name, rest = typed.groups()
         if rest.startswith("{"):
-            return [_json_call(f'{{"name": {json.dumps(name)}, "arguments": {rest}}}', True)]
+            return [_json_call(f'{{"name": {json.dumps(name)}, "arguments": {rest}}}')]
         known = self.tools[name].parameters.get("properties", {}) if name in self.tools else {}
         if rest and len(known) != 1:
             return [Written(name, error=f"write its arguments as JSON: {', '.join(known) or 'it has none'}")]
@@ -210,40 +234,77 @@ class TypedFormat(PlainFormat):
         return f"/{name} {json.dumps(arguments)}"
 
 
-def _placed_blocks(text: str, opening: str, closing: str) -> list[tuple[int, str, bool]]:
-    """Return where each block begins, what stands in it, and whether it is closed."""
-    found, place = [], text.find(opening)
-    while place >= 0:
-        following = text.find(opening, place + len(opening))
-        end = text.find(closing, place)
-        closed = end >= 0 and (following < 0 or end < following)
-        stop = end if closed else following if following >= 0 else len(text)
-        found.append((place, text[place + len(opening) : stop], closed))
-        place = following
+@dataclass(frozen=True)
+class _Block:
+    """What stands between two marks. ``error`` says why it cannot be read, if it cannot."""
+
+    opening: str
+    body: str
+    error: str | None
+
+
+def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int | None]) -> list[_Block]:
+    """Return the blocks outside of the model's thinking, at most :data:`trl_ext.written_calls.MOST` of them.
+
+    Args:
+        text: the completion.
+        marks: the mark that ends a block, by the one that begins it.
+        end_of: returns where what begins at a place ends by itself, or None if only the mark says so. A mark before this
+            place is part of the block.
+    """
+    found: list[_Block] = []
+    scan = re.compile("|".join(re.escape(mark) for mark in ("<think>", "</think>", *marks)))
+    place = 0
+    while (match := scan.search(text, place)) is not None:
+        opening, start = match[0], match.end()
+        if opening == "<think>":
+            end = text.find("</think>", start)
+            place = len(text) if end < 0 else end + len("</think>")
+        elif opening == "</think>":  # the prompt had opened it, so that all before it was thinking
+            found.clear()
+            place = start
+        elif len(found) == MOST:
+            found.append(_Block(opening, "", f"there are more than {MOST} calls; what follows is not read"))
+            break
+        else:
+            block, place = _block(text, start, opening, marks[opening], end_of)
+            found.append(block)
     return found
 
 
-def _after_thinking(text: str) -> str:
-    """Return ``text`` without its thinking, or "" if the thinking does not end."""
-    thought, ended, rest = text.rpartition("</think>")
-    if ended:
-        return rest
-    return "" if "<think>" in thought + rest else text
+def _block(
+    text: str, start: int, opening: str, closing: str, end_of: Callable[[str, int], int | None]
+) -> tuple[_Block, int]:
+    """Return the block that begins at ``start``, and where to read on."""
+    own_end = end_of(text, start)
+    following = text.find(opening, own_end or start)
+    limit = len(text) if following < 0 else following
+    end = text.find(closing, own_end or start, limit)
+    if end < 0:
+        return _Block(opening, text[start:limit], f"{opening} has no {closing}"), start if own_end is None else own_end
+    after = end + len(closing)
+    if own_end is None and text.find(closing, after, limit) >= 0:
+        error = f"{closing} stands in it, so that it is not clear where it ends"
+        return _Block(opening, text[start:end], error), limit
+    return _Block(opening, text[start:end], None), after
 
 
-def _json_call(body: str, closed: bool) -> Written:
-    if not closed:
-        return Written("", error=f"{OPEN} has no {CLOSE}")
+def _end_of_json(text: str, place: int) -> int | None:
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        return Written("", error=f"it is not JSON: {str(error)[:120]}")
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return Written("", error='it is not an object with "name" and "arguments"')
-    arguments = found.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return Written(found["name"], error=f"its arguments are not an object: {json.dumps(arguments)[:80]}")
-    return Written(found["name"], arguments)
+        return read_value(text, place)[1] if text.startswith("{", past_space(text, place)) else None
+    except Unreadable:
+        return None
+
+
+def _json_call(body: str) -> Written:
+    try:
+        found = whole_value(body)
+    except Unreadable as error:
+        return Written("", error=f"it is not JSON: {error}")
+    try:
+        return Written(*call_of(found))
+    except Unreadable as error:
+        return Written("", error=str(error))
 
 
 CALL_FORMATS: dict[str, Callable[..., CallFormat]] = {

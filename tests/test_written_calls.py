@@ -1,0 +1,503 @@
+"""Calls as the models of each family write them, literally: as their makers document them, and as they come out at times."""
+
+import random
+from pathlib import Path
+
+import pytest
+import trl
+
+from maporl import TinySection, Tool, build_tiny_tokenizer
+from maporl.types import Dialogue, Example, to_json
+from trl_ext.templates import read_calls
+from trl_ext.tool_calls import NativeCalls
+from trl_ext.written_calls import MARKS, MOST, THINKING, call_of, read_written_calls
+from trl_ext.written_values import DEEPEST, Unreadable, read_value, whole_value
+
+
+def add(a: int, b: int = 0) -> int:
+    """Add.
+
+    Args:
+        a: a number
+        b: a number
+    """
+    return a + b
+
+
+def weather(city: str, unit: str = "celsius") -> str:
+    """Say the weather.
+
+    Args:
+        city: the city
+        unit: the unit
+    """
+    return city + unit
+
+
+def python(code: str) -> str:
+    """Run a program.
+
+    Args:
+        code: the program
+    """
+    return code
+
+
+def ping() -> str:
+    """Do nothing."""
+    return ""
+
+
+SCHEMAS = [Tool.of(one).schema() for one in (add, weather, python, ping)]
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+ADDED = ("add", {"a": 1, "b": 2})
+PARIS = ("weather", {"city": "Paris"})
+B, E = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
+BB, EE = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
+SEP, D = "<\uff5ctool\u2581sep\uff5c>", "\uff5cDSML\uff5c"
+EOS = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+
+
+def read(text, prefix=""):
+    """The calls of a completion as (name, arguments), and the reasons of those that cannot be read."""
+    return [one.get("error") or (one["name"], one["arguments"]) for one in read_written_calls(text, prefix, SCHEMAS)]
+
+
+FAMILIES = {
+    "Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4": [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>', [ADDED]),
+        ('<think>\nI add.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
+        (
+            'Both.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>\n<tool_call>\n'
+            '{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+            [ADDED, PARIS],
+        ),
+        ('<tool_call>{"arguments": {"a": 1, "b": 2}, "name": "add"}</tool_call>', [ADDED]),
+        ("<tool_call>\n{'arguments': {'a': 1, 'b': 2}, 'name': 'add'}\n</tool_call>", [ADDED]),  # as Hermes 2 was shown them
+    ],
+    "Qwen3-Coder, Qwen 3.5, Nemotron 3": [
+        (
+            "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
+            "</tool_call><|im_end|>",
+            [ADDED],
+        ),
+        (
+            "<tool_call>\n<function=python>\n<parameter=code>\n  x = 1\n\n  print(x)\n</parameter>\n</function>\n</tool_call>",
+            [("python", {"code": "  x = 1\n\n  print(x)"})],
+        ),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\n75001\n</parameter>\n</function>\n</tool_call>",
+            [("weather", {"city": "75001"})],
+        ),
+        ("<tool_call>\n<function=ping>\n</function>\n</tool_call>", [("ping", {})]),
+    ],
+    "Llama 3 and 4": [
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}}<|eot_id|>', [ADDED]),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}<|eom_id|>', [ADDED]),
+        ('{"type": "function", "name": "add", "parameters": {"a": "1", "b": "2"}}', [("add", {"a": "1", "b": "2"})]),
+        ('<function=add>{"a": 1, "b": 2}</function><|eom_id|>', [ADDED]),
+        ("[add(a=1, b=2)]<|eot_id|>", [ADDED]),
+        ('[add(a=1, b=2), weather(city="Paris")]', [ADDED, PARIS]),
+        ('<|python_tag|>weather.call(city="Paris")<|eom_id|>', [PARIS]),
+        (
+            '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "weather", "parameters": {"city": "Paris"}}',
+            [ADDED, PARIS],
+        ),
+    ],
+    "Mistral": [
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": 2}}]</s>', [ADDED]),
+        ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}, "id": "VvvODy9mT"}]</s>', [ADDED]),
+        ('[TOOL_CALLS]add{"a": 1, "b": 2}</s>', [ADDED]),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]weather[ARGS]{"city": "Paris"}</s>', [ADDED, PARIS]),
+        ('[TOOL_CALLS]add[CALL_ID]VvvODy9mT[ARGS]{"a": 1, "b": 2}</s>', [ADDED]),
+        ('[THINK]I add.[/THINK][TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}</s>', [ADDED]),
+    ],
+    "gpt-oss": [
+        (
+            "<|channel|>analysis<|message|>Need to use function add.<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>',
+            [ADDED],
+        ),
+        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1, "b": 2}<|call|>', [ADDED]),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.add<|channel|>commentary"
+            '<|message|>{"a": 1, "b": 2}<|call|>',
+            [ADDED],
+        ),
+        (
+            "<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+            '<|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>',
+            [ADDED],
+        ),
+        ('<|channel|>analysis to=add code<|message|>{"a": 1, "b": 2}<|call|>', [ADDED]),
+        ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", [("python", {"code": "print(1)"})]),
+        ('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}', [ADDED]),
+    ],
+    "DeepSeek V3, R1, V3.1 and V3.2": [
+        (f'{BB}{B}function{SEP}add\n```json\n{{"a": 1, "b": 2}}\n```{E}{EE}{EOS}', [ADDED]),
+        (
+            f'{BB}{B}function{SEP}add\n```json\n{{"a": 1, "b": 2}}\n```{E}\n{B}function{SEP}weather\n```json\n'
+            f'{{"city": "Paris"}}\n```{E}{EE}{EOS}',
+            [ADDED, PARIS],
+        ),
+        (f'{BB}{B}add{SEP}{{"a": 1, "b": 2}}{E}{EE}{EOS}', [ADDED]),
+        (f'{BB}function{SEP}add\n```json\n{{"a": 1, "b": 2}}\n```{EE}', [ADDED]),
+        (f'function{SEP}add\n```json\n{{"a": 1, "b": 2}}\n```{E}{EE}', [ADDED]),
+        (
+            f'<{D}function_calls>\n<{D}invoke name="add">\n<{D}parameter name="a" string="false">1</{D}parameter>\n'
+            f'<{D}parameter name="b" string="false">2</{D}parameter>\n</{D}invoke>\n</{D}function_calls>{EOS}',
+            [ADDED],
+        ),
+    ],
+    "GLM 4.5": [
+        (
+            "<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+            "<arg_value>2</arg_value>\n</tool_call><|observation|>",
+            [ADDED],
+        ),
+        ("<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>", [PARIS]),
+        ("<tool_call>ping\n</tool_call>", [("ping", {})]),
+        ("weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>", [PARIS]),
+    ],
+    "Gemma 4 and FunctionGemma": [
+        ("<|tool_call>call:add{a:1,b:2}<tool_call|>", [ADDED]),
+        ('<|channel>thought\nI ask.\n<channel|><|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>', [PARIS]),
+        ("<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>", [PARIS]),
+        ("call:add{a:1,b:2}<tool_call|>", [ADDED]),
+        ('```tool_code\nweather(city="Paris")\n```', [PARIS]),
+    ],
+    "Phi-4, Granite 3, Hunyuan, Nemotron Nano 2, Cohere, InternLM": [
+        ('<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|/tool_call|><|end|>', [ADDED]),
+        ('functools[{"name": "add", "arguments": {"a": 1, "b": 2}}]', [ADDED]),
+        ('<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|end_of_text|>', [ADDED]),
+        ('<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2}}]', [ADDED]),
+        ('<tool_calls>[{"name": "add", "arguments": {"a": 1, "b": 2}}]</tool_calls>', [ADDED]),
+        ('<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "b": 2}}]</TOOLCALL>', [ADDED]),
+        (
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1, "b": 2}}\n]'
+            "<|END_ACTION|><|END_OF_TURN_TOKEN|>",
+            [ADDED],
+        ),
+        ('<|action_start|><|plugin|>\n{"name": "add", "parameters": {"a": 1, "b": 2}}<|action_end|>\n', [ADDED]),
+    ],
+    "LFM2, OLMo 3, Kimi K2, MiniMax M2, Seed-OSS, Muse": [
+        ("<|tool_call_start|>[add(a=1, b=2)]<|tool_call_end|><|im_end|>", [ADDED]),
+        ("<|tool_call_start|>[weather(city='Paris'), ping()]<|tool_call_end|>", [PARIS, ("ping", {})]),
+        ("<function_calls>\nadd(a=1, b=2)\n</function_calls>", [ADDED]),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+            '{"a": 1, "b": 2}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
+            [ADDED],
+        ),
+        (
+            '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n<parameter name="b">2</parameter>\n'
+            "</invoke>\n</minimax:tool_call>",
+            [ADDED],
+        ),
+        (
+            "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n<parameter=b>2</parameter>\n</function>\n"
+            "</seed:tool_call>",
+            [ADDED],
+        ),
+        (
+            ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n'
+            '<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
+            [PARIS],
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_as_their_makers_document_them(family):
+    for text, calls in FAMILIES[family]:
+        assert read(text) == calls, text
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+def test_a_template_is_accepted_only_if_the_call_that_it_shows_is_read(path):
+    tokenizer = build_tiny_tokenizer(TinySection(context=800))
+    tokenizer.chat_template = path.read_text()
+    native = NativeCalls.of(tokenizer)
+    shows = any(mark in tokenizer.chat_template for mark in ("tool_calls", "tool_call"))
+    assert native is None or (shows and native.template is None)
+
+
+def test_every_family_that_trl_knows_to_call_has_a_reader():
+    """So a template of TRL's that shows calls is not quietly given plain text."""
+    read_natively = []
+    for path in TEMPLATES.glob("*.jinja"):
+        tokenizer = build_tiny_tokenizer(TinySection(context=800))
+        tokenizer.chat_template = path.read_text()
+        if NativeCalls.of(tokenizer) is not None:
+            read_natively.append(path.stem)
+    begins = (
+        "qwen2_5",
+        "qwen3",
+        "qwen3_5_think",
+        "llama3_1",
+        "llama3_2",
+        "gptoss",
+        "glm4moe",
+        "gemma4",
+        "deepseekv3",
+        "lfm2_2_5",
+    )
+    assert set(begins) <= set(read_natively)
+
+
+WITHOUT = {
+    "no end mark": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}<|im_end|>', [ADDED]),
+    "no opening mark": ('{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
+    "no marks": ('{"name": "add", "arguments": {"a": 1, "b": 2}}<|im_end|>', [ADDED]),
+    "a fence": ('I add.\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```', [ADDED]),
+    "XML without marks": ("<function=add>\n<parameter=a>\n1\n</parameter>\n</function>", [("add", {"a": 1})]),
+    "no end of a parameter": (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>",
+        [("add", {"a": 1})],
+    ),
+    "no end of the first parameter": (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>",
+        [ADDED],
+    ),
+    "no end of the function": (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</tool_call>",
+        [("add", {"a": 1})],
+    ),
+    "parameters": ('<tool_call>\n{"name": "add", "parameters": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
+    "args": ('<tool_call>\n{"tool": "add", "args": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
+    "as OpenAI's API has it": (
+        '<tool_call>{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}</tool_call>',
+        [ADDED],
+    ),
+    "the mark twice": ('<tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
+    "two in one mark": (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n{"name": "ping", "arguments": {}}\n</tool_call>',
+        [ADDED, ("ping", {})],
+    ),
+    "a line end in a text": (
+        '<tool_call>\n{"name": "python", "arguments": {"code": "x = 1\nprint(x)"}}\n</tool_call>',
+        [("python", {"code": "x = 1\nprint(x)"})],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_what_models_leave_out_or_call_otherwise(what):
+    text, calls = WITHOUT[what]
+    assert read(text) == calls
+
+
+INSIDE = [
+    "</tool_call>",
+    "</think>",
+    "<tool_call>",
+    "<|call|>",
+    "[TOOL_CALLS]",
+    "<think>",
+    "</parameter>",
+    "</function>",
+    "<|im_end|>",
+]
+
+
+@pytest.mark.parametrize("mark", INSIDE)
+def test_a_mark_inside_a_program_is_part_of_it(mark):
+    code = f'print("{mark}")'
+    escaped = code.replace('"', '\\"')
+    json_call = f'{{"name": "python", "arguments": {{"code": "{escaped}"}}}}'
+    whole = [("python", {"code": code})]
+    for text in (
+        f"<tool_call>\n{json_call}\n</tool_call><|im_end|>",
+        f"<think>Hm.</think><tool_call>\n{json_call}\n</tool_call>",
+        f"[TOOL_CALLS][{json_call}]</s>",
+        f'<|channel|>commentary to=functions.python <|constrain|>json<|message|>{{"code": "{escaped}"}}<|call|>',
+        json_call,
+        f"<tool_call>\n<function=python>\n<parameter=code>\n{code}\n</parameter>\n</function>\n</tool_call>",
+    ):
+        assert read(text) == whole, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter>\n</function>")\nboom()\n</parameter>\n</function>\n</tool_call>',
+        '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter></function></tool_call>")\n</parameter>\n</function>\n</tool_call>',
+        "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n",
+        "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)",
+        "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>print('</arg_value></tool_call>')</arg_value>\n</tool_call>",
+        '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)\n</tool_call>',
+        "<tool_call>\n<function=python>\n<parameter=code>\na\n</parameter>\n<parameter=code>\nb\n</parameter>\n</function>\n</tool_call>",
+    ],
+)
+def test_a_program_that_may_be_cut_is_not_run(text):
+    found = read(text)
+    assert found and all(isinstance(one, str) for one in found)
+
+
+UNREAD = {
+    "<tool_call>\n{}\n</tool_call>": 'it is not an object with "name" and "arguments"',
+    "<tool_call></tool_call>": "nothing stands in it",
+    "<tool_call>\nadd 1 and 2\n</tool_call>": "it does not have the form of a call",
+    '<tool_call>\n{"name": "add", "arguments": [1]}\n</tool_call>': "its arguments are not an object: [1]",
+    '<tool_call>\n{"name": "add", "a": 1}\n</tool_call>': 'its arguments must stand under "arguments", and it has a',
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}, "parameters": {"a": 2}}\n</tool_call>': (
+        'its arguments must stand under "arguments", and it has arguments, parameters'
+    ),
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}} really\n</tool_call>': (
+        "other words stand between the call and </tool_call>"
+    ),
+    '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>': "NaN is no number in JSON",
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1e999}}\n</tool_call>': "a number in it is not finite",
+    'You could write {"name": "add", "arguments": {"a": 1}} here.': (
+        "it stands in the midst of other words; write it alone, with the marks of a call"
+    ),
+    "add 1 and 2</tool_call>": "</tool_call> ends a call that begins nowhere",
+    '<think>I call <tool_call>{"name": "ping", "arguments": {}}</tool_call>': "it stands in thinking that has no </think>",
+    "<|channel|>commentary <|constrain|>json<|message|>{\"a\": 1}<|call|>": (
+        "its header names no tool, as in to=functions.NAME"
+    ),
+    "<|channel|>commentary to=functions.add <|constrain|>json{\"a\": 1}<|call|>": "its header has no <|message|>",
+    "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{\"a\": 1<|call|>": (
+        "Expecting ',' delimiter at character 7"
+    ),
+    "<|python_tag|>import os": "it does not have the form of a call",
+    "[TOOL_CALLS]": "nothing stands in it",
+    "[add(a=1, b=2": "the arguments of add have no end",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_what_looks_like_a_call_and_is_none_is_told(text):
+    assert read(text) == [UNREAD[text]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 4.",
+        "I use the tool add: add(1, 2) gives 3, and [1, 2] is a list.",
+        'As JSON: {"name": "Ann", "type": "person"}',
+        '```python\ndef add(a, b):\n    return a + b\n```',
+        "<|channel|>analysis<|message|>I could call to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+        '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
+        'so I call <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
+        "<think>I think on and on",
+        "<html><body>a < b</body></html>",
+    ],
+)  # fmt: skip
+def test_what_is_no_call(text):
+    assert read(text) == []
+
+
+def test_thinking_that_the_prompt_opened():
+    call = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+    assert read(f"Hm {call} </think> 4", "<think>\n") == []
+    assert read(f"Hm </think> {call}", "<think>\n") == [("ping", {})]
+    assert read(f"Hm {call}", "<think>\n") == ["it stands in thinking that has no </think>"]
+    assert read(call, "<think>\n\n</think>\n\n") == [("ping", {})]
+
+
+def test_a_good_and_a_broken_call_are_read_apart():
+    text = '<tool_call>{"name": "ping"</tool_call><tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+    assert read(text) == ["Expecting ',' delimiter at character 15", ("ping", {})]
+
+
+def test_deep_arguments_are_refused_and_what_is_read_can_be_recorded():
+    for depth in (1, 60, 64, 65, 300, 500, 5000, 100_000):
+        text = f'<tool_call>{{"name": "add", "arguments": {{"a": {"[" * depth}{"]" * depth}}}}}</tool_call>'
+        (found,) = read(text)
+        if depth <= 60:
+            to_json(Dialogue(Example("e", "", "", {"found": found[1]}), []))
+        else:
+            assert found == f"it has more than {DEEPEST} lists and objects inside each other"
+
+
+def test_values_that_are_nearly_json():
+    for text, value in [
+        ("{'a': True, 'b': None}", {"a": True, "b": None}),
+        ('{"a": 1,}', {"a": 1}),
+        ("[1, -2.5, .5]", [1, -2.5, 0.5]),
+        ("{a: 'it\\'s', b: \"\\u00e9\\n\"}", {"a": "it's", "b": "\u00e9\n"}),
+        ('(\'x\', """a "q" b""")', ["x", 'a "q" b']),
+        ("'\\ud83d\\ude00'", "\U0001f600"),
+    ]:
+        assert whole_value(text) == value
+    for text in ("", "{", "[1", "'a", "{a 1}", "word", "[1 2]", "1 2", "9" * 5000 + "x", "-", "<escape>x"):
+        with pytest.raises(Unreadable):
+            whole_value(text)
+    assert read_value("  [1] rest") == ([1], 5)
+    with pytest.raises(Unreadable):
+        call_of(3)
+
+
+def _pieces():
+    marks = [
+        *MARKS,
+        *[m for m in MARKS.values() if m],
+        *THINKING,
+        *THINKING.values(),
+        *INSIDE,
+        "<arg_key>",
+        "[ARGS]",
+        SEP,
+    ]
+    return [*marks, '{"name": "add", "arguments": {"a": 1}}', "{", "}", "[", "]", '"', "'", "\n", " ", "add", "add(a=1)", "(", ")",
+            "<function=add>", "<parameter=a>", "</arg_value>", "to=functions.add", "<|channel|>", "<|message|>", "call:add{", "word", "1", ":"]  # fmt: skip
+
+
+def test_random_texts_around_calls_raise_nothing_and_lose_no_call():
+    pieces, rng = _pieces(), random.Random(0)
+    for _ in range(3000):
+        text = "".join(rng.choice(pieces) for _ in range(rng.randrange(1, 40)))
+        for one in read_written_calls(text, rng.choice(["", "<think>\n"]), SCHEMAS):
+            assert set(one) in ({"error"}, {"name", "arguments"}) and isinstance(one.get("arguments", {}), dict)
+    words = [
+        "Ann has 3 apples.",
+        "x < 4",
+        "{1, 2}",
+        "\n",
+        "(a, b)",
+        '"quoted"',
+        "f(x) = 2",
+        "\u4f60\u597d",
+        "'s",
+        "<b>",
+        "[1]",
+    ]
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    for _ in range(500):
+        before, after = (" ".join(rng.choice(words) for _ in range(rng.randrange(8))) for _ in range(2))
+        assert read(before + "\n" + call + after) == [ADDED]
+
+
+@pytest.mark.parametrize("piece", ["<tool_call>", '<tool_call>{"a":', "<function=f>", "<think>", "</think>", '{"name":', "<tool_call>add",
+                                   "<|channel|>", "<|channel|>x<|message|>", "[TOOL_CALLS]", "</tool_call>", "<arg_key>", "call:f{", "\\", '"',
+                                   "<function=f><parameter=a>", "</parameter>", "a ", " ", "<|start|>", '<tool_call>["', "to=functions.f "])  # fmt: skip
+def test_hostile_repetitions_end_with_a_bounded_number_of_calls(piece):
+    found = read_written_calls(piece * (60_000 // len(piece)), "", SCHEMAS)
+    assert len(found) <= MOST + 1
+
+
+@pytest.mark.slow
+def test_the_time_is_linear_in_the_length():
+    import time
+
+    for piece in _pieces():
+        seconds = []
+        for size in (100_000, 400_000):
+            began = time.process_time()
+            read_written_calls(piece * (size // len(piece)), "", SCHEMAS)
+            seconds.append(time.process_time() - began)
+        assert seconds[1] < 12 * max(seconds[0], 0.02), (piece, seconds)
+
+
+def test_a_response_template_is_used_where_no_way_of_writing_is_known():
+    template = {
+        "fields": {"tool_calls": {"open_pattern": r"CALL (?P<name>\w+) ", "close_pattern": "DONE", "repeats": True, "content": "json",
+                                  "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}}},
+        "defaults": {"role": "assistant"}, "start_anchor": "A:",
+    }  # fmt: skip
+    assert read_calls('CALL add {"a": 1}DONE', "", template, SCHEMAS) == [{"name": "add", "arguments": {"a": 1}}]
+    call = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+    assert read_calls(call, "", template, SCHEMAS) == [{"name": "ping", "arguments": {}}]
