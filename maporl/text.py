@@ -22,6 +22,7 @@ PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
 _PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 BOM = "\ufeff"
@@ -108,6 +109,16 @@ def well_formed(text: str) -> str:
     """
     text = _HALVES.sub("\ufffd", text)
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def cleaned(text: str) -> str:
+    """Return what a stranger's tool says with U+FFFD in place of what no reader should obey: control characters but for line
+    ends and tabs, characters that reorder the text around them, and halves of characters.
+
+    >>> cleaned("a\\x1b[31mb\\n"), cleaned("\\x9b2Jx\\u202ey")
+    ('a\ufffd[31mb\\n', '\ufffd2Jx\ufffdy')
+    """
+    return _OBEYED.sub("\ufffd", well_formed(text))
 
 
 def _seen(character: str) -> str:

@@ -64,6 +64,8 @@ MARKS = {
     "```tool_call": "```",
 }
 """The marks around a call. Some models write none at its end."""
+IN_THINKING = "it stands in thinking that has no "
+"""Begins the reason why a call is not read that stands in thinking without end."""
 _NAME = r"[A-Za-z_][\w.\-/]{0,127}"
 _FUNCTION = re.compile(
     rf"<(?P<space>[\w\uff5c]{{1,16}}[:\uff5c])?(?:(?:function|tool)\s*=|(?:function|invoke) name=)\s*[\"']?(?P<name>{_NAME})[\"']?\s*>"
@@ -206,7 +208,7 @@ class _Reader:
             if not self.thinks and any(
                 "error" not in call for call in _Reader(self.text[start:], self.known, thinks=True).read()
             ):
-                self._refuse(f"it stands in thinking that has no {end}")
+                self._refuse(IN_THINKING + end)
             self.place = len(self.text)
         else:
             self.place = stop + len(end)

@@ -74,9 +74,18 @@ def check_value(value: Any) -> None:
     Raises:
         Unreadable: it is too deep, or a number in it is not finite.
     """
+    check_depth(value, finite=True)
+
+
+def check_depth(value: Any, finite: bool = False) -> None:
+    """Check that a value of JSON can be copied and recorded, and if ``finite``, that its numbers are.
+
+    Raises:
+        Unreadable: it is too deep, or a number in it is not finite.
+    """
     level = [value]
     for depth in range(DEEPEST + 1):
-        if any(isinstance(one, float) and not math.isfinite(one) for one in level):
+        if finite and any(isinstance(one, float) and not math.isfinite(one) for one in level):
             raise Unreadable("a number in it is not finite")
         inner = [one for one in level if isinstance(one, dict | list | tuple)]
         if not inner:

@@ -16,6 +16,16 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What the name of a tool may be, as most chat templates and APIs want it."""
 
 
+def writable(name: str) -> str:
+    """Return a tool's name as models can write it, where a server's name has dots or other signs.
+
+    >>> writable("files.count"), writable("2nd look")
+    ('files_count', '_2nd_look')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    return (plain if NAME.match(plain) else f"_{plain}")[:64]
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that agents may call. It is made once in a process, and several dialogues may call it at the same time.

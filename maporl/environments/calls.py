@@ -15,7 +15,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
 from trl_ext.errors import UserError
-from trl_ext.written_calls import MOST, call_of, read_written_calls
+from trl_ext.written_calls import IN_THINKING, MOST, call_of, read_written_calls
 from trl_ext.written_values import Unreadable, past_space, read_value, whole_value
 
 OPEN, CLOSE = "<call>", "</call>"
@@ -113,8 +113,10 @@ class PlainFormat(CallFormat):
         if found:
             return found
         schemas = [tool.schema() for tool in self.tools.values()]
-        native = read_written_calls(text, "", schemas)
-        return [Written("", error=f"calls are not written so here; write {self.example()}") for _ in native[:1]]
+        other = read_written_calls(text, "", schemas)
+        reasons = [one["error"] for one in other if one.get("error", "").startswith(IN_THINKING)]
+        reasons += [f"calls are not written so here; write {self.example()}"]
+        return [Written("", error=reasons[0])] if other else []
 
     def calls(self, text: str) -> list[Written]:
         """Return the calls of a completion that are written as this format wants them."""

@@ -14,8 +14,9 @@ from maporl.config.imports import told, words_of
 from maporl.config.schema import EnvironmentSection
 from maporl.environments.base import Environment, Tool, as_result
 from maporl.errors import ConfigError
-from maporl.text import well_formed
+from maporl.text import cleaned
 from maporl.types import Act, Example, Message, Result
+from trl_ext.written_values import check_depth
 
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
@@ -204,15 +205,17 @@ def readable(value: Any) -> Result:
     """Return what a tool returned, with a text of bounded size without characters that no terminal should see.
 
     Raises:
-        TypeError: the value of a :class:`Result` is not JSON, so that no record could hold it.
+        TypeError: the value of a :class:`Result` is not JSON, or deeper than
+            :data:`trl_ext.written_values.DEEPEST`, so that no record could hold it.
     """
     result = as_result(value)
     if result.value is not None:
         try:
+            check_depth(result.value)
             json.dumps(result.value)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"the value of a Result must be JSON: {error}") from None
-    return replace(result, text=_cleaned(str(result.text)[:LARGEST]))
+    return replace(result, text=cleaned(str(result.text)[:LARGEST]))
 
 
 def read_by(read: Callable[[Any], Result], value: Any) -> Any:
@@ -229,11 +232,7 @@ def read_by(read: Callable[[Any], Result], value: Any) -> Any:
 def raised(error: BaseException) -> Result:
     """Return what an agent is told of an error that a tool raised: its first 300 characters in one line."""
     words = f"{type(error).__name__}: {words_of(error)}"
-    return Result(_cleaned(" ".join(words.split())[:300]), error="raised")
-
-
-def _cleaned(text: str) -> str:
-    return "".join(c if c in "\n\t" or (ord(c) >= 32 and ord(c) != 127) else "\ufffd" for c in well_formed(text))
+    return Result(cleaned(" ".join(words.split())[:300]), error="raised")
 
 
 def guarded(run: Callable[[], Any], where: str) -> Any:

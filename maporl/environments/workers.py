@@ -4,23 +4,22 @@ Python cannot end a thread. A thread whose call took too long is left behind, an
 result is dropped when it comes.
 """
 
-import asyncio
 import inspect
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any
 
+from maporl.environments.adapters.event_loop import Loop
 from maporl.errors import UserError
 
 MOST = 32
 """The most calls that run at the same time."""
 MOST_LEFT = 8
-"""The number of threads left behind at which a run stops, because each of them may keep a core and memory."""
+"""The number of threads left behind at which a run stops, because each of them may keep a core and memory. The thread of
+an event loop that a coroutine blocks is one of them."""
 
 
 class TooManyLeft(UserError, RuntimeError):
@@ -61,11 +60,15 @@ class Workers:
 
     def __init__(self, most: int = MOST):
         self.most = most
-        self.left = 0
-        """How many threads were left behind."""
+        self._left = 0
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._threads = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = Loop("maporl tool loop")
+
+    @property
+    def left(self) -> int:
+        """How many threads were left behind."""
+        return self._left + self._loop.left
 
     def run(self, rows: Sequence[Sequence[Job]]) -> list[list[Outcome]]:
         """Run all jobs, and return their outcomes in the order of the jobs.
@@ -88,6 +91,7 @@ class Workers:
                 begun.append(row)
             for row in self._wait(begun, done):
                 begun.remove(row)
+                self._check_left(row)
         return [row.outcomes for row in running]
 
     def _start(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> None:
@@ -107,7 +111,7 @@ class Workers:
             outcome = self._outcome(job)
             outcome.seconds = time.monotonic() - row.since
             if row.dropped:  # another thread has taken the place of this one
-                self.left -= 1
+                self._left -= 1
                 return False
             row.outcomes[number] = outcome
             if outcome.late:
@@ -128,15 +132,11 @@ class Workers:
 
     def _awaited(self, value: Any, seconds: float) -> Outcome:
         """Await a coroutine in the event loop. It is cancelled if it takes too long."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="maporl tool loop", daemon=True).start()
-        future: Future[Any] = asyncio.run_coroutine_threadsafe(_whole(value), self._loop)
+        began = time.monotonic()
         try:
-            return Outcome(future.result(seconds))
-        except (FutureTimeout, CancelledError):
-            future.cancel()
-            return Outcome(late=True)
+            return Outcome(self._loop.wait(_whole(value), seconds))
+        except TimeoutError as error:  # the tool's own, if it came before its time was up
+            return Outcome(late=True) if time.monotonic() - began >= seconds else Outcome(error=error)
 
     def _wait(self, begun: "list[_Row]", done: "queue.SimpleQueue[_Row]") -> "list[_Row]":
         """Wait for a row that is done, or whose job takes too long. Return those rows."""
@@ -149,14 +149,16 @@ class Workers:
         for row in late:
             row.dropped = True
             row.outcomes[row.number] = Outcome(late=True, seconds=row.jobs[row.number].seconds)
-            self.left += 1
+            self._left += 1
             self._threads -= 1
-            if self.left >= MOST_LEFT:
-                raise TooManyLeft(
-                    f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the last one "
-                    f"{row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
-                )
         return late
+
+    def _check_left(self, row: "_Row") -> None:
+        if self.left >= MOST_LEFT and row.outcomes[row.number].late:
+            raise TooManyLeft(
+                f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the last one "
+                f"{row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
+            )
 
 
 class _Row:

@@ -7,7 +7,7 @@ from maporl.config.imports import unknown
 from maporl.config.schema import Config
 from maporl.decoding import TeamSampling
 from maporl.environments.arguments import ArgumentCheck
-from maporl.environments.base import Tool
+from maporl.environments.base import Tool, writable
 from maporl.environments.build import TeamTools, ToolGrant, build_grants
 from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
@@ -108,11 +108,13 @@ def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool,
             found.append((world.tools[name], None))
         elif place in world.groups:
             group = world.groups[place]
+            one = one if not one or one in group else writable(one)
             if one and one not in group:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
             found += [(world.tools[n], None) for n in ([one] if one else group)]
         elif place in world.environments:
             offered = {tool.name: tool for tool in _offered(agent, place, world)}
+            one = one if not one or one in offered else writable(one)
             if one and one not in offered:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
             found += [(offered[n], place) for n in ([one] if one else offered)]

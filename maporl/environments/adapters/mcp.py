@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from maporl.environments.adapters.mcp_server import Server, ServerOptions, either
-from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.arguments import ArgumentCheck
+from maporl.environments.base import Environment, Tool, Toolbox, writable
 from maporl.errors import ConfigError
+from maporl.text import cleaned
 from maporl.types import Result
 
 
@@ -21,7 +23,8 @@ class MCPTools(Toolbox):
     those of :class:`ServerOptions`.
 
     Raises:
-        ConfigError: an option is wrong, the package ``mcp`` is not installed, or a name in ``only`` is not a tool.
+        ConfigError: an option is wrong, the package ``mcp`` is not installed, a name in ``only`` is not a tool, or the schema
+            of a tool is not valid (:class:`maporl.environments.schemas.BoundedSchema`).
         ServerGone: the server does not start.
     """
 
@@ -121,12 +124,41 @@ def _caller(server: Server, name: str) -> Callable[..., Any]:
 
 
 def _tools(listed: Sequence[Any], options: ServerOptions, run: Callable[[str], Callable[..., Any]]) -> list[Tool]:
-    """Return the tools that a server lists. Version 1 of its package has other names for fields than version 2."""
-    names = [tool.name for tool in listed]
-    if missing := [name for name in options.only or () if name not in names]:
-        raise ConfigError(f"mcp: only: {options.where} has no tool {missing[0]!r:.80}; it has {', '.join(names)}")
-    chosen = [tool for tool in listed if options.only is None or tool.name in options.only]
-    return [
-        Tool(tool.name, tool.description or "", either(tool, "inputSchema", "input_schema"), run(tool.name))
-        for tool in chosen
-    ]
+    """Return the tools that a server lists, by names that models can write.
+
+    Version 1 of its package has other names for fields than version 2.
+    """
+    names = _names([tool.name for tool in listed])
+    if missing := [name for name in options.only or () if name not in names and name not in names.values()]:
+        shown = [*names][:MOST_NAMED]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        raise ConfigError(f"mcp: only: {options.where} has no tool {missing[0]!r:.80}; it has {', '.join(shown)}{more}")
+    wanted = None if options.only is None else set(options.only)
+    chosen = [tool for tool in listed if wanted is None or tool.name in wanted or names[tool.name] in wanted]
+    return [_tool(tool, names[tool.name], run(tool.name), options) for tool in chosen]
+
+
+MOST_NAMED = 30
+"""Most names of tools in an error."""
+
+
+def _names(listed: Sequence[str]) -> dict[str, str]:
+    """Return a name that models can write for each of a server's tools: its own, wherever this can be."""
+    found = {name: name for name in listed if writable(name) == name}
+    for name in listed:
+        plain, number = writable(name), 1
+        while name not in found and plain in found.values():
+            number += 1
+            plain = f"{writable(name)[:60]}_{number}"
+        found.setdefault(name, plain)
+    return {name: found[name] for name in listed}
+
+
+def _tool(listed: Any, name: str, run: Callable[..., Any], options: ServerOptions) -> Tool:
+    schema = either(listed, "inputSchema", "input_schema")
+    try:
+        tool = Tool(name, cleaned(listed.description or ""), schema, run)
+        ArgumentCheck(tool)
+    except ConfigError as error:
+        raise ConfigError(f"mcp: {options.where}: {error}; or leave this tool out by only: [NAMES]") from None
+    return tool

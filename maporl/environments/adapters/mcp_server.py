@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from maporl.environments.adapters.addresses import check_address
-from maporl.environments.adapters.event_loop import inside, wait
+from maporl.environments.adapters.event_loop import CONNECTIONS, inside, wait
+from maporl.environments.rooms import LARGEST
 from maporl.errors import ConfigError, UserError, install_command
 from maporl.hosts import proxy_of
 from maporl.types import Result
@@ -23,6 +24,8 @@ CLOSED = -32000
 """The code of JSON-RPC with which the package tells that a connection has ended."""
 _PATIENCE = 10.0
 """Between updates a server has so many seconds to answer. Then it is started again."""
+MOST_TOOLS = 10_000
+"""Most tools of a server, and most pages of its list."""
 _CLOSING = 10.0
 """A server has so many seconds to end. The package kills its process after four."""
 
@@ -129,7 +132,7 @@ class Server:
         self._session = None
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # it is open for as long as the server runs
         try:
-            wait(self._start(), self.options.start_seconds)
+            wait(self._start(), self.options.start_seconds, CONNECTIONS)
         except Exception as error:
             why = (
                 f"no answer within {self.options.start_seconds:g} s"
@@ -170,7 +173,7 @@ class Server:
             ServerGone: it does not answer.
         """
         try:
-            return wait(self._listed(), self.options.start_seconds)
+            return wait(self._listed(), self.options.start_seconds, CONNECTIONS)
         except Exception as error:
             raise ServerGone(f"{self.options.where} does not list its tools: {_told(error)}") from None
 
@@ -178,19 +181,23 @@ class Server:
         """Return whether the server is still there. One that hangs for ten seconds counts as gone."""
         try:
             if self.alive:
-                wait(self._listed(), _PATIENCE)
-        except Exception:  # each kind of connection ends with an error of its own
-            self.alive = False
+                wait(self._watched(self._session.send_ping()), _PATIENCE, CONNECTIONS)
+        except Exception as error:  # each kind of connection ends with an error of its own
+            self.alive = _answered(error)
         return self.alive
 
     async def _listed(self) -> list[Any]:
-        found, cursor = [], None
+        found: list[Any] = []
+        cursor, seen = None, set[str]()
         while True:
             page = await self._watched(self._session.list_tools(**({} if cursor is None else _cursor(cursor))))
             found += page.tools
             cursor = getattr(page, "nextCursor", None) or getattr(page, "next_cursor", None)
             if not cursor:
                 return found
+            if cursor in seen or len(found) > MOST_TOOLS or len(seen) > MOST_TOOLS:
+                raise ValueError(f"its list does not end: {len(found)} tools in {len(seen) + 1} pages")
+            seen.add(cursor)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """Call a tool.
@@ -200,10 +207,9 @@ class Server:
         if not self.alive:
             return Result("its server has died", error="raised")
         try:
-            return _result(await inside(self._watched(self._session.call_tool(name, dict(arguments)))))
+            return _result(await inside(self._watched(self._session.call_tool(name, dict(arguments))), CONNECTIONS))
         except Exception as error:
-            code = getattr(getattr(error, "error", None), "code", None)
-            if code is not None and code != CLOSED:
+            if _answered(error):
                 return Result(_told(error), error="raised")
             self.alive = False
             return Result("its server has died", error="raised")
@@ -231,7 +237,7 @@ class Server:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             with contextlib.suppress(TimeoutError):
-                wait(self._left(keeper), _CLOSING)
+                wait(self._left(keeper), _CLOSING, CONNECTIONS)
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -306,16 +312,41 @@ def either(value: Any, first: str, second: str) -> Any:
     return getattr(value, first) if hasattr(value, first) else getattr(value, second)
 
 
+def _answered(error: Exception) -> bool:
+    """Return whether an error is what a server answered, and not the end of the connection."""
+    code = getattr(getattr(error, "error", None), "code", None)
+    return code is not None and code != CLOSED
+
+
 def _result(answer: Any) -> Result:
-    """Return what a tool answered as text. Pictures, sound and files are refused."""
-    other = [part.type for part in answer.content if part.type != "text"]
-    if other:
+    """Return what a tool answered as text. Pictures and sound are named beside it, and refused alone."""
+    texts = [_text(part) for part in answer.content]
+    other = [part.type for part, text in zip(answer.content, texts, strict=True) if text is None]
+    if other and len(other) == len(texts):
         return Result(f"it returned content of the type {other[0]!r}; only text can be shown", error="raised")
-    text = "\n".join(part.text for part in answer.content)
+    lines = [
+        f"[{part.type}: only text can be shown]" if text is None else text
+        for part, text in zip(answer.content, texts, strict=True)
+    ]
+    text = "\n".join(lines)
     structured = either(answer, "structuredContent", "structured_content")
-    if not answer.content:
-        text = "done" if structured is None else json.dumps(structured, ensure_ascii=False)
+    if structured is not None:
+        written = json.dumps(structured, ensure_ascii=False)
+        text = text if answer.content else written
+        structured = structured if len(written) <= LARGEST else None  # a record would hold all of it
+    elif not answer.content:
+        text = "done"
     return Result(text, value=structured, error="raised" if either(answer, "isError", "is_error") else None)
+
+
+def _text(part: Any) -> str | None:
+    """Return the text of a part of an answer, that of a file included, or None if it is no text."""
+    if part.type == "resource":
+        return getattr(part.resource, "text", None)
+    if part.type == "resource_link":
+        words = " ".join(str(word) for word in (part.name, part.description) if word)
+        return f"{words}: {part.uri}" if words else str(part.uri)
+    return part.text if part.type == "text" else None
 
 
 def _told(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from maporl.config.imports import unknown
 from maporl.environments.adapters.addresses import check_address
-from maporl.environments.adapters.event_loop import inside, wait
+from maporl.environments.adapters.event_loop import CONNECTIONS, inside, wait
 from maporl.environments.base import Environment, Tool
 from maporl.errors import ConfigError, install_command
 from maporl.hosts import proxy_of
@@ -76,7 +76,7 @@ class OpenEnv(Environment):
         if missing:
             raise ConfigError(f"openenv: columns: {unknown(missing[0], row)}")
         arguments = {**self._arguments, **{name: row[name] for name in self._columns}, "seed": seed}
-        answer = wait(self._begun(arguments))
+        answer = wait(self._begun(arguments), loop=CONNECTIONS)
         self._done = bool(answer.done)
         return self._text(answer.observation) if _fields(answer.observation) else None
 
@@ -104,7 +104,7 @@ class OpenEnv(Environment):
         """Give the session back."""
         client, self._client = self._client, None
         if client is not None:
-            wait(_closed(client))
+            wait(_closed(client), loop=CONNECTIONS)
 
     # -- with the server ----------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class OpenEnv(Environment):
             schema = {"type": "object", "properties": said, "required": ["action"]}
             return False, [("act", "Act in the environment.", schema)]
         if {"tool_name", "arguments"} <= properties.keys():
-            return True, wait(self._listed())
+            return True, wait(self._listed(), loop=CONNECTIONS)
         schema = {key: action[key] for key in ("type", "required", "$defs") if key in action}
         return False, [("act", action.get("description", ""), {**schema, "properties": properties})]
 
@@ -171,7 +171,7 @@ class OpenEnv(Environment):
         if self._gone or self._client is None:
             return _GONE
         try:
-            answer = await inside(_answer(self._client, action))
+            answer = await inside(_answer(self._client, action), CONNECTIONS)
         except RuntimeError as error:  # what the server says itself, such as that an action is invalid
             return Result(_plain(error), error="raised")
         except BaseException as error:
