@@ -1,5 +1,6 @@
 """Calls as the models of each family write them, literally: as their makers document them, and as they come out at times."""
 
+import json
 import random
 from pathlib import Path
 
@@ -289,6 +290,9 @@ def test_what_models_leave_out_or_call_otherwise(what):
 
 
 INSIDE = [
+    "<|channel|>",
+    "<|start|>",
+    "<parameter=x>",
     "</tool_call>",
     "</think>",
     "<tool_call>",
@@ -324,6 +328,8 @@ def test_a_mark_inside_a_program_is_part_of_it(mark):
         '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter>\n</function>")\nboom()\n</parameter>\n</function>\n</tool_call>',
         '<tool_call>\n<function=python>\n<parameter=code>\nprint("</parameter></function></tool_call>")\n</parameter>\n</function>\n</tool_call>',
         "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n",
+        "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</parameter>\n</function>",
+        "<function=weather>\n<parameter=city>\nParis\n<parameter=unit>\ncelsius\n</function>",
         "<tool_call>\n<function=python>\n<parameter=code>\nprint(1)",
         "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>print('</arg_value></tool_call>')</arg_value>\n</tool_call>",
         '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)\n</tool_call>',
@@ -396,6 +402,8 @@ def test_thinking_that_the_prompt_opened():
     assert read(f"Hm </think> {call}", "<think>\n") == [("ping", {})]
     assert read(f"Hm {call}", "<think>\n") == ["it stands in thinking that has no </think>"]
     assert read(call, "<think>\n\n</think>\n\n") == [("ping", {})]
+    assert read(f"<think>Hm</think> {call} </think>") == [("ping", {})]
+    assert read(f"<think>I write <think></think> and then {call} </think> 4") == []
 
 
 def test_a_good_and_a_broken_call_are_read_apart():
@@ -501,3 +509,51 @@ def test_a_response_template_is_used_where_no_way_of_writing_is_known():
     assert read_calls('CALL add {"a": 1}DONE', "", template, SCHEMAS) == [{"name": "add", "arguments": {"a": 1}}]
     call = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
     assert read_calls(call, "", template, SCHEMAS) == [{"name": "ping", "arguments": {}}]
+
+
+def _written(code):
+    """A call of ``python`` as several families write it: where its text is in quotes, and where it is bare."""
+    arguments = json.dumps({"code": code}, ensure_ascii=False)
+    call = f'{{"name": "python", "arguments": {arguments}}}'
+    quoted = [
+        f"<tool_call>\n{call}\n</tool_call><|im_end|>",
+        f"<think>\nx\n</think>\n<tool_call>\n{call}\n</tool_call>",
+        f"{call}<|eot_id|>",
+        f"[TOOL_CALLS]python[ARGS]{arguments}</s>",
+        f"<|channel|>commentary to=functions.python <|constrain|>json<|message|>{arguments}<|call|>",
+        f"{BB}{B}function{SEP}python\n```json\n{arguments}\n```{E}{EE}",
+        f"<|tool_call|>[{call}]<|/tool_call|>",
+        f"<|tool_call_start|>[python(code={json.dumps(code)})]<|tool_call_end|>",
+    ]
+    bare = [
+        f"<tool_call>\n<function=python>\n<parameter=code>\n{code}\n</parameter>\n</function>\n</tool_call>",
+        f"<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>{code}</arg_value>\n</tool_call>",
+        f'<minimax:tool_call>\n<invoke name="python">\n<parameter name="code">{code}</parameter>\n</invoke>\n</minimax:tool_call>',
+    ]
+    return quoted, bare
+
+
+def test_random_programs_full_of_marks_are_read_whole_or_not_at_all():
+    pieces = [
+        *_pieces(),
+        "<parameter=x>\n",
+        "</parameter>\n",
+        "\n</function>\n</tool_call>",
+        "\\",
+        "x = 1",
+        "```",
+        "</",
+    ]
+    rng, refused = random.Random(1), 0
+    for _ in range(400):
+        code = "".join(rng.choice(pieces) for _ in range(rng.randrange(1, 12)))
+        quoted, bare = _written(code)
+        for text in quoted:
+            assert read(text) == [("python", {"code": code})], text
+        for text in bare:
+            whole = [{"code": code}, {"code": code.removeprefix("\n").removesuffix("\n")}]
+            found = read(text)
+            run = [one for one in found if not isinstance(one, str) and not set(one[1]) - {"code"}]
+            assert found and all(one[0] == "python" and one[1] in whole for one in run), text
+            refused += not run
+    assert 0 < refused < 300

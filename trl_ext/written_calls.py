@@ -59,6 +59,7 @@ MARKS = {
     "<|tools_prefix|>": "<|tools_suffix|>",
     "[TOOL_CALLS]": "",
     "<|python_tag|>": "",
+    "<|python_start|>": "<|python_end|>",
     "functools": "",
     "```tool_code": "```",
     "```tool_call": "```",
@@ -76,17 +77,23 @@ _PARAMETER = re.compile(
     r"|<arg_key>\s*(?P<other>[^<>\n]{1,128}?)\s*</arg_key>\s*<arg_value>"
 )
 _END_OF_TEXT = r"(?:<\|[A-Za-z_]{1,32}\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>|<end_of_turn>|<turn\|>|<eos>|\Z)"
-_AFTER_PARAMETER = (
-    r"\s*(?:<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter[ =]|<arg_key>|</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|tool|invoke)>"
-    rf"|</tool_call>|</(?:seed|minimax):tool_call>|{_END_OF_TEXT})"
+_SPACE = r"(?:[\w\uff5c]{1,16}[:\uff5c])?"
+_AFTER_ALL = rf"</tool_call>|</(?:seed|minimax):tool_call>|{_END_OF_TEXT}"
+_PARAMETER_END = re.compile(
+    rf"</{_SPACE}parameter>(?=\s*(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|{_AFTER_ALL}))"
 )
-_PARAMETER_END = re.compile(rf"</(?:(?:[\w\uff5c]{{1,16}}[:\uff5c])?parameter|arg_value)>(?={_AFTER_PARAMETER})")
+_VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{_AFTER_ALL}))")
 _NEXT_TAG = re.compile(
     r"\n?[ \t]{0,32}(?=<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter[ =]|</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|invoke)>|</tool_call>)"
 )
 _FUNCTION_END = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|tool|invoke)>")
 _TEXT_END = re.compile(rf"\s*{_END_OF_TEXT}")
 _STRAY = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:parameter|function|invoke)>|</arg_value>")
+_NEXT_CALL = re.compile(
+    rf"{_FUNCTION.pattern}\s{{0,32}}(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|\{{)"
+    rf"|<tool_call>\s{{0,32}}[A-Za-z_][\w.\-/]{{0,127}}\s{{0,32}}<arg_key>"
+)
+"""How a further call with named parameters begins. Up to there an end mark may be that of an argument."""
 _CLOSERS = sorted({close for close in MARKS.values() if close and close != "```"}, key=len, reverse=True)
 _BARE = r'(?P<bare>(?:\[\s{0,32})?\{\s{0,32}"(?:name|type|function|tool|tool_name|tool_call_id|id|call_id|arguments|parameters)"\s{0,32}:)'
 
@@ -106,6 +113,9 @@ _SCAN = re.compile(
 )
 _OPENS = re.compile(_OPENING)
 _LIMIT = re.compile(rf"{_OPENING}|{_any_of(THINKING)}|{_any_of(set(THINKING.values()) - {'<|eo'})}")
+_HARMONY = re.compile(r"\s*(?:to=|<\|start\|>|<\|channel\|>)")
+"""How a completion of gpt-oss begins: with a channel, or with who speaks or is called."""
+_HARMONY_CALL = re.compile(r"<\|channel\|>[^<{\n]{0,80}\bto=")
 _CALLED = re.compile(
     rf"(?:function{re.escape(SEPARATOR)})?(?:functions\.)?(?P<name>{_NAME})\s*(?::\d+)?\s*(?:\[CALL_ID\][\w-]*)?\s*"
     rf"(?:\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>)?\s*(?:```(?:json)?\s*)?(?=\{{)"
@@ -134,9 +144,11 @@ def read_written_calls(text: str, prefix: str, tools: list[dict[str, Any]]) -> l
     """
     functions = [tool.get("function", tool) for tool in tools]
     known = {one["name"]: one.get("parameters") or {} for one in functions}
-    if "<|channel|>" in text or re.match(r"\s*to=functions\.", text):
+    begins = _HARMONY.match(text) and ("<|channel|>" in text or text.lstrip().startswith("to=functions."))
+    if begins:
         return _Harmony(text, known).read()
-    return _Reader(text, known).read(prefix)
+    found = _Reader(text, known).read(prefix)
+    return _Harmony(text, known).read() if not found and _HARMONY_CALL.search(text) else found
 
 
 def call_of(value: Any) -> tuple[str, dict[str, Any]]:
@@ -166,6 +178,14 @@ def call_of(value: Any) -> tuple[str, dict[str, Any]]:
     return value[names[0]], arguments
 
 
+class _Unclear(Unreadable):
+    """It is not clear where a call ends. What is before ``following`` may be a part of it, so that nothing there is a call."""
+
+    def __init__(self, why: str, following: int):
+        super().__init__(why)
+        self.following = following
+
+
 class _Reader:
     """Reads the text of one completion from left to right."""
 
@@ -173,6 +193,8 @@ class _Reader:
         self.text, self.known, self.thinks = text, known, thinks
         self.found: list[Found] = []
         self.place = self.said_from = self.tried = 0
+        self.thought = False
+        """Whether the model's thinking has ended, so that a further mark of its end ends nothing."""
 
     def read(self, prefix: str = "") -> list[Found]:
         for mark, end in THINKING.items():
@@ -191,9 +213,11 @@ class _Reader:
         kind = match.lastgroup
         if kind == "think":
             self._past_thinking(match.end(), THINKING[match[0]])
-        elif kind == "thought":  # the prompt had opened it, so all before it was thinking
-            self.found.clear()
-            self.place = self.said_from = match.end()
+        elif kind == "thought":
+            if not self.thought:  # the prompt had opened it, so all before it was thinking
+                self.found.clear()
+                self.said_from = match.end()
+            self.place, self.thought = match.end(), True
         elif kind == "close":
             self._take_close(match)
         else:
@@ -212,6 +236,8 @@ class _Reader:
             self.place = len(self.text)
         else:
             self.place = stop + len(end)
+            # what opens it once more within it may end it once more
+            self.thought = not any(other == end and mark in self.text[start:stop] for mark, other in THINKING.items())
         self.said_from = self.place
 
     def _refuse(self, why: str) -> None:
@@ -232,7 +258,7 @@ class _Reader:
         except Unreadable as error:
             del self.found[before:]
             self._refuse(str(error))
-            self.place = self._past_broken(match.end(), close)
+            self.place = error.following if isinstance(error, _Unclear) else self._past_broken(match.end(), close)
             return
         if not close:
             self.place = end
@@ -362,7 +388,8 @@ class _Reader:
             self._check_end(place)
         except Unreadable as error:
             self._refuse(str(error))
-            self.place = self._limit(match.end())
+            real = _NEXT_CALL.match(self.text, match.start())  # and no word of it in other words
+            self.place = self._next_call(match.end()) if real else self._limit(match.end())
             return
         self._add(_plain(name), arguments)
         self.place = past_space(self.text, place)
@@ -371,8 +398,14 @@ class _Reader:
 
     def _check_end(self, place: int) -> None:
         """Check that no end mark of an argument follows, because this would then end there and not where it was cut."""
-        if stray := _STRAY.search(self.text, place, self._limit(place)):
-            raise Unreadable(f"{stray[0]} stands in an argument, so that it is not clear where this ends")
+        following = self._next_call(place)
+        if stray := _STRAY.search(self.text, place, following):
+            raise _Unclear(f"{stray[0]} stands in an argument, so that it is not clear where this ends", following)
+
+    def _next_call(self, place: int) -> int:
+        """Return where the next call with named parameters begins. What is before it may be a part of this one."""
+        following = _NEXT_CALL.search(self.text, place)
+        return following.start() if following else len(self.text)
 
     def _closed_at(self, place: int) -> str:
         """Return the mark that ends a call and stands at ``place``, or an empty text."""
@@ -385,10 +418,13 @@ class _Reader:
         arguments: dict[str, Any] = {}
         while (begun := _PARAMETER.match(self.text, past_space(self.text, place))) is not None:
             key = (begun["key"] or begun["other"]).strip()
-            end = _PARAMETER_END.search(self.text, begun.end())
+            end = (_PARAMETER_END if begun["key"] else _VALUE_END).search(self.text, begun.end())
             tag = _NEXT_TAG.search(self.text, begun.end(), end.start() if end else len(self.text))
-            missing = tag is not None and (end is None or self._begins_another(tag.end(), schema, {*arguments, key}))
-            if tag is not None and missing:  # the end of this parameter is missing
+            another = tag is not None and self._begins_another(tag.end(), schema, {*arguments, key})
+            if tag is not None and (end is None or another):  # the end of this parameter is missing
+                kinds = kinds_of(_properties(schema).get(key), schema)
+                if _PARAMETER.match(self.text, tag.end()) and (not kinds or "string" in kinds):
+                    raise Unreadable(f"the parameter {key} has no end")  # or a text has such a mark in it
                 stop, place = tag.start(), tag.end()
             elif end is not None:
                 stop, place = end.start(), end.end()
@@ -424,7 +460,7 @@ class _Reader:
         except Unreadable as error:
             del self.found[count:]
             self._refuse(str(error))
-            self.place = self._limit(match.end())
+            self.place = error.following if isinstance(error, _Unclear) else self._limit(match.end())
 
     def _take_close(self, match: re.Match[str]) -> None:
         """Read a call that has an end mark only. One that ends several calls stands after these."""

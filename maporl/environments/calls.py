@@ -255,6 +255,7 @@ def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int |
             place is part of the block.
     """
     found: list[_Block] = []
+    thought = False
     scan = re.compile("|".join(re.escape(mark) for mark in ("<think>", "</think>", *marks)))
     place = 0
     while (match := scan.search(text, place)) is not None:
@@ -262,9 +263,11 @@ def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int |
         if opening == "<think>":
             end = text.find("</think>", start)
             place = len(text) if end < 0 else end + len("</think>")
-        elif opening == "</think>":  # the prompt had opened it, so that all before it was thinking
-            found.clear()
-            place = start
+            thought = "<think>" not in text[start:end]  # what opens it once more within it may end it once more
+        elif opening == "</think>":
+            if not thought:  # the prompt had opened it, so that all before it was thinking
+                found.clear()
+            place, thought = start, True
         elif len(found) == MOST:
             found.append(_Block(opening, "", f"there are more than {MOST} calls; what follows is not read"))
             break
