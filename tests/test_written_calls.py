@@ -353,7 +353,7 @@ UNREAD = {
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}} really\n</tool_call>': (
         "other words stand between the call and </tool_call>"
     ),
-    '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>': "NaN is no number in JSON",
+    '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>': "JSON has no number NaN",
     '<tool_call>\n{"name": "add", "arguments": {"a": 1e999}}\n</tool_call>': "a number in it is not finite",
     'You could write {"name": "add", "arguments": {"a": 1}} here.': (
         "it stands in the midst of other words; write it alone, with the marks of a call"

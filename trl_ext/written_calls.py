@@ -158,7 +158,7 @@ def call_of(value: Any) -> tuple[str, dict[str, Any]]:
     ('add', {'a': 1})
 
     Raises:
-        Unreadable: it is no call, or it is not clear what its arguments are.
+        Unreadable: it does not have the form of a call, or it is not clear what its arguments are.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = {**{key: value[key] for key in value if key != "function"}, **value["function"]}
@@ -228,7 +228,7 @@ class _Reader:
 
     def _past_thinking(self, start: int, end: str) -> None:
         stop = self.text.find(end, start)
-        if stop < 0:  # it thinks to its end: a call in there is none, and its author ought to know
+        if stop < 0:  # all that follows is thinking: a call in there is not read, and its author ought to know
             if not self.thinks and any(
                 "error" not in call for call in _Reader(self.text[start:], self.known, thinks=True).read()
             ):
@@ -538,7 +538,9 @@ class _Harmony(_Reader):
                 self._refuse(f"there are more than {MOST} calls; what follows is not read")
                 break
             if begin < place:
-                begin = self.text.find("<|message|>", place) % (len(self.text) + 1)  # the end, where there is none
+                begin = self.text.find("<|message|>", place) % (
+                    len(self.text) + 1
+                )  # of -1 this makes the end of the text
             last = self._LAST.search(self.text, place)
             while last is not None and last[0] == "<|start|>" and not self.text[place : last.start()].strip():
                 place, role = last.end(), ""  # the header says who speaks

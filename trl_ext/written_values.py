@@ -33,7 +33,7 @@ class Unreadable(ValueError):
 
 
 def _no_number(word: str) -> Any:
-    raise Unreadable(f"{word} is no number in JSON")
+    raise Unreadable(f"JSON has no number {word}")
 
 
 _JSON = json.JSONDecoder(strict=False, parse_constant=_no_number)
@@ -108,7 +108,7 @@ def whole_value(text: str) -> Any:
 
 
 def past_space(text: str, place: int) -> int:
-    """Return the place of the next character that is no space."""
+    """Return the place of the next character that is not a space."""
     match = _SPACE.match(text, place)
     return match.end() if match else place
 

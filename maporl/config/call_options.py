@@ -41,7 +41,8 @@ class CallTexts:
 
     Args:
         intro: stands before the lines of the tools, at the end of the system message.
-        line: a tool, by its ``{signature}``.
+        line: a tool, by its ``{signature}``: a line with its name, arguments and description, and a line for each argument that
+            has a description.
         json: how a call is written, for the format ``json``.
         tags: how one is written, for ``tags``.
         returned: a result, by ``{name}`` and ``{text}``.

@@ -68,7 +68,7 @@ class BoundedSchema:
         schema: the schema.
 
     Raises:
-        ConfigError: it is not valid, refers to what it does not have or to itself without end, has a pattern that is none, or
+        ConfigError: it is not valid, refers to what it does not have or to itself without end, has a pattern that cannot be read, or
             is too large. The message begins with the place in it.
     """
 
@@ -173,7 +173,7 @@ def _check_pattern(pattern: str, where: tuple[Any, ...]) -> None:
     """Check a pattern.
 
     Raises:
-        ConfigError: it is none, or may not end.
+        ConfigError: it cannot be read, or searching for it may not end.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise _fault(where, f"a pattern of {len(pattern)} characters; at most {LONGEST_PATTERN} are read")

@@ -340,7 +340,7 @@ def _result(answer: Any) -> Result:
 
 
 def _text(part: Any) -> str | None:
-    """Return the text of a part of an answer, that of a file included, or None if it is no text."""
+    """Return the text of a part of an answer, that of a file included, or None if it has other content."""
     if part.type == "resource":
         return getattr(part.resource, "text", None)
     if part.type == "resource_link":
