@@ -116,6 +116,37 @@ class TestWhatToolsReturn:
         )
         assert from_json(to_json(dialogue)) == dialogue
 
+    def test_characters_that_a_reader_would_obey_are_replaced(self):
+        def act():
+            """Act."""
+            return "a\x1b[31mb\r\x9b2J\x85\u202ec\u2066d\u2069\u200fe\n\t\u00e9\u4f60\U0001f468\u200d\U0001f469"
+
+        def fails():
+            """Act."""
+            raise ValueError("x\u202e\x9b")
+
+        seen = "\ufffd"
+        assert answer_of(act).text == (
+            f"a{seen}[31mb{seen}{seen}2J{seen}{seen}c{seen}d{seen}{seen}e\n\t\u00e9\u4f60\U0001f468\u200d\U0001f469"
+        )
+        assert answer_of(fails).text == f"ValueError: x{seen}{seen}"
+
+    @pytest.mark.parametrize("depth", [60, 65, 300, 800])
+    def test_a_value_that_is_too_deep_for_the_record(self, depth):
+        value = []
+        for _ in range(depth - 1):
+            value = [value]
+
+        def act():
+            """Act."""
+            return Result("x", value=value)
+
+        dialogue, _ = play([call("act"), "4"], [act])
+        (result,) = results(dialogue)
+        deep = "TypeError: the value of a Result must be JSON: it has more than 64 lists and objects inside each other"
+        assert (result.text, result.error) == (("x", None) if depth == 60 else (deep, "raised"))
+        assert from_json(to_json(dialogue)) == dialogue
+
     def test_ten_megabytes_of_bytes_that_are_not_text(self):
         def act():
             """Act."""
@@ -193,10 +224,12 @@ class TestWhatModelsWrite:
         "body",
         [
             "[" * 100_000,
+            '{"name": "take", "arguments": {"n": ' + "[" * 500 + "]" * 500 + "}}",
+            '{"name": "take", "arguments": {"n": "' + "[" * 500 + "]" * 500 + '"}}',
             '{"name": "take", "arguments": {"n": ' + "9" * 5000 + "}}",
             '{"name": "take", "arguments": {"n": NaN}}',
         ],
-        ids=["deep", "5000 digits", "NaN"],
+        ids=["deep", "500 deep", "500 deep in a text", "5000 digits", "NaN"],
     )
     def test_json_that_is_hard_to_read(self, body):
         error, text = self.take(f"<call>{body}</call>")

@@ -384,6 +384,7 @@ def test_what_looks_like_a_call_and_is_none_is_told(text):
         "The answer is 4.",
         "I use the tool add: add(1, 2) gives 3, and [1, 2] is a list.",
         'As JSON: {"name": "Ann", "type": "person"}',
+        '{"name": "ping"}',
         '```python\ndef add(a, b):\n    return a + b\n```',
         "<|channel|>analysis<|message|>I could call to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
         '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',

@@ -128,6 +128,7 @@ _BEFORE = re.compile(rf"(?:function|{_NAME}(?::\d+)?(?:\[CALL_ID\][\w-]*)?)\s*\Z
 _LIST_OF_CALLS = re.compile(rf"\[\s*{_NAME}\s*\(")
 _NAMES = ("name", "tool_name", "tool", "function", "recipient_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "params", "kwargs", "input")
+_SAYS_ARGUMENTS = re.compile(rf'["\'](?:{"|".join(_ARGUMENTS)})["\']\s*:')
 _BESIDES = ("type", "id", "call_id", "tool_call_id", "index", "description", "status")
 
 Found = dict[str, Any]
@@ -487,7 +488,7 @@ class _Reader:
         calls = self.found[count:]
         del self.found[count:]
         self.place = end
-        if any(call["name"] not in self.known for call in calls):
+        if any(call["name"] not in self.known for call in calls) or not _SAYS_ARGUMENTS.search(self.text, start, end):
             return
         line = self.text[max(0, start - 160) : start].rpartition("\n")[2].strip()
         if line and not line.endswith((">", "```", "```json", ";")):

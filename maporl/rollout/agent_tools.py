@@ -53,9 +53,9 @@ def agent_tools(
     twice = [tool.name for number, tool in enumerate(tools) if tool.name in [t.name for t in tools[:number]]]
     if twice:
         raise ConfigError(f"{where}.tools: it has two tools called {twice[0]!r}; rename one of them")
+    checks = {tool.name: ArgumentCheck(tool) for tool in tools}
     native = (lambda: None) if voice is None else (lambda: NativeCalls.of(voice.tokenizer))
     form = build_format(grant.call_format, tools, grant.texts, native, where, grant.limits.parallel)
-    checks = {tool.name: ArgumentCheck(tool) for tool in tools}
     places = {tool.name: place for tool, place in granted}
     reader = _Reader(voice, longest, form.heard)
     names = frozenset(tool.name for tool in handed)
