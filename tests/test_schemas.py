@@ -151,6 +151,8 @@ BAD = {
     "a pattern that repeats": (schema(a={"pattern": "((a|b){200}){200}"}), "repeats something more than 10000 times"),
     "no type": (schema(a={"type": "int"}), "properties.a.type: 'int' is not valid"),
     "no list": (schema({"required": "a"}), "required: 'a' is not of type 'array'"),
+    "no draft": (schema({"$schema": [1]}), "$schema: expected the name of a draft, got [1]"),
+    "no alternatives": (schema(a={"allOf": 1}), "properties.a.allOf: 1 is not of type 'array'"),
     "no object": ({"type": "object", "properties": []}, "properties: [] is not of type 'object'"),
     "too large": (schema(**{f"p{n}": {} for n in range(25_000)}), "it has more than 20000 parts"),
 }  # fmt: skip
@@ -159,8 +161,10 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_schema_is_named_before_anybody_calls(what):
     parameters, words = BAD[what]
+    tool = Tool("act", "Act.", parameters, str)
+    assert tool.told().startswith("act(")
     with pytest.raises(ConfigError) as raised:
-        ArgumentCheck(Tool("act", "Act.", parameters, str))
+        ArgumentCheck(tool)
     assert str(raised.value).startswith("tool act: parameters") and words in str(raised.value)
 
 

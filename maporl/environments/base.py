@@ -157,7 +157,8 @@ def _kind(schema: Any, root: Any, depth: int = 0) -> str:
     if parts and "type" not in schema:
         words = list(dict.fromkeys(_kind(part, root, depth + 1) for part in parts)) if depth < 4 else ["any"]
         return _some(words, " or ")
-    if len(inherited := schema.get("allOf") or []) == 1 and "type" not in schema and depth < 4:
+    inherited = schema.get("allOf")
+    if isinstance(inherited, list) and len(inherited) == 1 and "type" not in schema and depth < 4:
         return _kind(inherited[0], root, depth + 1)
     named = schema.get("type", "object" if _properties(schema) else "any")
     kinds = [named] if isinstance(named, str) else [str(kind) for kind in named] if isinstance(named, list) else ["any"]

@@ -73,6 +73,8 @@ class BoundedSchema:
     """
 
     def __init__(self, schema: dict[str, Any]):
+        if not isinstance(schema.get("$schema", ""), str):
+            raise _fault(("$schema",), f"expected the name of a draft, got {schema['$schema']!r:.80}")
         kind = validator_for(schema)
         own = _bounded(kind)
         try:
