@@ -4,6 +4,7 @@ import codecs
 import dataclasses
 import re
 import string
+import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ LONGEST = 20_000
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
-_PYTHON_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
+_END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -213,25 +215,70 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
         ) from None
 
 
-def code_of(text: str) -> str:
+def code_of(text: str, name: str = "") -> str:
     """Return the last fenced block of ``text``, or an empty text if it has none that is closed.
 
-    If blocks are marked as Python, these count alone: a model that begins inside a block, because its prompt ends with an opening
-    fence, closes one that it has not opened, and all others would be read the wrong way round.
+    With a ``name``, it is the last block that defines this function, if any does: examples of its use often follow it. If
+    blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins inside
+    a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others would be read
+    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away. What stands between
+    ``<think>`` and ``</think>`` is no answer.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
     >>> code_of("x = 1\\n```\\nHere it is again:\\n```python\\nx = 2\\n```\\nIt prints\\n```\\n2\\n```")
     'x = 2\\n'
+    >>> code_of("1.  ```python\\n    def f(x):\\n        return x\\n    ```\\n2.  ```python\\n    f(2)\\n    ```", "f")
+    'def f(x):\\n    return x\\n'
     """
-    if marked := _PYTHON_BLOCK.findall(text):
-        return marked[-1]
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
+        return ""
+    marked = _marked_blocks(text)
     fences = text.split("```")
+    inner = [_without_mark(block) for block in fences[1:-1]]
+    if name:
+        # what stands between blocks and before them is looked at too: nobody knows where the first one began
+        everywhere = (*reversed(marked), *reversed(inner), *fences[:-1][:1])
+        defines = re.compile(
+            rf"^(?:async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*(?::[^=\n]*)?=(?!=)",
+            re.MULTILINE,
+        )
+        for block in everywhere:
+            if defines.search(level := _unindented(block)):
+                return level
+    if marked:
+        return _unindented(marked[-1])
     if len(fences) < 3:
         return ""
-    block = fences[-2] if len(fences) % 2 else fences[-3]
+    return _unindented(inner[-1] if len(fences) % 2 else inner[-2])
+
+
+def _marked_blocks(text: str) -> list[str]:
+    """The closed blocks that are marked as Python, up to the first fence at the beginning of a line, or else anywhere."""
+    openings = list(_PYTHON_FENCE.finditer(text))
+    ends = [*(opening.start() for opening in openings[1:]), len(text)]
+    found = []
+    for opening, end in zip(openings, ends, strict=False):
+        rest = text[opening.end() : end + 3]  # the fence of the next block may close this one
+        closing = _END_OF_BLOCK.search(rest)
+        place = closing.start() if closing else rest.find("```")
+        if place >= 0:
+            found.append(rest[:place])
+    return found
+
+
+def _without_mark(block: str) -> str:
     first, newline, rest = block.partition("\n")
     return rest if newline and first.strip().lower() in ("", "python", "python3", "py") else block
+
+
+def _unindented(block: str) -> str:
+    """``block`` without the blanks before all its lines. Only a block whose first line is indented has any."""
+    first = next((line for line in block.splitlines() if line.strip()), "")
+    if not first[:1].isspace():
+        return block
+    return textwrap.dedent(block).lstrip("\n").rstrip(" \t")
 
 
 def asserts_in(text: str, name: str) -> list[str]:

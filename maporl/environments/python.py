@@ -1,7 +1,5 @@
 """The tools ``python`` and ``run_tests``: programs of agents, which run in the sandbox. Imports no torch."""
 
-import threading
-
 from maporl.environments.base import Tool, Toolbox
 from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.pool import SandboxPool
@@ -10,7 +8,6 @@ from maporl.types import Result
 
 WHY = {
     "source": "the code is blank or too long",
-    "forbidden": "the code uses what is not allowed here",
     "timeout": "the code took too long",
     "cpu": "the code took too long",
     "memory": "the code used too much memory",
@@ -21,38 +18,29 @@ WHY = {
 
 
 class _Programs(Toolbox):
-    """A toolbox with a pool of sandboxes, which is made when the first program comes."""
+    """A toolbox with a pool of sandboxes, whose processes start with the first programs."""
 
     def __init__(
         self, cpu_seconds: int = 1, wall_seconds: float = 5.0, memory_mb: int = 256, workers: int | None = None
     ):
-        self._limits, self._workers = Limits(cpu_seconds, wall_seconds, memory_mb), workers
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers: expected at least 1, got {workers}")
-        self._made: SandboxPool | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def pool(self) -> SandboxPool:
-        """The sandboxes."""
-        with self._lock:
-            if self._made is None:
-                self._made = SandboxPool(self._limits, self._workers)
-            return self._made
+        self.pool = SandboxPool(Limits(cpu_seconds, wall_seconds, memory_mb), workers)
 
     def close(self) -> None:
         """End the sandboxes' processes."""
-        if self._made is not None:
-            self._made.close()
+        self.pool.close()
 
 
 class Python(_Programs):
     """The tool ``python(code)``: it runs a program in the sandbox and returns what it printed and its last error line.
 
+    The program is a script: what stands under its main guard runs. It has Python's standard library, as far as that needs
+    no file, network, thread or other process.
+
     ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a program. ``workers`` is how many run at once,
     by default one for each core. The result's ``value`` is ``{"reason": how it ended}``.
 
     Raises:
+        SandboxError: the kernel of this machine cannot hold a program.
         ValueError: a limit is too small for any program, or ``workers`` is below 1.
     """
 
@@ -73,27 +61,30 @@ class Python(_Programs):
 
 
 class RunTests(_Programs):
-    """The tool ``run_tests(code, asserts, setup)``, which the protocol ``code`` calls. The options are those of ``python``.
+    """The tool ``run_tests(code, asserts, setup, name)``, which the protocol ``code`` calls. The options are those of ``python``.
 
-    The result's text has a line for each assert that fails. Its ``value`` is ``{"passed": [...], "why": [...]}``, with
-    a truth value and a text for each assert.
+    Tests run in another process than the program (:meth:`maporl.sandbox.sandbox.Sandbox.run_tests`), which is imported
+    there: what stands under its main guard does not run. The result's text has a line for each assert that fails. Its
+    ``value`` is ``{"passed": [...], "why": [...]}``, with a truth value and a text for each assert.
 
     Raises:
+        SandboxError: the kernel of this machine cannot hold a program.
         ValueError: a limit is too small for any program, or ``workers`` is below 1.
     """
 
     def tools(self) -> list[Tool]:
         """Return the tool."""
 
-        def run_tests(code: str, asserts: list[str], setup: str = "") -> Result:
+        def run_tests(code: str, asserts: list[str], setup: str = "", name: str = "") -> Result:
             """Run a Python program, and then tests of it.
 
             Args:
                 code: the program
-                asserts: the tests, one statement each
-                setup: what runs between the program and the tests
+                asserts: the tests
+                setup: what runs before the tests
+                name: the function that is tested, which may have the name of one of Python's own
             """
-            outcomes = self.pool.tested(code, asserts, setup)
+            outcomes = self.pool.tested(code, asserts, setup, name)
             passed, why = [outcome.ok for outcome in outcomes], [failure(outcome) for outcome in outcomes]
             lines = [f"{test}: {text}" for test, text in zip(asserts, why, strict=True) if text]
             good = "all tests pass" if asserts else "no tests were given"

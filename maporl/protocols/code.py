@@ -7,6 +7,7 @@ from typing import Literal
 
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.tasks.programs import hidden_tests
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
 
@@ -21,8 +22,8 @@ class Code(Protocol):
     """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests pass.
 
     By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
-    Code is the last fenced block, of those marked as Python if there are any. Tests are the lines that begin with ``assert`` and name ``meta.entry_point``. Both are
-    told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
+    Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with ``assert`` and name it.
+    Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
     ``meta.tester_question``, if the task has one, in place of the question.
 
     The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of them
@@ -84,9 +85,9 @@ class Code(Protocol):
             test = Ask(tester, [{"role": "user", "content": texts[1]}], "tester", parents, answers=False)
             together = self.order == "together"
             program, *replies = yield ([solve, test] if together else [solve])
-            code = code_of(program.text)
-            run = partial(_run, setup=example.meta["setup"])
-            (hidden,) = yield [run(program, code, example.meta["tests"])]
+            code = code_of(program.text, name)
+            run = partial(_run, setup=example.meta["setup"], name=name)
+            (hidden,) = yield [_run(program, *hidden_tests(example, code))]
             program.rewards |= {"solved": _share(hidden), "team": _share(hidden)}
             if not together:
                 seen = [{"role": "user", "content": f"{texts[1]}\n\nThe program:\n{code}"}]
@@ -103,9 +104,10 @@ class Code(Protocol):
         return None
 
 
-def _run(said: Utterance, code: str, asserts: Sequence[str], setup: str) -> Act:
+def _run(said: Utterance, code: str, asserts: Sequence[str], setup: str, name: str) -> Act:
     """The act that runs a program and tests of it, for what was said."""
-    return Act(said.agent, "run_tests", {"code": code, "asserts": list(asserts), "setup": setup}, of=said.id)
+    asked = {"code": code, "asserts": list(asserts), "setup": setup, "name": name}
+    return Act(said.agent, "run_tests", asked, of=said.id)
 
 
 def _share(result: Result) -> float:

@@ -34,7 +34,7 @@ def bubblewrap_prefix(program: Path) -> list[str]:
     binds = [part for path in readable for part in ("--ro-bind-try", path, path)]
     return [
         str(program), "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-        "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--die-with-parent",
+        "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL",
         *binds, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
         "--ro-bind", str(WORKER), f"{INSIDE}/sandboxed", "--dir", "/empty", "--remount-ro", "/", "--chdir", "/empty", "--",
     ]  # fmt: skip

@@ -1,18 +1,20 @@
-"""How a snippet ended, and how the worker's answers are read. Nothing that the worker writes is trusted."""
+"""How a snippet ended, and how the answers of its process are read. Nothing that such a process writes is trusted."""
 
 import builtins
 import json
+import os
+import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from maporl.sandbox.sandboxed.values import NotPlain, cut, plain_value
+from maporl.sandbox.sandboxed.values import SAID_BYTES, NotPlain, cut, plain_value
 
-REASONS = ("ok", "source", "syntax", "forbidden", "no_value", "timeout", "cpu", "memory", "output", "killed")
+REASONS = ("ok", "source", "syntax", "no_value", "timeout", "cpu", "memory", "output", "killed")
 """How a snippet may end; ``error:NAME`` with the name of a built-in exception is one more way.
 
 ``source``: the code is not a text, or it is blank or too long. ``no_value``: the code has no such function, or the
 function returned None, a number that is not finite, or something that JSON cannot hold. ``output``: it printed or
-returned too much. ``killed``: it died in another way.
+returned too much. ``killed``: it died in another way, or its process wrote no verdict.
 """
 
 
@@ -35,23 +37,67 @@ class Outcome:
         return self.reason == "ok"
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What the sandbox saw of a snippet: its verdict and what it printed, as bytes, and how its processes ended.
+
+    ``statuses`` are those of ``waitpid``. ``in_time`` says whether the verdict was complete before the time was up, and
+    ``flooded`` whether more came than may.
+    """
+
+    verdict: bytes
+    printed: bytes
+    statuses: tuple[int, ...]
+    in_time: bool
+    flooded: bool
+
+    def outcome(self) -> Outcome:
+        """The outcome of one snippet."""
+        printed = cut(self.printed[: 4 * SAID_BYTES].decode("utf-8", "replace"))
+        reason = self._reason(0)
+        if reason is None:
+            found = decode(self.verdict.removesuffix(b"\n"))
+            return Outcome(found.value, found.reason, printed, found.message)
+        return Outcome(None, reason, printed)
+
+    def outcomes(self, most: int) -> list[Outcome]:
+        """The outcomes of tests, from a line for each. If not all of them were told, the last one says why.
+
+        More than ``most`` lines count as one "killed".
+        """
+        lines = self.verdict.split(b"\n")[:-1]  # what stands after the last end of a line was not told whole
+        if len(lines) > most:
+            return [Outcome(None, "killed")]
+        lost = bool(lines) and _reason_of(lines[-1]) == "lost"  # the program's process ended before its tests
+        outcomes = [decode(line) for line in lines[: len(lines) - lost]]
+        # the process of the tests ends in good order, with fewer lines, after a verdict that ends all of them
+        if lost or not outcomes or (len(outcomes) < most and self._reason(1)):
+            outcomes.append(Outcome(None, self._reason(0 if lost else 1) or "killed"))
+        return outcomes
+
+    def _reason(self, process: int) -> str | None:
+        """Why a process has no verdict of its own, or None if it ended in good order."""
+        status = self.statuses[process]
+        if not self.in_time:
+            return "timeout"
+        if self.flooded:
+            return "output"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+            return "cpu"
+        return None if status == 0 else "killed"
+
+
 def decode(payload: bytes) -> Outcome:
-    """The outcome in the worker's answer. A malformed answer counts as "killed": the worker's own code writes none."""
-    try:
-        record = json.loads(payload)
-    except (ValueError, RecursionError):
-        record = None
-    return plain_outcome(record) or Outcome(None, "killed")
-
-
-def decode_lines(payload: bytes, most: int) -> list[Outcome]:
-    """The outcomes in an answer with a line for each, at least one. More than ``most`` lines count as one "killed"."""
-    lines = payload.split(b"\n")
-    return [decode(line) for line in lines] if len(lines) <= most else [Outcome(None, "killed")]
+    """The outcome in a verdict. A malformed one counts as "killed": what the snippet's process runs of ours writes none."""
+    record = _loaded(payload)
+    if isinstance(record, dict) and record.keys() == {"value", "reason", "message"}:
+        record["printed"] = ""
+        return plain_outcome(record) or Outcome(None, "killed")
+    return Outcome(None, "killed")
 
 
 def plain_outcome(record: Any) -> Outcome | None:
-    """The outcome that a record of the worker holds, or None if no worker writes such a record."""
+    """The outcome that a record holds, or None if it is none."""
     if not isinstance(record, dict) or record.keys() != {"value", "reason", "printed", "message"}:
         return None
     said = record["printed"], record["message"]
@@ -61,6 +107,18 @@ def plain_outcome(record: Any) -> Outcome | None:
         return Outcome(plain_value(record["value"]) if record["reason"] == "ok" else None, record["reason"], *said)
     except (NotPlain, RecursionError):
         return None
+
+
+def _loaded(payload: bytes) -> Any:
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _reason_of(line: bytes) -> Any:
+    record = _loaded(line)
+    return record.get("reason") if isinstance(record, dict) else None
 
 
 def _is_reason(reason: Any) -> bool:

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from maporl.sandbox.compare import judge
 from maporl.sandbox.outcomes import Outcome
+from maporl.sandbox.repeatable import repeatable
 from maporl.sandbox.sandbox import UNCACHED, Limits, Sandbox
 
 LIMITS = Limits(cpu_seconds=1)
 KEPT = 20_000
 """The outcomes of so many programs with their tests are kept."""
-Tests = tuple[str, tuple[str, ...], str]
-"""A program, its asserts, and the setup that runs between them."""
+Tests = tuple[str, tuple[str, ...], str, str]
+"""A program, its tests, the setup that runs before them, and the name of the function that they test."""
 
 
 class SandboxPool:
@@ -49,31 +49,33 @@ class SandboxPool:
         finally:
             self._free.put(sandbox)
 
-    def tested(self, code: str, asserts: Sequence[str], setup: str = "") -> list[Outcome]:
-        """:func:`maporl.sandbox.compare.judge` in a free sandbox. The same program with the same tests runs once.
+    def tested(self, code: str, asserts: Sequence[str], setup: str = "", name: str = "") -> list[Outcome]:
+        """:meth:`maporl.sandbox.sandbox.Sandbox.run_tests` in a free sandbox. The same program with the same tests runs once.
 
-        A program has no clock and the same random numbers each time, so it would end alike again. Outcomes that depend
-        on what else the machine was doing are not kept.
+        A program has the same random numbers each time, so it would end alike again. The outcomes of one that reads the
+        clock are not kept, and neither are those that depend on what else the machine was doing.
 
         Raises:
             SandboxError: a worker process does not start.
         """
-        key = (code, tuple(asserts), setup)
+        key = (code, tuple(asserts), setup, name)
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return list(self._known[key])
         with self.one() as sandbox:
-            outcomes = judge(sandbox, code, asserts, setup)
-        if not any(outcome.reason in UNCACHED for outcome in outcomes):
+            outcomes = sandbox.run_tests(code, asserts, setup, name)
+        if not any(outcome.reason in UNCACHED for outcome in outcomes) and all(
+            map(repeatable, (code, setup, *asserts))
+        ):
             with self._lock:
                 self._known[key] = list(outcomes)
                 if len(self._known) > KEPT:
                     self._known.popitem(last=False)
         return outcomes
 
-    def run_tests(self, programs: Sequence[tuple[str, Sequence[str], str]]) -> list[list[Outcome]]:
-        """:meth:`tested` for each of (code, asserts, setup), in order, as many at a time as there are sandboxes.
+    def run_tests(self, programs: Sequence[tuple[str, Sequence[str], str, str]]) -> list[list[Outcome]]:
+        """:meth:`tested` for each of (code, asserts, setup, name), in order, as many at a time as there are sandboxes.
 
         Raises:
             SandboxError: a worker process does not start.

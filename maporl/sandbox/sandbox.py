@@ -1,16 +1,17 @@
-"""Runs untrusted Python: programs that are a data set's labels or, in a task of your own, a model's answers.
+"""Runs untrusted Python: programs that are a data set's labels, answers or tests, and programs that models write.
 
     with Sandbox() as sandbox:
         sandbox.run("def f(): return 6 * 7", "f")  # Outcome(value=42, reason='ok')
 
-A snippet gets no network, no files, no environment, no other processes, and no more time, memory or output than
-:class:`Limits` allows. It runs in a fork of a worker process (:mod:`maporl.sandbox.sandboxed.worker`) behind a
-restricted Python, an audit hook, resource limits, and the kernel's Landlock and seccomp
-(:mod:`maporl.sandbox.sandboxed.kernel`). Where bubblewrap works, the worker also runs in namespaces of its own, where it
-sees no network, no home folder and no other process. ``kind`` then is ``bubblewrap``, and ``restricted`` elsewhere.
+A snippet is any Python, with the modules of the standard library. It gets no network, no files, no environment, no
+threads and no other processes, and no more time, memory or output than :class:`Limits` allows. What holds it is the
+kernel: each snippet is a process of its own, a fork of a worker (:mod:`maporl.sandbox.sandboxed.worker`), behind resource
+limits, Landlock and a filter of system calls (:mod:`maporl.sandbox.sandboxed.kernel`). Where bubblewrap works, the worker
+also runs in namespaces of its own, where it sees no network, no home folder and no other process. ``kind`` then is
+``bubblewrap``, and ``restricted`` elsewhere. Where the kernel filters no system calls, nothing runs.
 
-An outcome says which value the snippet gave, and no more. Compare it with what you expect in your own process: whatever
-a snippet's process says about itself, the snippet could have written.
+An outcome says which value the snippet gave, and no more: whatever a snippet's process says, the snippet could have
+written. Tests of a program therefore run in another process than the program (:mod:`maporl.sandbox.sandboxed.tests`).
 """
 
 import contextlib
@@ -20,6 +21,8 @@ import json
 import logging
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -29,12 +32,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from maporl.errors import UserError
 from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
-from maporl.sandbox.frames import Lost, receive, send
-from maporl.sandbox.outcomes import Outcome, decode_lines, plain_outcome
+from maporl.sandbox.frames import Lost
+from maporl.sandbox.outcomes import Ended, Outcome, plain_outcome
+from maporl.sandbox.pipes import exchange
+from maporl.sandbox.repeatable import repeatable
+from maporl.sandbox.sandboxed.values import SAID_BYTES
 from maporl.storage.disk_cache import DiskCache, cache_folder
 
 logger = logging.getLogger(__name__)
@@ -44,14 +50,14 @@ _LOADING_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 """The worker has this many seconds more than a snippet, and is then replaced."""
 _SAVE_EVERY = 500
-_FATAL = ("timeout", "cpu", "memory", "output", "killed", "forbidden")
-"""After these, nothing more runs in the process of a snippet."""
+_FATAL = ("timeout", "cpu", "memory", "output", "killed")
+"""After these, nothing more runs in the process of a program."""
 _MOST_FATAL = 3
-"""After so many asserts that ended like this, no more asserts of the same code are run."""
+"""After so many tests that ended like this, no more tests of the same code are run."""
+_SAID_JSON = 6 * SAID_BYTES + 200
+"""Most bytes of a verdict without its value: JSON takes up to six bytes for a character of the message."""
 UNCACHED = ("timeout", "killed")
 """These outcomes are not kept, because they depend on what else the machine was doing."""
-VARIABLE = "MAPORL_SANDBOX"
-"""The environment variable with which the owner of a machine without kernel walls accepts the restricted Python alone."""
 
 
 class SandboxError(UserError, RuntimeError):
@@ -64,7 +70,7 @@ class Limits:
 
     ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in
     MiB, of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as
-    JSON. ``source_bytes``: the length of the code.
+    JSON. ``source_bytes``: the length of the code. A program with tests is two processes, and each has these limits.
 
     Raises:
         ValueError: a limit is too small for any snippet.
@@ -82,19 +88,36 @@ class Limits:
                 raise ValueError(f"Limits.{name}: expected at least {least}, got {getattr(self, name)}")
 
 
-class Sandbox:
-    """Runs snippets one after another in one worker process, which starts with the first of them.
-
-    ``kind``: "auto" takes bubblewrap where it works, and else the restricted process if its kernel filters system calls.
-    Where it does neither, code runs only if the owner of the machine says so, by ``kind="restricted"`` or by the
-    environment variable ``MAPORL_SANDBOX``, which replaces "auto". ``cache``: where outcomes are kept; True means the user's cache
-    folder (``$MAPORL_CACHE``, else ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the
-    sandbox as a context manager, or call :meth:`close`. Threads may share it; their snippets run in turn. ``command``
-    starts the worker, and ``worker`` is its process while there is one.
+def check_walls() -> None:
+    """Check that the kernel can hold a program of others here. It asks the kernel and starts nothing.
 
     Raises:
-        SandboxError: the system has no resource limits, it has neither bubblewrap nor filters of system calls, or
-            bubblewrap was asked for and does not work here.
+        SandboxError: it cannot. The message says what is missing.
+    """
+    why = f"{sys.platform} has no seccomp"
+    if find_spec("resource") is not None:
+        from maporl.sandbox.sandboxed.kernel import filter_missing  # it needs the module that was looked for above
+
+        why = filter_missing() or ""
+    if why:
+        raise SandboxError(
+            f"no program of others runs on this machine, because its kernel could not hold one: {why}. Expected Linux on "
+            "x86_64 or aarch64, whose kernel filters system calls (CONFIG_SECCOMP_FILTER). Use such a machine or "
+            "container, or a task and tools that run no programs"
+        )
+
+
+class Sandbox:
+    """Runs snippets one after another, each in a fork of one worker process, which starts with the first of them.
+
+    ``kind``: "auto" takes bubblewrap where it works, "bubblewrap" insists on it, and "restricted" does without.
+    ``cache``: where outcomes of :meth:`run` are kept; True means the user's cache folder (``$MAPORL_CACHE``, else
+    ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the sandbox as a context manager, or call
+    :meth:`close`. Threads may share it; their snippets run in turn. ``command`` starts the worker, and ``worker`` is its
+    process while there is one.
+
+    Raises:
+        SandboxError: the kernel cannot hold a program here, or bubblewrap was asked for and does not work here.
         CacheUnusable: the cache cannot be written.
     """
 
@@ -104,26 +127,14 @@ class Sandbox:
         kind: Literal["auto", "bubblewrap", "restricted"] = "auto",
         cache: bool | Path = True,
     ):
-        if find_spec("resource") is None:
-            raise SandboxError(
-                f"running untrusted code needs POSIX resource limits, which {sys.platform} lacks; use Linux"
-            )
-        from maporl.sandbox.sandboxed.kernel import filter_missing  # it needs the module that was looked for above
-
+        check_walls()
         self.limits = limits or Limits()
-        asked = _asked_kind(kind)
-        bubblewrap, why = find_bubblewrap() if asked != "restricted" else (None, "as asked")
-        if asked == "bubblewrap" and bubblewrap is None:
+        bubblewrap, why = find_bubblewrap() if kind != "restricted" else (None, "as asked")
+        if kind == "bubblewrap" and bubblewrap is None:
             raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
-        no_filter = filter_missing()
-        if asked == "auto" and bubblewrap is None and no_filter:
-            raise SandboxError(
-                f"nothing but Python's own rules would hold untrusted code here: {why}; {no_filter}. Install bubblewrap, "
-                f"or set {VARIABLE}=restricted if you trust the code"
-            )
         self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
-        self._filtered, self._landlock = no_filter is None, False
-        _log_once(self.kind, why, no_filter or "system calls are filtered")
+        self._landlock = False
+        _log_once(self.kind, why)
         self.command = (
             [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
         )
@@ -135,6 +146,7 @@ class Sandbox:
         self._lock = threading.Lock()
         _all.add(self)
         self.worker: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
         self._owner = os.getpid()
         self._stop: Callable[[], Any] = lambda: None
 
@@ -149,6 +161,8 @@ class Sandbox:
 
     def run_many(self, codes: Sequence[Any], call: str) -> list[Outcome]:
         """:meth:`run` for each of ``codes``, in order. Equal codes run once, and codes with a kept outcome not at all.
+
+        An outcome that the clock or chance decides is not kept.
 
         Raises:
             ValueError: ``call`` cannot be the name of a function.
@@ -167,7 +181,7 @@ class Sandbox:
                 if key is None or key in known:
                     continue
                 known[key] = self.execute(code, call)
-                if known[key].reason not in UNCACHED:
+                if known[key].reason not in UNCACHED and repeatable(code):
                     fresh.append((key, vars(known[key])))
                 if len(fresh) >= _SAVE_EVERY:
                     self._save(fresh)
@@ -176,20 +190,20 @@ class Sandbox:
         return [known[key] for key in keys]
 
     def walls(self) -> list[str]:
-        """What holds a snippet here besides Python's own rules, from the outermost wall to the innermost.
+        """What holds a snippet here, from the outermost wall to the innermost.
 
         Raises:
             SandboxError: the worker process does not start.
         """
         with self._lock:
             self._running()
-        there = {"bubblewrap": self.kind == "bubblewrap", "Landlock": self._landlock, "seccomp": self._filtered}
-        return [*(name for name, holds in there.items() if holds), "resource limits"]
+        there = {"bubblewrap": self.kind == "bubblewrap", "Landlock": self._landlock}
+        return [*(name for name, holds in there.items() if holds), "seccomp", "resource limits"]
 
     def close(self) -> None:
         """End the worker and everything it started; the next snippet starts a new one."""
         self._stop()
-        self.worker = None
+        self.worker = self._control = None
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -211,106 +225,141 @@ class Sandbox:
             self._cache.put(fresh)
         fresh.clear()
 
-    def run_asserts(
-        self, code: Any, asserts: Sequence[str], setup: str = "", values: Sequence[bool] | None = None
-    ) -> list[Outcome]:
-        """Run ``code``, then ``setup``, then each of ``asserts`` after them. The outcomes are those of the asserts, in order.
+    def run_tests(self, code: Any, tests: Sequence[str], setup: str = "", name: str = "") -> list[Outcome]:
+        """Run ``tests`` of the program ``code`` in another process than the program. The outcomes are those of the tests.
 
-        Each assert is one statement. Where ``values`` is true, an expression stands in its place. The outcome then has the
-        value, as :func:`maporl.sandbox.sandboxed.values.tagged` writes it.
+        A test is one or more statements, such as an ``assert``. ``setup`` runs before them, and not in the program's
+        process either. A name that neither of them nor Python knows is the program's, and so is ``name``, which may be one
+        of Python's own. What the tests call there gets copies of its arguments, and its values come back as copies. The
+        program sees its arguments and nothing else of a test. Values that are no plain data stay there: they are equal to
+        themselves only, and a test can call them, read their attributes and go through them.
 
-        All run in one process, in which what one of them changes stays changed. One that does not end or uses too much
-        begins a new process, and the others go on in another. After three of them, the rest have the outcome of the third.
-        If ``code`` or ``setup`` fails, each assert has that outcome. Nothing is cached. The process of the code judges
-        itself: code whose objects are equal to everything passes asserts. A value is compared by the caller.
+        The program is imported: what stands under its main guard does not run. All tests run in one process, in which
+        what one of them changes stays changed. One that does not end or uses too much begins new processes, and the others
+        go on there. After three of them, the rest have the outcome of the third. If ``code`` or ``setup`` fails, each test
+        has that outcome. Nothing is cached.
 
         Raises:
-            SandboxError: the worker process does not start.
+            SandboxError: the worker process does not start, or ends again and again.
         """
         done: list[Outcome] = []
-        flags = [False] * len(asserts) if values is None else list(values)
         if not self._is_source(code):
-            return [Outcome(None, "source")] * len(asserts)
-        while len(done) < len(asserts):
-            left = list(asserts[len(done) :])
-            request = {"code": code, "setup": setup, "asserts": left, "values": flags[len(done) :]}
-            of_code, *own = self._execute(request, len(left) + 1)
-            if not of_code.ok or not own:
-                return done + [of_code if not of_code.ok else Outcome(None, "killed")] * len(left)
+            return [Outcome(None, "source")] * len(tests)
+        program = _request({"code": code})
+        while len(done) < len(tests):
+            left = list(tests[len(done) :])
+            requests = [program, _request({"setup": setup, "tests": left, "name": name})]
+            first, *own = self._exchange(b"t", requests, _SAID_JSON * (len(left) + 1)).outcomes(len(left) + 1)
+            if not first.ok or not own:
+                return done + [first if not first.ok else Outcome(None, "killed")] * len(left)
             # the last one may have died of what the others had used up, so it begins the next process
             done += own[:-1] if own[-1].reason in _FATAL and len(own) > 1 else own
             if sum(outcome.reason in _FATAL for outcome in done) >= _MOST_FATAL:
-                return done + [done[-1]] * (len(asserts) - len(done))
+                return done + [done[-1]] * (len(tests) - len(done))
         return done
 
     def execute(self, code: str, call: str) -> Outcome:
         """Run one snippet in the worker, whatever outcome is kept. With an empty ``call``, nothing is called after it.
 
         Raises:
-            SandboxError: the worker process does not start.
+            SandboxError: the worker process does not start, or ends again and again.
         """
-        return self._execute({"code": code, "call": call}, 1)[0]
+        most = self.limits.output_bytes + _SAID_JSON
+        return self._exchange(b"s", [_request({"code": code, "call": call})], most).outcome()
 
-    def _execute(self, request: dict[str, Any], most: int) -> list[Outcome]:
-        payload = json.dumps(request).encode()
+    def _exchange(self, order: bytes, requests: list[bytes], most: int) -> Ended:
+        """Have the worker run something. A worker that is gone is replaced: no snippet can end it."""
         with self._lock:
-            outcomes = self._exchange(payload, most)
-            if outcomes[-1].reason == "killed" and len(outcomes) <= 2:
-                # the worker may have died of something else; a snippet that kills it does so again
-                outcomes = self._exchange(payload, most)
-        return outcomes
+            for _ in range(3):
+                try:
+                    return self._ask(order, requests, most)
+                except Lost:
+                    self.close()
+                except BaseException:  # an interrupted exchange would leave its answer to the next snippet
+                    self.close()
+                    raise
+        raise SandboxError(
+            f"the worker of the {self.kind} sandbox ended three times while it ran a program; is the machine short of memory?"
+        )
 
-    def _exchange(self, request: bytes, most: int) -> list[Outcome]:
-        """Ask the worker. It is replaced unless it answered, with whatever the snippet may have left in it."""
-        worker = self._running()
-        deadline = time.monotonic() + self.limits.wall_seconds + _GRACE_SECONDS
+    def _ask(self, order: bytes, requests: list[bytes], most: int) -> Ended:
+        control = self._running()
+        deadline = time.monotonic() + self.limits.wall_seconds
+        control.settimeout(_GRACE_SECONDS)
+        ends: list[int] = []
         try:
-            send(worker.stdin, request, deadline)
-            outcomes = decode_lines(receive(worker.stdout, deadline), most)
-        except Lost as lost:
-            outcomes = [Outcome(None, str(lost))]
-        except BaseException:  # an interrupted exchange would leave its answer to the next snippet
-            self.close()
-            raise
-        if outcomes[-1].reason in UNCACHED:
-            self.close()
-        return outcomes
+            control.send(order)
+            said, ends, _, _ = socket.recv_fds(control, 1, 3, socket.MSG_CMSG_CLOEXEC)
+            if not said:
+                raise Lost("killed")
+            read = {ends[1]: most}
+            if order == b"s":
+                written, read[ends[2]] = {ends[0]: requests[0]}, self.limits.output_bytes
+            else:
+                written = {ends[0]: requests[0], ends[2]: requests[1]}
+            found, in_time = exchange(written, read, deadline)
+            control.send(b".")
+            statuses = control.recv(8)
+            if len(statuses) != 8:
+                raise Lost("killed")
+        except OSError as error:  # a time-out, or the worker is gone
+            raise Lost("killed") from error
+        finally:
+            for descriptor in ends:
+                os.close(descriptor)
+        flooded = any(len(found[descriptor]) > limit for descriptor, limit in read.items())
+        printed = found[ends[2]] if order == b"s" else b""
+        return Ended(found[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded)
 
-    def _running(self) -> subprocess.Popen:
-        """The worker, which is started if it is not running. A fork of this process starts its own."""
-        if self.worker is None or self._owner != os.getpid():
+    def _running(self) -> socket.socket:
+        """The socket to the worker, which is started if it is not running. A fork of this process starts its own."""
+        if self.worker is None or self._control is None or self._owner != os.getpid():
             # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
             kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-            self.worker = subprocess.Popen(
-                [*self.command, json.dumps([asdict(self.limits), self._filtered])],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True, bufsize=0,
-            )  # fmt: skip
+            self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with far:
+                self.worker = subprocess.Popen(
+                    [*self.command, json.dumps([asdict(self.limits)])],
+                    stdin=far, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True,
+                )  # fmt: skip
             self._owner = os.getpid()
-            self._stop = weakref.finalize(self, _end, self.worker, self._owner)
-            try:
-                started = json.loads(receive(self.worker.stdout, time.monotonic() + _LOADING_SECONDS))
-            except Lost as lost:
-                started = {"trial": str(lost)}
-            if started["trial"] != "ok":
-                self.close()
-                raise SandboxError(
-                    f"the worker of the {self.kind} sandbox did not start ({started['trial']}); run it by hand to see "
-                    f"why: {' '.join(self.command[:-2])} ..."
-                )
-            self._landlock = started["landlock"]
-        return self.worker
+            self._stop = weakref.finalize(self, _end, self.worker, self._control, self._owner)
+            self._start(self._control)
+        return self._control
+
+    def _start(self, control: socket.socket) -> None:
+        """Wait until the worker is there, and try it with a harmless snippet."""
+        control.settimeout(_LOADING_SECONDS)
+        trial = "killed"
+        try:
+            self._landlock = json.loads(control.recv(4096))["landlock"]
+            request = _request({"code": "def f(): return 1", "call": "f"})
+            trial = self._ask(b"s", [request], _SAID_JSON).outcome().reason
+        except TimeoutError:
+            trial = "timeout"
+        except (ValueError, OSError, Lost):
+            pass  # it is gone
+        if trial != "ok":
+            self.close()
+            raise SandboxError(
+                f"the worker of the {self.kind} sandbox did not start ({trial}); run it by hand to see "
+                f"why: {' '.join(self.command[:-2])} ..."
+            )
 
 
-def _end(worker: subprocess.Popen, owner: int) -> None:
+def _request(asked: dict[str, Any]) -> bytes:
+    payload = json.dumps(asked).encode()
+    return struct.pack(">I", len(payload)) + payload
+
+
+def _end(worker: subprocess.Popen, control: socket.socket, owner: int) -> None:
     """Kill the worker's process group and wait for its end. A fork of the owner leaves the worker alone."""
+    control.close()
     if os.getpid() != owner:
         return
     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.killpg(worker.pid, signal.SIGKILL)
-    for stream in (worker.stdin, worker.stdout):
-        if stream is not None:
-            stream.close()
     worker.wait()
 
 
@@ -328,16 +377,8 @@ if hasattr(os, "register_at_fork"):
 
 
 @functools.cache
-def _log_once(kind: str, why: str, filtered: str) -> None:
-    logger.info("sandbox for untrusted code: %s (%s; %s)", kind, why, filtered)
-
-
-def _asked_kind(kind: str) -> str:
-    """``kind``, or what the environment variable says in the place of "auto"."""
-    asked = os.environ.get(VARIABLE, "auto") if kind == "auto" else kind
-    if asked not in ("auto", *get_args(Kind)):
-        raise SandboxError(f"{VARIABLE}: expected auto, {' or '.join(get_args(Kind))}, got {asked!r}")
-    return asked
+def _log_once(kind: str, why: str) -> None:
+    logger.info("sandbox for untrusted code: %s (%s)", kind, why)
 
 
 @functools.cache

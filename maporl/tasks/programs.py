@@ -1,12 +1,14 @@
 """MBPP (Austin et al. 2021, arXiv 2108.07732) and HumanEval (Chen et al. 2021, arXiv 2107.03374): functions to write."""
 
 import ast
+import logging
 import random
 import re
+import textwrap
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,20 +17,31 @@ from maporl.text import code_of
 from maporl.types import Example, Grade
 
 if TYPE_CHECKING:
+    from maporl.sandbox.outcomes import Outcome
     from maporl.sandbox.pool import SandboxPool
 
-_PASSES = "the_reference_passes"
+logger = logging.getLogger(__name__)
 
 
 class ProgramTask(Task):
     """Functions to write, which hidden tests grade in the sandbox.
 
     ``meta`` of an example has the ``entry_point`` (the function's name), the ``reference`` solution, the hidden
-    ``tests``, and the ``setup`` that runs between a program and the tests. A program is the last fenced block of an
-    answer, and right if it passes all of the tests.
+    ``tests``, and the ``setup`` that runs before tests of this function. It may have a ``hidden_setup``, which runs before
+    the hidden tests in the place of ``setup``, and ``in_process``, which is true if they run in the program's own process.
+    A program is the last fenced block of an answer that defines the function, and right if it passes all of the tests.
+
+    Raises:
+        SandboxError: the kernel of this machine cannot hold a program.
     """
 
     answer_form = "```python\n<the whole function>\n```"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from maporl.sandbox.sandbox import check_walls  # tasks that run no code are imported where no sandbox works
+
+        check_walls()
 
     def grade(self, example: Example, text: str) -> Grade:
         """Run the program in ``text`` and the hidden tests."""
@@ -36,10 +49,8 @@ class ProgramTask(Task):
 
     def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
         """:meth:`grade` for each pair, on all cores."""
-        codes = [code_of(text) for text in texts]
-        programs = [
-            (code, example.meta["tests"], example.meta["setup"]) for code, example in zip(codes, examples, strict=True)
-        ]
+        codes = [code_of(text, example.meta["entry_point"]) for example, text in zip(examples, texts, strict=True)]
+        programs = [hidden_tests(example, code) for code, example in zip(codes, examples, strict=True)]
         grades = []
         for code, outcomes in zip(codes, _pool().run_tests(programs), strict=True):
             failed = [outcome for outcome in outcomes if not outcome.ok]
@@ -65,11 +76,29 @@ class ProgramTask(Task):
         return f"assert {example.meta['entry_point']} is {'not ' if right else ''}None"
 
 
+def hidden_tests(example: Example, code: str) -> tuple[str, list[str], str, str]:
+    """The hidden tests of a program, as :meth:`maporl.sandbox.pool.SandboxPool.tested` takes them.
+
+    Tests that need the program's own process get it as a part of their setup, and so does whatever the program does there.
+    """
+    meta = example.meta
+    setup = meta.get("hidden_setup", meta["setup"])
+    if meta.get("in_process"):
+        return "pass", meta["tests"], f"{code}\n{setup}", ""
+    return code, meta["tests"], setup, meta["entry_point"]
+
+
 class Programs(ReadTask, ProgramTask):
-    """Functions to write that are read from rows. Rows whose reference does not pass in the sandbox are left out."""
+    """Functions to write that are read from rows. Rows whose reference solution does not pass its tests are left out.
+
+    Tests run where the program does not. A few cannot: a test may pass a function to the program, or look at the list that it
+    changed. Such rows are left out and listed, because a program can read such a test, and pass it without solving
+    anything. With ``in_process_tests`` they are taken, and their tests run in the program's process.
+    """
 
     source: str
     split: Literal["train", "eval"]
+    in_process_tests: bool
 
     @abstractmethod
     def _rows(self) -> Sequence[dict[str, Any]]: ...
@@ -80,34 +109,70 @@ class Programs(ReadTask, ProgramTask):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many rows of this split were left out, by how the sandbox ended their reference solutions."""
+        """How many rows of this split were left out: by how their reference solutions ended, or ``in_process``."""
         return self._checked[1]
 
+    @property
+    def in_process(self) -> list[str]:
+        """The ids of the rows whose tests can only run in the program's own process."""
+        return self._checked[2]
+
     def remark(self) -> str:
-        """How many rows were left out, and why, as a line for people."""
+        """How many rows were left out, and why, and which ones have tests that a program can read, as a line for people."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
         count = sum(self.dropped.values())
-        return f"{self.name}: {self.split}: {len(self)} rows, {count} left out, because the sandbox refuses their reference solutions ({reasons or 'none'})"
+        line = f"{self.name}: {self.split}: {len(self)} rows, {count} left out, because their reference solutions do not pass in the sandbox ({reasons or 'none'})"
+        return f"{line}; {self._said_of_in_process()}" if self.in_process else line
+
+    def _said_of_in_process(self) -> str:
+        shown = ", ".join(self.in_process[:20]) + (", ..." if len(self.in_process) > 20 else "")
+        tests = f"tests of {len(self.in_process)} rows can only run in the program's own process"
+        if self.in_process_tests:
+            return f"{tests}, where a program can pass them without solving anything, and do so ({shown})"
+        return f"{tests}, and these rows are left out; task.in_process_tests=true takes them ({shown})"
 
     @property
     def _examples(self) -> list[Example]:
         return self._checked[0]
 
     @cached_property
-    def _checked(self) -> tuple[list[Example], dict[str, int]]:
-        from maporl.sandbox.sandbox import Sandbox  # tasks that run no code are imported where no sandbox works
-
+    def _checked(self) -> tuple[list[Example], dict[str, int], list[str]]:
         examples = examples_of(self._rows(), self.source, self._example)
-        with Sandbox() as sandbox:
-            outcomes = sandbox.run_many([_reference_program(example) for example in examples], _PASSES)
-        dropped = Counter(outcome.reason for outcome in outcomes if not outcome.ok)
-        kept = [example for example, outcome in zip(examples, outcomes, strict=True) if outcome.ok]
+        outside = [_failed(outcomes) for outcomes in self._references(examples)]
+        doubtful = [replace(e, meta=e.meta | {"in_process": True}) for e, f in zip(examples, outside, strict=True) if f]
+        inside = {
+            e.id: (e, _failed(outcomes)) for e, outcomes in zip(doubtful, self._references(doubtful), strict=True)
+        }
+        kept, dropped = [], Counter[str]()
+        in_process = [name for name, (_, failed) in inside.items() if not failed]
+        for example, failed in zip(examples, outside, strict=True):
+            if not failed:
+                kept.append(example)
+            elif reason := inside[example.id][1]:
+                dropped[reason] += 1
+            elif self.in_process_tests:
+                kept.append(inside[example.id][0])
+            else:
+                dropped["in_process"] += 1
         if not kept:
             raise TaskError(
                 f"{self.name}: {self.source}: no reference solution of {len(examples)} rows passes its tests in the sandbox "
                 f"({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
+                + (
+                    f", or set task.in_process_tests=true for tests in the program's process: {', '.join(in_process[:20])}"
+                    if in_process
+                    else ""
+                )  # fmt: skip
             )
-        return kept, dict(dropped.most_common())
+        result = kept, dict(dropped.most_common()), in_process
+        if in_process:
+            vars(self)["_checked"] = result
+            logger.warning("%s: %s: %s", self.name, self.split, self._said_of_in_process())
+        return result
+
+    @staticmethod
+    def _references(examples: Sequence[Example]) -> "list[list[Outcome]]":
+        return _pool().run_tests([hidden_tests(example, example.meta["reference"]) for example in examples])
 
 
 @dataclass(frozen=True)
@@ -119,11 +184,13 @@ class MBPP(Programs):
 
     The question shows the first test, because the text names no function. The others are hidden. The evaluation split
     comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit`` takes the first rows only.
+    ``in_process_tests`` takes rows whose tests can only run in the program's process, where a program can read them.
     """
 
     source: str = "google-research-datasets/mbpp:full"
     eval_source: str | None = None
     limit: int | None = None
+    in_process_tests: bool = False
     instruction: str = "{question}\n\nWrite the whole function between ```python and ```."
     split: Literal["train", "eval"] = "train"
     seed: int = 0
@@ -147,12 +214,11 @@ class MBPP(Programs):
             raise ValueError(f"has a first test, {tests[0]!r:.80}, that calls no function of its code")
         question = str(row.get("text") or row.get("question") or "")
         shown = f"{question}\nYour function must pass this test:\n{tests[0]}" if question.strip() else ""
-        meta = {
-            "entry_point": name,
-            "reference": code,
-            "tests": tests[1:],
-            "setup": str(row.get("test_setup_code") or ""),
-        }
+        imports = row.get("test_imports") or []
+        setup = "\n".join([*map(str, imports), str(row.get("test_setup_code") or "")]).strip("\n")
+        meta = {"entry_point": name, "reference": code, "tests": tests[1:], "setup": setup}
+        if helpers := _helpers(code, name, "\n".join([setup, *tests[1:]])):
+            meta["hidden_setup"] = f"{helpers}\n{setup}"
         return Example(str(row.get("id", f"mbpp-{row.get('task_id', number)}")), shown, code, meta)
 
 
@@ -164,7 +230,10 @@ class HumanEval(Programs):
     ``canonical_solution`` or ``answer``, ``test`` and ``entry_point``, at the top or in ``meta``.
 
     The data set has 164 problems and one split. The last ``held_out`` rows are for evaluation and the others for training.
-    ``limit`` takes the first rows of either. Each assert of ``check`` is a hidden test, if nothing else stands there.
+    ``limit`` takes the first rows of either. ``in_process_tests`` takes rows whose tests can only run in the program's
+    process, where a program can read them. Each assert of ``check`` is a hidden test, and so is each loop with asserts; where
+    other statements depend on the program, the whole of ``check`` is one. A function of the prompt that the tests use is
+    the reference's.
 
     Raises:
         ValueError: ``held_out`` or ``limit`` is below 1, or ``instruction`` has no place for the question.
@@ -173,6 +242,7 @@ class HumanEval(Programs):
     source: str = "openai/openai_humaneval"
     held_out: int = 64
     limit: int | None = None
+    in_process_tests: bool = False
     instruction: str = "{question}\n\nWrite the whole function, with what it imports, between ```python and ```."
     split: Literal["train", "eval"] = "train"
     seed: int = 0
@@ -199,8 +269,8 @@ class HumanEval(Programs):
             raise ValueError("lacks entry_point, or a test that defines check(candidate)")
         prompt = str(row.get("prompt") or row.get("question") or "")
         reference = prompt + str(row.get("canonical_solution") or row.get("answer") or "")
-        meta = {"entry_point": name, "reference": reference, "tests": _asserts(test) or [f"check({name})"]}
-        meta["setup"] = f"{test}\ncandidate = {name}"
+        tests, hidden_setup = _rewritten(test, name, reference)
+        meta = {"entry_point": name, "reference": reference, "tests": tests, "setup": "", "hidden_setup": hidden_setup}
         return Example(str(row.get("id", f"humaneval-{row.get('task_id', number)}")), prompt, reference, meta)
 
 
@@ -211,22 +281,104 @@ def _pool() -> "SandboxPool":
     return SandboxPool()
 
 
-def _reference_program(example: Example) -> str:
-    """The reference with all of its tests, as a program whose last function is called."""
-    meta = example.meta
-    parts = [meta["reference"], meta["setup"], *meta["tests"], f"def {_PASSES}():\n    return True"]
-    return "\n".join(parts)
+def _failed(outcomes: "Sequence[Outcome]") -> str:
+    """The reason of the first test that failed, or an empty text if all passed."""
+    return next((outcome.reason for outcome in outcomes if not outcome.ok), "")
 
 
-def _asserts(test: str) -> list[str]:
-    """The asserts of ``check``, if it has nothing else. Those of a constant test nothing and are left out."""
-    tree = ast.parse(test)
-    body = next(node.body for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")
-    if not all(isinstance(node, ast.Assert) for node in body):
-        return []
-    return [
-        ast.unparse(node) for node in body if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
-    ]
+def _rewritten(test: str, name: str, reference: str) -> tuple[list[str], str]:
+    """The tests in the body of ``check``, with the function's name for ``candidate``, and what runs before them.
+
+    Raises:
+        ValueError: the test is not Python, or its ``check`` tests nothing.
+    """
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"has a test that is not Python: {error}") from None
+    check = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "check" and n.args.args), None)
+    if check is None:
+        raise ValueError("has a test that does not define check(candidate)")
+    # the function under its own name is the reference's: a program is not compared with itself
+    own = f"reference_{name}"
+    tree = _Renamed({name: own}).visit(tree)
+    outer = [node for node in tree.body if node is not check]
+    before, tests = _parts(check, check.args.args[0].arg, name)
+    if not tests:
+        raise ValueError("has a check(candidate) that tests nothing")
+    text = ast.unparse(ast.Module([*outer, *before], []))
+    helpers = _helpers(reference, name, "\n".join([text, *tests]), own)
+    return tests, f"{helpers}\n{text}".strip("\n")
+
+
+def _parts(check: ast.FunctionDef, candidate: str, name: str) -> tuple[list[ast.stmt], list[str]]:
+    """What ``check`` prepares without the program, and its tests. Asserts of a constant test nothing and are left out."""
+    before: list[ast.stmt] = []
+    tests: list[ast.stmt] = []
+    for node in check.body:
+        uses = any(isinstance(part, ast.Name) and part.id == candidate for part in ast.walk(node))
+        asserts = any(isinstance(part, ast.Assert) for part in ast.walk(node))
+        if isinstance(node, ast.Expr) and not any(isinstance(part, ast.Call) for part in ast.walk(node)):
+            continue
+        if isinstance(node, ast.Assert):
+            tests += [] if isinstance(node.test, ast.Constant) else [node]
+        elif isinstance(node, ast.For) and asserts and uses:
+            tests.append(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.FunctionDef) and not uses:
+            before.append(node)
+        else:
+            return [], [f"{ast.unparse(check)}\ncheck({name})"]
+    bound = [name for node in before for name in _bound(node)]
+    if len(set(bound)) < len(bound):  # what stands before a test depends on where the test stands
+        return [], [f"{ast.unparse(check)}\ncheck({name})"]
+    renamed = [_Renamed({candidate: name}).visit(node) for node in tests]
+    return before, [ast.unparse(node) if isinstance(node, ast.Assert) else _in_a_function(node) for node in renamed]
+
+
+def _in_a_function(loop: ast.stmt) -> str:
+    """The source of a loop in a function of its own, because the next test does not expect its variables."""
+    return f"def loop():\n{textwrap.indent(ast.unparse(loop), '    ')}\nloop()"
+
+
+def _bound(statement: ast.stmt) -> list[str]:
+    """The names that a statement outside of functions gives a meaning."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+    return [part.id for part in ast.walk(statement) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+
+
+def _helpers(reference: str, name: str, tests: str, own: str = "") -> str:
+    """What the tests use of a reference solution besides its function ``name``, or an empty text if that is nothing.
+
+    That is its functions, constants and imports. Instances of its classes are inputs, and so the program's own. ``own`` is
+    another name, by which the tests call the reference's own function ``name``.
+    """
+    try:
+        body, used = ast.parse(reference).body, {n.id for n in ast.walk(ast.parse(tests)) if isinstance(n, ast.Name)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    kinds = ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
+    kept = [node for node in body if isinstance(node, kinds) and (name not in _bound(node) or own in used)]
+    if not {*(own,), *(bound for node in kept for bound in _bound(node))} & used:
+        return ""
+    return ast.unparse(_Renamed({name: own} if own in used else {}).visit(ast.Module(kept, [])))
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives names and functions of a tree other names."""
+
+    def __init__(self, names: dict[str, str]):
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self._names.get(node.id, node.id)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.name = self._names.get(node.name, node.name)
+        return self.generic_visit(node)
 
 
 def _uses(test: str, name: str) -> bool:

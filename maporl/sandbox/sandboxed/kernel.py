@@ -1,9 +1,10 @@
-"""The sandbox's last wall, which does not depend on Python: what the kernel refuses a snippet.
+"""The sandbox's wall, which does not depend on Python: what the kernel refuses a snippet.
 
 Three means of Linux, none of which needs privileges. *Resource limits* bound CPU time and memory, and refuse new
 descriptors, processes and growing files. *Landlock* (since Linux 5.13) takes every path from the worker once it has
-loaded what it needs. *seccomp* leaves a snippet's process the few system calls with which it computes and writes its
-verdict; every other call fails. The worker runs without site-packages, so that ctypes is the only way to these calls.
+loaded what it needs. *seccomp* leaves a snippet's process the few system calls with which it computes, waits, and reads
+and writes the pipes that it was given; every other call fails. Without it nothing runs: the other two do not keep a snippet
+from the worker's process. The worker runs without site-packages, so that ctypes is the only way to these calls.
 """
 
 import ctypes
@@ -15,9 +16,6 @@ import sys
 from functools import cache
 from typing import NamedTuple
 
-VERDICT = 3
-"""The descriptor of the pipe that takes a snippet's verdict: the only one that its process may write to."""
-
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 21, 22, 2
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 1, 0  # refused calls fail with EPERM
@@ -28,17 +26,16 @@ class _Calls(NamedTuple):
     """The numbers of system calls on one architecture. ``plain`` are allowed with any arguments."""
 
     architecture: int
-    write: int
     mmap: int
     mprotect: int
     plain: tuple[int, ...]
 
 
-# plain: munmap, brk, mremap, clock_gettime, gettimeofday, rt_sigreturn, exit, exit_group. None of them waits, so that
-# a snippet's process ends when its CPU time does. The allocators do without madvise where it fails.
+# plain: read, write, munmap, brk, mremap, clock_gettime, gettimeofday, nanosleep, clock_nanosleep, getrandom, rt_sigreturn,
+# exit, exit_group. What is read and written is what the process was given. The allocators do without madvise where it fails.
 _CALLS = {
-    "x86_64": _Calls(0xC000003E, 1, 9, 10, (11, 12, 25, 228, 96, 15, 60, 231)),
-    "aarch64": _Calls(0xC00000B7, 64, 222, 226, (215, 214, 216, 113, 169, 139, 93, 94)),
+    "x86_64": _Calls(0xC000003E, 9, 10, (0, 1, 11, 12, 25, 228, 96, 35, 230, 318, 15, 60, 231)),
+    "aarch64": _Calls(0xC00000B7, 222, 226, (63, 64, 215, 214, 216, 113, 169, 101, 115, 278, 139, 93, 94)),
 }
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446  # the same numbers on both architectures
 _LANDLOCK_VERSION = 1
@@ -76,11 +73,10 @@ def filter_missing() -> str | None:
 
 
 class SystemCallFilter:
-    """A seccomp filter that leaves a process what it needs to compute, to take memory and to write its verdict.
+    """A seccomp filter that leaves a process what it needs to compute, to take memory, to wait, and to read and write pipes.
 
-    Memory is never executable, and nothing but :data:`VERDICT` is written. The program is made once and serves every
-    fork, because what a fork does by ctypes costs it a tenth of its time. Its calls are those of one architecture:
-    another one's, with other numbers, end the process.
+    Memory is never executable. The program is made once and serves every fork, because what a fork does by ctypes costs
+    it a tenth of its time. Its calls are those of one architecture: another one's, with other numbers, end the process.
 
     Raises:
         OSError: the kernel refuses what a filter needs.
@@ -147,9 +143,6 @@ def _program(calls: _Calls) -> list[bytes]:
     steps += [step(above, 0x40000000, 0, 1), step(end, _REFUSE)]  # the numbers of x32, which share the architecture
     for call in calls.plain:
         steps += [step(equal, call, 0, 1), step(end, _ALLOW)]
-    # write(VERDICT, ...); the descriptor is 32 bits wide
-    steps += [step(equal, calls.write, 0, 4), step(load, argument), step(equal, VERDICT, 0, 1), step(end, _ALLOW)]
-    steps += [step(end, _REFUSE)]
     for call in (calls.mmap, calls.mprotect):  # the third argument holds the rights of the memory
         steps += [step(equal, call, 0, 4), step(load, argument + 2 * 8), step(any_bit, _PROT_EXEC, 1, 0)]
         steps += [step(end, _ALLOW), step(end, _REFUSE)]

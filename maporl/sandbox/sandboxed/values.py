@@ -1,12 +1,13 @@
-"""What a snippet may return: values that JSON holds and that mean the same everywhere."""
+"""What leaves a snippet's process: values that JSON holds and that mean the same everywhere."""
 
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 MAX_INTEGER_BITS = 10_000
-"""Python prints integers of at most 4300 digits; larger ones are refused."""
+"""Python prints integers of at most 4300 digits; larger ones are refused, or written as hexadecimal digits."""
 
 SAID_BYTES = 4096
 """Most bytes that are kept of what a snippet printed, and again of the last line of its error."""
@@ -42,23 +43,79 @@ def plain_value(value: Any) -> Any:
     raise NotPlain(kind.__name__)
 
 
-def tagged(value: Any) -> Any:
-    """``value`` with the kind of each of its parts, so that a tuple comes back as a tuple. A subclass counts as its kind.
+_KINDS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_TEXTS: dict[str, type] = {"Decimal": Decimal, "Fraction": Fraction}
+TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
+}
+"""The types that are values themselves, as in ``f([1, "a"], int)``."""
+
+
+def encode(value: Any, other: Callable[[Any], Any]) -> Any:
+    """``value`` as JSON, from which :func:`decode` makes an equal value of Python's own types.
+
+    A subclass counts as its kind: a Counter is a dict. ``other`` writes what is not plain.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        number = int(value)
+        return number if number.bit_length() <= MAX_INTEGER_BITS else {"int": hex(number)}
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list):
+        return [encode(item, other) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, other), encode(item, other)] for key, item in value.items()]}
+    for name, kind in _KINDS.items():
+        if isinstance(value, kind):
+            return {name: [encode(item, other) for item in value]}
+    if isinstance(value, bytes | bytearray):
+        return {type(value).__name__ if type(value) is bytearray else "bytes": value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    for name, kind in _TEXTS.items():
+        if isinstance(value, kind):
+            return {name: str(value)}
+    if isinstance(value, type) and TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
+    return other(value)
+
+
+def decode(record: Any, other: Callable[[Any], Any]) -> Any:
+    """The value that a record of :func:`encode` stands for. ``other`` reads what is not plain.
 
     Raises:
-        NotPlain: it has a part of another kind.
+        ValueError: there is no such record. A program may have written anything.
     """
-    if value is None:
-        return ["none", 0]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return ["value", kind(value)]
-    if isinstance(value, dict):
-        return ["dict", [[tagged(key), tagged(item)] for key, item in value.items()]]
-    for name, kinds in (("list", list), ("tuple", tuple), ("set", (set, frozenset))):
-        if isinstance(value, kinds):
-            return [name, [tagged(item) for item in value]]
-    raise NotPlain(type(value).__name__)
+    if isinstance(record, list):
+        return [decode(item, other) for item in record]
+    if not isinstance(record, dict):
+        return record
+    if len(record) != 1:
+        raise ValueError("not a record of a value")
+    ((name, held),) = record.items()
+    if name == "dict":
+        return {decode(key, other): decode(item, other) for key, item in held}
+    if name in _KINDS:
+        return _KINDS[name](decode(item, other) for item in held)
+    if name == "int":
+        return int(held, 16)
+    if name in ("bytes", "bytearray"):
+        return {"bytes": bytes, "bytearray": bytearray}[name].fromhex(held)
+    if name == "complex":
+        return complex(*held)
+    if name == "range":
+        return range(*held)
+    if name in _TEXTS:
+        return _TEXTS[name](held)
+    if name == "type":
+        return TYPES[held]
+    return other(record)
 
 
 def cut(text: str) -> str:
