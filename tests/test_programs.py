@@ -54,27 +54,70 @@ def mbpp():
         ("print(1)\nraise ValueError('bad')", "error:ValueError", "1\n", "ValueError: bad"),
         ("class Own(KeyError): pass\nraise Own(3)", "error:KeyError", "", "Own: 3"),
         ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E", "error:Exception", "", "E"),
-        ("import os", "forbidden", "", "Refused: import of os"),
-        ("print(1)\nopen('x')", "forbidden", "1\n", ""),
-        ("def (", "syntax", "", "SyntaxError: invalid syntax (<unknown>, line 1)"),
-        ("print('\\ud800')", "ok", "?\n", ""),
+        ("import numpy", "error:ModuleNotFoundError", "", "ModuleNotFoundError: No module named 'numpy'"),
+        (
+            "print(1)\nopen('x')",
+            "error:PermissionError",
+            "1\n",
+            "PermissionError: [Errno 1] Operation not permitted: 'x'",
+        ),
+        ("def (", "syntax", "", "SyntaxError: invalid syntax (<program>, line 1)"),
+        ("import sys\nprint(1)\nsys.stderr.write('two\\n')\nsys.stdout.write('3')", "ok", "1\ntwo\n3", ""),
+        ("print(1)\nwhile True: pass", "cpu", "1\n", ""),
+        ("print(1)\nimport os; os._exit(0)", "killed", "1\n", ""),
+        ("print(__name__)\nif __name__ == '__main__':\n    print('run')", "ok", "__main__\nrun\n", ""),
+        (
+            "def main():\n    print(6 * 7)\n    return 0\nif __name__ == '__main__':\n    import sys\n    sys.exit(main())",
+            "ok",
+            "42\n",
+            "",
+        ),
+        ("print(1)\nexit()", "ok", "1\n", ""),
+        ("print(1)\nexit(3)", "error:SystemExit", "1\n", "SystemExit: 3"),
+        ("import sys\nsys.exit('no')", "error:SystemExit", "", "SystemExit: no"),
+        ("import traceback\ntry: 1 / 0\nexcept ArithmeticError: traceback.print_exc()", "ok", None, ""),
+        (
+            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + 1\nprint(doctest.testmod())",
+            "ok",
+            "TestResults(failed=0, attempted=1)\n",
+            "",
+        ),
+        (
+            "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\nif __name__ == '__main__':\n    unittest.main()",
+            "ok",
+            None,
+            "",
+        ),
+        (
+            "from dataclasses import dataclass\nimport pickle\n@dataclass\nclass P:\n    x: int\nprint(pickle.loads(pickle.dumps(P(3))))",
+            "ok",
+            "P(x=3)\n",
+            "",
+        ),
+        ("import sys\nprint(sys.argv, sys.stdin.read())", "ok", "[''] \n", ""),
+        (
+            "print('\\ud800')",
+            "error:UnicodeEncodeError",
+            "",
+            "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed",
+        ),
         ("print('x' * 70_000)", "output", "x" * 4096, ""),
         ("print('é' * 3000)", "ok", "é" * 2048, ""),
         ("raise ValueError('y' * 9000)", "error:ValueError", "", "ValueError: " + "y" * 4084),
-        ("class T(str):\n    def join(self, x): return 5\nprint(1, 2, sep=T('+'))", "ok", "1+2\n", ""),
     ],
 )
 def test_what_a_program_prints_and_its_last_error_line(sandbox, code, reason, printed, message):
     outcome = sandbox.execute(code, "")
-    assert (outcome.reason, outcome.printed, outcome.message) == (reason, printed, message)
+    assert (outcome.reason, outcome.message) == (reason, message)
+    assert printed is None or outcome.printed == printed
 
 
 def test_printed_text_cannot_be_a_verdict(sandbox):
-    forged = json.dumps({"reason": "ok", "value": 1, "printed": "", "message": ""})
+    forged = json.dumps({"reason": "ok", "value": 1, "message": ""})
     code = f"print({forged!r})\nprint('\\n' + {forged!r} + '\\n')\nraise KeyError({forged!r})"
     assert sandbox.execute(code, "f").reason == "error:KeyError"
     assert sandbox.execute(code, "f").printed == f"{forged}\n\n{forged}\n\n"
-    assert [outcome.reason for outcome in sandbox.run_asserts(code, ["assert True"] * 2)] == ["error:KeyError"] * 2
+    assert [outcome.reason for outcome in sandbox.run_tests(code, ["assert True"] * 2)] == ["error:KeyError"] * 2
 
 
 @pytest.mark.parametrize("part", ["printed", "message"])
@@ -91,13 +134,12 @@ class TestAsserts:
     )
 
     def reasons(self, sandbox, *asserts, code=CODE, setup=""):
-        return [outcome.reason for outcome in sandbox.run_asserts(code, asserts, setup)]
+        return [outcome.reason for outcome in sandbox.run_tests(code, asserts, setup)]
 
     def test_each_has_its_own_outcome(self, sandbox):
-        wrong, *others = sandbox.run_asserts(self.CODE, ["assert f(2) == 5, 'no'", "assert g(1)", "assert (", "import os", "f(1); f(2)"])  # fmt: skip
+        wrong, *others = sandbox.run_tests(self.CODE, ["assert f(2) == 5, 'no'", "assert g(1)", "assert (", "f(1); f(2)"])  # fmt: skip
         assert (wrong.reason, wrong.message) == ("error:AssertionError", "AssertionError: no")
-        assert [other.reason for other in others] == ["error:NameError", "syntax", "forbidden", "syntax"]
-        assert others[-1].message == "SyntaxError: an assert is one statement"
+        assert [other.reason for other in others] == ["error:NameError", "syntax", "ok"]
 
     def test_one_that_does_not_end_does_not_cost_the_others_their_outcome(self, sandbox):
         found = self.reasons(
@@ -115,14 +157,14 @@ class TestAsserts:
 
     def test_code_or_setup_that_fails_fails_all(self, sandbox):
         assert self.reasons(sandbox, "assert 1", "assert 2", code="1 / 0") == ["error:ZeroDivisionError"] * 2
-        assert self.reasons(sandbox, "assert 1", setup="import os") == ["forbidden"]
+        assert self.reasons(sandbox, "assert 1", setup="import numpy") == ["error:ModuleNotFoundError"]
+        assert (
+            self.reasons(sandbox, "assert 1", code="def (")
+            == self.reasons(sandbox, "assert 1", setup="def (")
+            == ["syntax"]
+        )
         assert self.reasons(sandbox, "assert 1", code=" ") == ["source"]
         assert self.reasons(sandbox) == []
-
-    def test_an_assert_gives_no_name_of_a_pattern_another_meaning(self, sandbox):
-        code = "def f(x):\n    match x:\n        case int(y):\n            return y"
-        assert self.reasons(sandbox, "assert f(3) == 3", code=code) == ["ok"]
-        assert self.reasons(sandbox, "assert (int := str)", code=code) == ["forbidden"]
 
 
 # -- tools --------------------------------------------------------------------------------------------------------------
@@ -138,7 +180,12 @@ def test_the_tool_python():
         assert tool.run(code="x = 1").text == "(nothing was printed)"
         assert tool.run(code=" ") == Result("the code is blank or too long", {"reason": "source"})
         assert tool.run(code="while True: pass").text == "the code took too long"
-        assert tool.run(code="open('/etc/passwd')").text == "the code uses what is not allowed here"
+        assert (
+            tool.run(code="open('/etc/passwd')").text
+            == "PermissionError: [Errno 1] Operation not permitted: '/etc/passwd'"
+        )
+        guarded = "def main():\n    print(6 * 7)\n\n\nif __name__ == '__main__':\n    main()\n"
+        assert tool.run(code=guarded) == Result("42", {"reason": "ok"})
     finally:
         box.close()
 
@@ -186,7 +233,7 @@ def test_right_wrong_and_hanging_programs_on_real_problems(mbpp):
     assert (len(mbpp), mbpp.dropped) == (20, {})
     assert (
         mbpp.remark()
-        == "mbpp: train: 20 rows, 0 left out, because the sandbox refuses their reference solutions (none)"
+        == "mbpp: train: 20 rows, 0 left out, because their reference solutions do not pass in the sandbox (none)"
     )
     examples = list(mbpp)
     rights = mbpp.grade_many(examples, [mbpp.solution(example) for example in examples])
@@ -223,13 +270,13 @@ def write_rows(folder, *rows):
 
 
 def test_rows_whose_reference_the_sandbox_refuses_are_left_out_and_counted(tmp_path):
-    good = {"text": "Return one.", "code": "def f():\n    return one", "test_list": ["assert f() == 1", "assert f() < 2"], "test_setup_code": "one = 1"}  # fmt: skip
+    good = {"text": "Return one.", "code": "def f():\n    return 1", "test_list": ["assert f() == 1", "assert f() < 1 + one"], "test_setup_code": "one = 1"}  # fmt: skip
     path = write_rows(
-        tmp_path, good, good | {"code": "import os\ndef f(): return 1"}, good | {"code": "def f(): return 3"}
+        tmp_path, good, good | {"code": "import numpy\ndef f(): return 1"}, good | {"code": "def f(): return 3"}
     )
     task = MBPP(source=path)
-    assert (len(task), task.dropped) == (1, {"forbidden": 1, "error:AssertionError": 1})
-    assert "1 rows, 2 left out" in task.remark()
+    assert (len(task), task.dropped) == (1, {"error:ModuleNotFoundError": 1, "error:AssertionError": 1})
+    assert "1 rows, 2 left out" in task.remark() and task.in_process == []
     with pytest.raises(TaskError, match="no reference solution of 1 rows passes"):
         len(MBPP(source=write_rows(tmp_path, good | {"code": "def f(): return 3"})))
     with pytest.raises(TaskError, match="row 1 has test_list=\\[\\], expected a list of two tests or more"):
@@ -244,8 +291,10 @@ def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path)
     loop = "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x + x\n"
     path = write_rows(tmp_path, row | {"test": simple}, row | {"test": loop})
     train, held_out = HumanEval(source=path, held_out=1), HumanEval(source=path, held_out=1, split="eval")
-    assert train[0].meta["tests"] == ["assert candidate(1) == 2", "assert candidate(2) == 4"]
-    assert held_out[0].meta["tests"] == ["check(twice)"]
+    assert train[0].meta["tests"] == ["assert twice(1) == 2", "assert twice(2) == 4"]
+    assert held_out[0].meta["tests"] == [
+        "def loop():\n    for x in range(3):\n        assert twice(x) == x + x\nloop()"
+    ]
     half = "```python\ndef twice(x):\n    return 2\n```"
     assert train.grade(train[0], half).reason == "1 of 2 tests pass; AssertionError"
     assert held_out.grade(held_out[0], held_out.solution(held_out[0])).correct is True
@@ -253,6 +302,131 @@ def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path)
         len(HumanEval(source=path, held_out=2))
     with pytest.raises(ValueError, match="held_out: expected at least 1 row, got 0"):
         HumanEval(held_out=0)
+
+
+REFERENCE = "def helper(x):\n    return x + 1\n\ndef twice(x):\n    return 2 * x\n"
+CHECKS = {
+    "asserts": ("    assert candidate(1) == 2\n    assert not candidate(0), 'no'\n    assert True\n", ["assert twice(1) == 2", "assert not twice(0), 'no'"], ""),
+    "prepared": (
+        "    'Checks.'\n    import math\n    assert candidate(1) == 2\n    big = 10 ** 3\n    print\n    assert math.isclose(candidate(big), 2 * big)\n",
+        ["assert twice(1) == 2", "assert math.isclose(twice(big), 2 * big)"], "import math\nbig = 10 ** 3",
+    ),
+    "loop": (
+        "    for str in ['a', 'b']:\n        assert candidate(str) == str + str\n    assert str(candidate(1)) == '2'\n",
+        ["def loop():\n    for str in ['a', 'b']:\n        assert twice(str) == str + str\nloop()", "assert str(twice(1)) == '2'"], "",
+    ),
+    "itself": ("    assert candidate(3) == twice(3)\n", ["assert twice(3) == reference_twice(3)"],
+               "def helper(x):\n    return x + 1\n\ndef reference_twice(x):\n    return 2 * x"),
+    "helper": ("    assert candidate(3) == helper(5)\n", ["assert twice(3) == helper(5)"], "def helper(x):\n    return x + 1"),
+    "whole": (
+        "    x = candidate(2)\n    assert x == 4\n    assert candidate(x) == 8\n",
+        ["def check(candidate):\n    x = candidate(2)\n    assert x == 4\n    assert candidate(x) == 8\ncheck(twice)"], "",
+    ),
+    "bound twice": (
+        "    x = 1\n    assert candidate(x) == 2\n    x = 2\n    assert candidate(x) == 4\n",
+        ["def check(candidate):\n    x = 1\n    assert candidate(x) == 2\n    x = 2\n    assert candidate(x) == 4\ncheck(twice)"], "",
+    ),
+    "raises": (
+        "    try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass\n    assert candidate(4) == 8\n",
+        ["def check(candidate):\n    try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass\n    assert candidate(4) == 8\ncheck(twice)"], "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "tests", "setup"), CHECKS.values(), ids=CHECKS)
+def test_the_check_of_humaneval_becomes_calls(body, tests, setup):
+    row = {
+        "prompt": REFERENCE.partition("    return 2")[0],
+        "canonical_solution": "    return 2 * x\n",
+        "entry_point": "twice",
+    }
+    example = HumanEval._example(row | {"test": f"def check(candidate):\n{body}"}, 0)
+    assert (example.meta["tests"], example.meta["hidden_setup"]) == (tests, setup)
+    with Sandbox(cache=False) as box:
+        asked = tests, setup, "twice"
+        reference = example.meta["reference"].replace("2 * x", "x + x")  # fails for None
+        assert all(outcome.ok for outcome in box.run_tests(reference, *asked))
+        cheat = (
+            "table = []\nclass Probe:\n    def __init__(self, args): self.args = args\n    def __eq__(self, other):\n"
+            "        table.append((self.args, other))\n        return True\n    __ne__ = __lt__ = __eq__\ndef twice(*args):\n"
+            "    for name in ('check', 'loop'):\n        if not table and name in globals(): globals()[name](lambda *a: Probe(a))\n"
+            "    for known, answer in table:\n        if known == args: return answer\n    return Probe(args)\n"
+        )
+        assert not any(outcome.ok for outcome in box.run_tests(cheat, *asked))
+
+
+def test_checks_that_test_nothing_are_named():
+    row = {"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
+    for test, message in (
+        ("def check(candidate):\n    assert True\n", "tests nothing"), ("def check():\n    pass\n", r"does not define check\(candidate\)"),
+        ("def check(candidate:\n", "a test that is not Python"), ("x = 1", r"defines check\(candidate\)"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            HumanEval._example(row | {"test": test}, 0)
+
+
+def test_tests_that_only_run_in_the_programs_process_are_left_out_listed_and_taken_if_asked_for(tmp_path, caplog):
+    changes = {"text": "Sort a list in place.", "code": "def f(x):\n    x.sort()", "test_list": ["assert f([]) is None", "x = [2, 1]\nf(x)\nassert x == [1, 2]"], "id": "in-place"}  # fmt: skip
+    calls = {"text": "Call a function.", "code": "def g(h):\n    return h(1)", "test_list": ["assert g(int) == 1", "assert g(lambda x: x + 1) == 2"], "id": "callback"}  # fmt: skip
+    plain = {"text": "Add one.", "code": "def h(x):\n    return x + 1", "test_list": ["assert h(1) == 2", "assert h(2) == 3"], "id": "plain"}  # fmt: skip
+    path = write_rows(tmp_path, changes, plain, calls)
+    task = MBPP(source=path)
+    assert ([example.id for example in task], task.dropped, task.in_process) == (["plain"], {"in_process": 2}, ["in-place", "callback"])  # fmt: skip
+    said = "tests of 2 rows can only run in the program's own process, and these rows are left out; task.in_process_tests=true takes them (in-place, callback)"  # fmt: skip
+    assert task.remark().endswith(f"(in_process 2); {said}") and f"mbpp: train: {said}" in caplog.messages
+    taken = MBPP(source=path, in_process_tests=True)
+    assert ([example.id for example in taken], taken.dropped) == (["in-place", "plain", "callback"], {})
+    assert "where a program can pass them without solving anything, and do so (in-place, callback)" in taken.remark()
+    assert [taken.grade(example, taken.solution(example)).correct for example in taken] == [True] * 3
+    assert [taken.grade(example, taken.write_answer(example, None, False)).correct for example in taken] == [False] * 3
+    forged = 'import os\nos.write(3, b\'{"reason": "ok", "value": null, "message": ""}\\n\' * 2)\nos._exit(0)\ndef NAME(x): pass'
+    grades = [taken.grade(e, f"```python\n{forged.replace('NAME', e.meta['entry_point'])}\n```") for e in taken]
+    assert [grade.correct for grade in grades] == [True, False, True], "which is why they are left out"
+    alone = MBPP(source=write_rows(tmp_path, changes))
+    with pytest.raises(
+        TaskError, match="in_process 1.*or set task.in_process_tests=true for tests in the program's process: in-place"
+    ):
+        len(alone)
+
+
+FORMS = {
+    "an example block": "```python\n{code}```\nExample usage:\n```python\nprint({name}(1))\n```\n",
+    "an output block": "```python\n{code}```\nIt prints:\n```\n3\n```\n",
+    "unmarked, an example that is marked": "```\n{code}```\nUse it so:\n```python\nassert {name}\n```",
+    "in a list": "1. The function:\n\n{indented}\n2. Done.",
+    "after thinking": "<think>\n```python\ndef {name}(*a): pass\n```\n</think>\n```python\n{code}```",
+    "a draft before": "```python\ndef {name}(*a):\n    return 0\n```\nBetter:\n```python\n{code}```\n",
+    "a main guard": "```python\n{code}\nif __name__ == '__main__':\n    print({name}(int(input())))\n```",
+    "tildes": "~~~python\n{code}~~~\n",
+    "the fence of the prompt": "{code}```\nFor example:\n```python\n{name}(1)\n```",
+    "fences in a text": "```python\n{code}\nNOTE = '''see ``` there'''\n```\n### Tests\n```python\nassert True\n```",
+}
+
+
+def test_a_right_program_passes_however_it_stands_in_an_answer(mbpp):
+    examples = list(mbpp)
+    for form in FORMS.values():
+        texts = []
+        for example in examples:
+            code = example.meta["reference"].rstrip().expandtabs(4) + "\n"
+            fenced = f"```python\n{code}```"
+            indented = "".join(f"    {line}\n" for line in fenced.splitlines())
+            texts.append(
+                form.replace("{code}", code)
+                .replace("{indented}", indented)
+                .replace("{name}", example.meta["entry_point"])
+            )
+        grades = mbpp.grade_many(examples, texts)
+        assert [grade.correct for grade in grades] == [True] * 20, form
+
+
+def test_a_program_that_is_only_thought_is_no_answer(mbpp):
+    thought = f"<think>{mbpp.solution(mbpp[0])}"
+    assert (
+        mbpp.grade(mbpp[0], thought).reason
+        == mbpp.grade(mbpp[0], f"{thought}</think> That is it.").reason
+        == "no fenced block"
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +477,7 @@ def test_a_round_by_hand():
     (hidden,) = play.send([program, tests])
     assert (hidden.agent, hidden.arguments["asserts"], hidden.of) == ("ann", META["tests"], 0)
     shown, reference = play.send([passed(True, False)])
-    assert shown == Act("ann", "run_tests", {"code": "def f(x):\n    return 2\n", "asserts": ["assert f(1) == 2", "assert f(3) == 9"], "setup": ""}, of=0)  # fmt: skip
+    assert shown == Act("ann", "run_tests", {"code": "def f(x):\n    return 2\n", "asserts": ["assert f(1) == 2", "assert f(3) == 9"], "setup": "", "name": "f"}, of=0)  # fmt: skip
     assert (reference.agent, reference.arguments["code"], reference.of) == ("bob", META["reference"], 1)
     asks = play.send([passed(True, False), passed(True, False)])
     assert program.rewards == {"solved": 0.5, "team": 0.5, "agree": 0.5}
@@ -401,14 +575,14 @@ def test_the_configuration_of_the_page_fits_together():
 
 
 class TestACheat:
-    """A program whose objects are equal to everything passes asserts beside it, and not those that are judged outside."""
+    """A program whose objects are equal to everything passes no test that compares."""
 
     CODE = "class Any:\n    def __eq__(self, other):\n        return True\n\n\ndef f(x):\n    return Any()\n"
 
     def test_it_passes_no_test_that_compares_with_a_literal(self):
         pool = SandboxPool(workers=1)
         try:
-            ((first, second),) = pool.run_tests([(self.CODE, ["assert f(1) == 2", "assert f(1) is not None"], "")])
+            ((first, second),) = pool.run_tests([(self.CODE, ["assert f(1) == 2", "assert f(1) is not None"], "", "f")])
         finally:
             pool.close()
         assert (first.reason, second.reason) == ("error:AssertionError", "ok")
@@ -417,7 +591,7 @@ class TestACheat:
         pool = SandboxPool(workers=1)
         try:
             code = "def f(x):\n    return [x, {'a': (1, 2.5)}]\n"
-            ((outcome,),) = pool.run_tests([(code, ["assert f(1) == [1, {'a': (1, 2.5)}]"], "")])
+            ((outcome,),) = pool.run_tests([(code, ["assert f(1) == [1, {'a': (1, 2.5)}]"], "", "f")])
         finally:
             pool.close()
         assert outcome.ok

@@ -1,7 +1,6 @@
 """The sandbox against hostile snippets, with and without bubblewrap, and its cache."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -10,13 +9,13 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from maporl.sandbox import sandbox as module
 from maporl.sandbox.bubblewrap import bubblewrap_prefix, find_bubblewrap
 from maporl.sandbox.outcomes import decode
 from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
-from maporl.sandbox.sandboxed.kernel import filter_missing
 from maporl.storage.disk_cache import DiskCache
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20.0, memory_mb=160, output_bytes=4096)
@@ -43,82 +42,58 @@ def state():
 
 HOSTILE = {
     # network
-    "import socket": ("import socket\nsocket.create_connection(('1.1.1.1', 53))", "forbidden"),
-    "import urllib": ("from urllib.request import urlopen", "forbidden"),
+    "connect": ("import socket\nsocket.create_connection(('1.1.1.1', 53))", "error:PermissionError"),
+    "listen": ("import socket\nsocket.socket(socket.AF_UNIX)", "error:PermissionError"),
+    "urllib": ("from urllib.request import urlopen\nurlopen('http://1.1.1.1')", "error:OSError"),
     # files
-    "read passwd": (returns("open('/etc/passwd').read()"), "forbidden"),
-    "read the home folder": ("import pathlib\nlist(pathlib.Path.home().iterdir())", "forbidden"),
-    "write a file": ("open('/tmp/escaped', 'w').write('x')", "forbidden"),
-    "hide a refused call": ("try:\n    open('/etc/passwd')\nexcept BaseException:\n    pass\nf = lambda: 1", "forbidden"),
-    "io": ("import io\nio.FileIO('/etc/passwd')", "forbidden"),
-    "result pipe": ("import os\nfor fd in range(64):\n    os.write(fd, b'forged')", "forbidden"),
-    "close descriptors": ("import os\nos.closerange(0, 256)", "forbidden"),
-    # environment and processes
-    "environment": (returns("dict(os.environ)", "import os"), "forbidden"),
-    "subprocess": ("import subprocess\nsubprocess.run(['id'])", "forbidden"),
-    "os.system": ("import os\nos.system('id')", "forbidden"),
-    "fork bomb": ("import os\nwhile True:\n    os.fork()", "forbidden"),
-    "multiprocessing": ("from multiprocessing import Process", "forbidden"),
-    "threads": ("import threading\nthreading.Thread(target=print).start()", "forbidden"),
-    "raw threads": ("import _thread", "forbidden"),
-    "signals": ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)", "forbidden"),
-    "kill the parent": ("import os\nos.kill(os.getppid(), 9)", "forbidden"),
-    "os._exit": ("import os\nos._exit(0)", "forbidden"),
-    "ctypes": ("import ctypes\nctypes.string_at(0)", "forbidden"),
-    "mmap": ("import mmap", "forbidden"),
-    "sleep": ("import time\ntime.sleep(1e9)", "forbidden"),
-    "input": (returns("input()"), "forbidden"),
-    # ways to import
-    "__import__": ("__import__('os').system('id')", "forbidden"),
-    "importlib": ("import importlib\nimportlib.import_module('os')", "forbidden"),
-    "sys.modules": ("import sys\nsys.modules['os'].system('id')", "forbidden"),
-    "relative import": ("from . import worker", "forbidden"),
-    "dotted import": ("import collections.abc", "forbidden"),
-    "import into builtins": ("import math as __builtins__", "forbidden"),
-    "modules of modules": (returns("random._os.environ", "import random"), "forbidden"),
-    "sys of dataclasses": (returns("dataclasses.sys.path", "import dataclasses"), "error:AttributeError"),
-    "reloaded by name": (returns("get_type_hints", "from typing import get_type_hints"), "error:ImportError"),
-    "formatter": (returns("Formatter().get_field('0.__class__', [1], {})", "from string import Formatter"), "error:ImportError"),
-    "evaluating annotations": (returns("functools.singledispatch(f)", "import functools"), "error:AttributeError"),
-    # strings as code
-    "eval": (returns("eval('1 + 1')"), "forbidden"),
-    "exec": ("exec('import os')", "forbidden"),
-    "compile": ("compile('1', '', 'eval')", "forbidden"),
-    # objects that lead to the interpreter
-    "subclasses": (returns("().__class__.__base__.__subclasses__()"), "forbidden"),
-    "full-width letters": (returns("().__ｃｌａｓｓ__"), "forbidden"),
-    "globals of a function": (returns("f.__globals__"), "forbidden"),
-    "builtins": (returns("__builtins__"), "forbidden"),
-    "loader": (returns("__loader__"), "forbidden"),
-    "globals()": (returns("globals()"), "forbidden"),
-    "getattr": (returns("getattr((), '__cl' + 'ass__')"), "forbidden"),
-    "setattr": ("setattr(print, 'x', 1)", "forbidden"),
-    "getattr in a fold": ("import functools\nfunctools.reduce(getattr, ['__class__'], ())", "forbidden"),
-    "generator frame": (returns("(x for x in ()).gi_frame.f_back.f_globals"), "forbidden"),
-    "coroutine frame": ("async def g(): pass\ng().cr_frame", "forbidden"),
-    "traceback frame": ("try:\n    1 / 0\nexcept ArithmeticError as e:\n    e.__traceback__.tb_frame", "forbidden"),
-    "object of an error": ("try:\n    ().x\nexcept AttributeError as e:\n    e.obj", "forbidden"),
-    "str.format": (returns("'{0.__class__}'.format(1)"), "forbidden"),
-    "nested str.format": (returns("'{0:{1.__class__}}'.format(1, 2)"), "forbidden"),
-    "str.format of a variable": (returns("t.format(1)", "t = '{0.__cla' + 'ss__}'"), "forbidden"),
-    "str.format unbound": (returns("str.format('{0.__class__}', 1)"), "forbidden"),
-    "format_map": (returns("'{x.__class__}'.format_map({'x': 1})"), "forbidden"),
-    "f-string": (returns("f'{().__class__}'"), "forbidden"),
-    "class by type()": (returns("type('X', (), {'__del__': print})"), "forbidden"),
-    "class of a class": (returns("type(type(1))('X', (), {})"), "forbidden"),
-    "metaclass": ("class X(metaclass=print): pass", "forbidden"),
-    "mro": (returns("int.mro()"), "forbidden"),
-    "decorator": ("@__import__\nclass os: pass", "forbidden"),
-    "decorator by lambda": ("@lambda c: c.__subclasses__()\nclass X: pass", "forbidden"),
-    "match class pattern": ("match 1:\n    case int(__class__=c):\n        pass", "forbidden"),
-    "match pattern names": ("class X:\n    __match_args__ = ('__class__',)", "forbidden"),
-    "getattribute": ("class X:\n    def __getattribute__(self, name): return 1", "forbidden"),
-    "finaliser": ("class X:\n    def __del__(self): print(1)", "forbidden"),
-    "pickle": ("import pickle\npickle.loads(b'cos\\nsystem\\n(S\"id\"\\ntR.')", "forbidden"),
-    "patch json": ("import json\njson.dumps = None", "forbidden"),
-    # ways to leave
-    "sys.exit": ("import sys\nsys.exit(0)", "forbidden"),
-    "exit": ("exit()", "error:NameError"),
+    "read passwd": (returns("open('/etc/passwd').read()"), "error:PermissionError"),
+    "read a process": (returns("open('/proc/self/environ').read()"), "error:PermissionError"),
+    "read the worker": (returns("open(f'/proc/1/mem', 'rb').read(1)"), "error:PermissionError"),
+    "list folders": ("import pathlib\nlist(pathlib.Path('/').iterdir())", "error:PermissionError"),
+    "write a file": ("open('/tmp/escaped', 'w').write('x')", "error:PermissionError"),
+    "remove a file": ("import os\nos.remove('/tmp/escaped')", "error:PermissionError"),
+    "temporary file": ("import tempfile\ntempfile.TemporaryFile()", "error:FileNotFoundError"),
+    "shared memory": ("import os\nos.memfd_create('x')", "error:PermissionError"),
+    "map a file": ("import mmap\nmmap.mmap(1, 4096)", "error:PermissionError"),
+    "close descriptors": ("import os\nos.close(3)", "error:PermissionError"),
+    "copy a descriptor": ("import os\nos.dup2(3, 9)", "error:PermissionError"),
+    # processes
+    "fork bomb": ("import os\nwhile True:\n    os.fork()", "error:PermissionError"),
+    "subprocess": ("import subprocess\nsubprocess.run(['id'])", "error:PermissionError"),
+    "exec": ("import os\nos.execv('/bin/sh', ['sh'])", "error:PermissionError"),
+    "threads": ("import threading\nthreading.Thread(target=print).start()", "error:RuntimeError"),
+    "raw threads": ("import _thread\n_thread.start_new_thread(print, ())", "error:RuntimeError"),
+    "kill the parent": ("import os\nos.kill(os.getppid(), 9)", "error:PermissionError"),
+    "kill everything": ("import os\nos.kill(-1, 9)", "error:PermissionError"),
+    "kill the group": ("import os\nos.killpg(0, 9)", "error:PermissionError"),
+    "ignore a signal": ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)", "error:PermissionError"),
+    "raise a limit": ("import resource\nresource.setrlimit(resource.RLIMIT_CPU, (99, 99))", "error:ValueError"),
+    "become root": ("import os\nos.setuid(0)", "error:PermissionError"),
+    "multiprocessing": ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "error:PermissionError"),
+    "asyncio": ("import asyncio\nasyncio.run(asyncio.sleep(0))", "error:PermissionError"),
+    "environment": (returns("os.environ['HOME']", "import os"), "error:KeyError"),
+    # machine code and broken memory
+    "null pointer": ("import ctypes\nctypes.string_at(0)", "killed"),
+    "any pointer": ("import ctypes\nctypes.memset(id(print), 65, 4096)\nprint()", "killed"),
+    "machine code": (
+        "import ctypes, mmap\nmmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)", "error:PermissionError",
+    ),
+    "abort": ("import os\nos.abort()", "killed"),
+    "leave": ("import os\nos._exit(0)", "killed"),
+    "input": (returns("input()"), "error:EOFError"),
+    # forged verdicts
+    "no verdict": ("import os\nos.write(3, b'forged')\nos._exit(0)", "killed"),
+    "two verdicts": (
+        "import os\nos.write(3, b'{\"reason\": \"ok\", \"value\": 1, \"message\": \"\"}\\n' * 2)\nos._exit(0)", "killed",
+    ),
+    "a verdict before its own": ("import os\nos.write(3, b'{\"reason\": \"ok\", \"value\": 1, \"message\": \"\"}\\n')\nf = int", "killed"),
+    "endless verdicts": ("import os\nwhile True:\n    os.write(3, b'x' * 4096)", "output"),
+    "other descriptors": ("import os\nfor fd in range(4, 64):\n    try: os.write(fd, b'forged')\n    except OSError: pass\nraise KeyError", "error:KeyError"),
+    # strings as code, and a changed Python
+    "no builtins": ("import builtins\nvars(builtins).clear()\nf = 1", "killed"),
+    "patched json": ("import json\njson.dumps = None\n1 / 0", "killed"),
+    "exit": ("exit()", "error:SystemExit"),
+    "sys.exit": ("import sys\nsys.exit('bad')", "error:SystemExit"),
     "SystemExit": ("raise SystemExit(0)", "error:SystemExit"),
     "KeyboardInterrupt": ("raise KeyboardInterrupt", "error:KeyboardInterrupt"),
     "own BaseException": ("class Own(BaseException): pass\nraise Own", "error:BaseException"),
@@ -127,6 +102,7 @@ HOSTILE = {
         "class E(Exception):\n    def __str__(self): raise SystemExit\n    __repr__ = __str__\nraise E", "error:Exception",
     ),
     "division by zero": (returns("1 / 0"), "error:ZeroDivisionError"),
+    "no such module": ("import numpy", "error:ModuleNotFoundError"),
     # time, memory, output
     "endless loop": ("while True: pass", "cpu"),
     "endless loop that catches": ("while True:\n    try:\n        x = 1\n    except BaseException:\n        pass", "cpu"),
@@ -159,7 +135,7 @@ HOSTILE = {
     "hostile object": (
         "class X:\n    def __repr__(self): raise SystemExit\n    __eq__ = __hash__ = __float__ = __repr__\nf = X", "no_value",
     ),
-    "false class": ("class X:\n    @property\n    def __class__(self): return int\nf = X", "forbidden"),
+    "false class": ("class X:\n    @property\n    def __class__(self): return int\nf = X", "no_value"),
     "an integer's subclass": ("class X(int):\n    def __repr__(self): return '0]'\ndef f(): return X(3)", "no_value"),
     "keys that are not text": (returns("{1: 2}"), "no_value"),
     "not callable": ("f = 3", "error:TypeError"),
@@ -179,10 +155,11 @@ HOSTILE = {
 @pytest.mark.parametrize(("code", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_snippets_get_their_reason_and_nothing_else(sandbox, code, reason):
     assert sandbox.run("def f(): return 41", "f") == Outcome(41, "ok")
-    before = state()
+    worker, before = sandbox.worker.pid, state()
     assert sandbox.run(code, "f") == Outcome(None, reason)
-    assert state() == before
+    assert state() == before and not os.path.exists("/tmp/escaped")
     assert sandbox.run("def f(): return 42", "f") == Outcome(42, "ok")
+    assert sandbox.worker.pid == worker, "no snippet ends the worker"
 
 
 ORDINARY = {
@@ -213,7 +190,16 @@ ORDINARY = {
               "class B(A):\n    def __init__(self, v): super().__init__(v)"), 5),
     "memo": (returns("g(50)", "import functools\n@functools.lru_cache(None)\ndef g(n): return n if n < 2 else g(n - 1) + g(n - 2)"), 12586269025),
     "error caught": ("def f():\n    try:\n        return 1 / 0\n    except ZeroDivisionError as e:\n        return type(e).__name__", "ZeroDivisionError"),
-    "main guard": ("def f(): return 1\nif __name__ == '__main__':\n    f = None", 1),
+    "main guard": ("def f(): return 1\nif __name__ == '__main__':\n    def f(): return 2", 2),
+    "harmless modules": (returns("[copy.deepcopy([1]), operator.add(1, 2), cmath.sqrt(-1).imag, issubclass(list, Sequence), Color(1).name, len(Deque.__name__)]",
+                         "import copy, operator, cmath, enum\nfrom collections.abc import Sequence\nfrom typing import Deque\nColor = enum.Enum('Color', 'RED')"),
+                         [[1], 3, 1.0, True, "RED", 5]),
+    "introspection": (returns("[f.__name__, getattr((), '__class__').__name__, eval('1 + 1'), type('X', (), {})().__class__.__name__]"), ["f", "tuple", 2, "X"]),
+    "metaclass": (returns("X.y", "class M(type):\n    def __new__(c, n, b, d): return super().__new__(c, n, b, {**d, 'y': 3})\nclass X(metaclass=M): pass"), 3),
+    "class pattern": (returns("g(P(1, 2))", "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int\ndef g(p):\n    match p:\n        case P(a, b): return a + b"), 3),
+    "a computed format": (returns("t.format(3, x=4)", "t = '{0}' + '{x}'"), "34"),
+    "sleep": (returns("time.sleep(0.01)or 5", "import time"), 5),
+    "secrets": (returns("len(secrets.token_bytes(8)) + len(str(uuid.uuid4()))", "import secrets, uuid"), 44),
     "match": ("def f():\n    match {'k': [1, 2]}:\n        case {'k': [a, int(b)]}:\n            return a + b", 3),
     "seeded": (returns("random.randint(0, 10 ** 9)", "import random"), 906691059),
 }  # fmt: skip
@@ -246,14 +232,40 @@ def test_the_function_to_call_is_a_name(sandbox):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_waiting_is_limited_too_and_the_whole_group_is_killed(kind):
+@pytest.mark.parametrize("code", ["while True: pass", "import time\ntime.sleep(1e6)"])
+def test_waiting_is_limited_too_and_nothing_stays_behind(kind, code):
     with Sandbox(Limits(cpu_seconds=3600, wall_seconds=0.3), kind=kind, cache=False) as box:
-        first = box.run(returns("0"), "f")
+        assert box.run(returns("0"), "f").reason == "ok"
         worker = box.worker
-        assert (first.reason, box.run("while True: pass", "f").reason) == ("ok", "timeout")
-        assert worker.poll() is not None
+        before = {process.pid for process in psutil.Process(worker.pid).children(recursive=True)}
+        assert box.run(code, "f").reason == "timeout"
+        assert box.run_tests("def f():\n    " + code.replace("\n", "\n    "), ["f()"])[0].reason == "timeout"
+        assert {process.pid for process in psutil.Process(worker.pid).children(recursive=True)} == before
         assert box.run(returns("1"), "f").value == 1
-        assert box.worker is not worker
+        assert box.worker is worker
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_outlives_the_thread_that_started_it_and_not_its_owner(kind, tmp_path):
+    with Sandbox(LIMITS, kind=kind, cache=False) as box:
+        thread = threading.Thread(target=box.run, args=(returns("1"), "f"))
+        thread.start()
+        thread.join()
+        worker = box.worker
+        assert box.run(returns("2"), "f").value == 2 and box.worker is worker
+    assert worker.poll() is not None
+    body = (
+        "import os, signal, sys, threading\nfrom maporl.sandbox.sandbox import Limits, Sandbox\n"
+        f"box = Sandbox(Limits(wall_seconds=600.0), kind={kind!r}, cache=False)\nbox.walls()\nprint(box.worker.pid, flush=True)\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()\nbox.run('import time; time.sleep(600)', 'f')"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True)
+    number = int(owner.stdout.readline())
+    processes = [psutil.Process(number), *psutil.Process(number).children(recursive=True)]
+    owner.wait(60)
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    owner.stdout.close()
+    assert not alive
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -310,7 +322,7 @@ def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "receive", interrupt)
+            patch.setattr(module, "exchange", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 box.run(returns("2"), "f")
         assert box.run(returns("3"), "f").value == 3
@@ -327,24 +339,14 @@ def test_an_interrupted_exchange_leaves_no_answer_to_the_next(monkeypatch):
     ],
     ids=range(18),
 )  # fmt: skip
-def test_a_verdict_that_no_worker_writes_is_no_verdict(payload):
-    whole = payload.removesuffix(b"}") + b', "printed": "", "message": ""}' if payload.endswith(b"}") else payload
-    assert decode(b'{"reason": "ok", "value": 1, "printed": "", "message": ""}') == Outcome(1, "ok")
+def test_a_verdict_that_no_process_of_ours_writes_is_no_verdict(payload):
+    whole = payload.removesuffix(b"}") + b', "message": ""}' if payload.endswith(b"}") else payload
+    assert decode(b'{"reason": "ok", "value": 1, "message": ""}') == Outcome(1, "ok")
     assert decode(whole) == decode(payload) == Outcome(None, "killed")
 
 
-# -- the walls behind the language: what a snippet could do that had got out of it ---------------------------------------
+# -- the kernel's part, each wall by itself -------------------------------------------------------------------------------
 
-ESCAPED = {
-    "read": "open('/etc/passwd')",
-    "list": "import os; os.listdir('/')",
-    "socket": "import socket; socket.socket()",
-    "process": "import os; os.system('id')",
-    "fork": "import os; os.fork()",
-    "import": "import http.client",
-    "kill": "import os; os.kill(os.getppid(), 9)",
-    "ctypes": "import ctypes; ctypes.CDLL(None)",
-}
 KERNEL = {
     "read": "os.open('/etc/passwd', 0)",
     "list": "os.listdir('/')",
@@ -367,16 +369,9 @@ def in_the_worker(body):
     )
 
 
-@pytest.mark.parametrize("code", ESCAPED.values(), ids=ESCAPED.keys())
-def test_the_audit_hook_ends_a_process_that_got_past_the_language(code):
-    body = f"try:\n    arm(reporter(1, 999))\n    exec({code!r})\nfinally:\n    os.write(1, b'escaped')"
-    said = {"printed": "", "message": ""}
-    assert json.loads(in_the_worker(body).stdout) == {"reason": "forbidden", "value": None, **said}
-
-
 @pytest.mark.parametrize("code", KERNEL.values(), ids=KERNEL.keys())
-def test_the_kernel_refuses_a_process_that_got_past_both(code):
-    # descriptor 3 stands for the pipe of the verdict, the only one that is left open to write to
+def test_the_limits_of_resources_refuse_what_they_are_for(code):
+    # descriptor 3 stands for the pipe of the verdict
     body = (
         f"os.dup2(1, 3); drop_privileges(); confine(2, 256)\n"
         f"try:\n    {code}\nexcept (OSError, ValueError) as error:\n    os.write(3, type(error).__name__.encode())"
@@ -411,7 +406,10 @@ def test_a_platform_or_kind_that_cannot_serve_is_an_error(monkeypatch):
         Sandbox(kind="bubblewrap", cache=False)
     assert Sandbox(kind="auto", cache=False).kind == "restricted"
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(SandboxError, match=r"needs POSIX resource limits, which .* lacks; use Linux"):
+    with pytest.raises(
+        SandboxError,
+        match=r"no program of others runs on this machine, .* linux has no seccomp\. Expected Linux on x86_64",
+    ):
         Sandbox(cache=False)
     with pytest.raises(ValueError, match=r"Limits\.memory_mb: expected at least 64, got 1"):
         Limits(memory_mb=1)
@@ -429,8 +427,7 @@ def test_the_kind_is_logged_once(caplog, monkeypatch):
     with caplog.at_level("INFO"):
         for _ in range(3):
             Sandbox(cache=False)
-    said = f"none for this test; {filter_missing() or 'system calls are filtered'}"
-    assert [r.getMessage() for r in caplog.records] == [f"sandbox for untrusted code: restricted ({said})"]
+    assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
 
 
 # -- the cache ------------------------------------------------------------------------------------------------------------
@@ -441,7 +438,7 @@ def test_verdicts_are_kept_by_content_and_timeouts_are_not(tmp_path, monkeypatch
     codes = [returns("-1"), returns("None"), "while True: pass", None, returns("-1"), "open('x')"]
     limits = Limits(cpu_seconds=5, wall_seconds=0.3)
     expected = [Outcome(-1, "ok"), Outcome(None, "no_value"), Outcome(None, "timeout"), Outcome(None, "source")]
-    expected += [expected[0], Outcome(None, "forbidden")]
+    expected += [expected[0], Outcome(None, "error:PermissionError")]
     asked = []
     run = Sandbox.execute
     monkeypatch.setattr(Sandbox, "execute", lambda self, code, call: asked.append(code) or run(self, code, call))
@@ -477,6 +474,14 @@ def test_several_processes_may_write_at_once(tmp_path):
     assert [w.exitcode for w in writers] == [0] * 4
     found = DiskCache(tmp_path).get([str(n) for n in range(1000)])
     assert len(found) == 200 and {r["value"] for r in found.values()} <= set(range(4))
+
+
+def test_an_outcome_of_the_clock_or_of_chance_is_not_kept(tmp_path):
+    codes = [returns("time.time()", "import time"), returns("random.random()", "import random")]
+    with Sandbox(LIMITS, kind="restricted", cache=tmp_path) as box:
+        first, second = box.run_many(codes, "f"), box.run_many(codes, "f")
+    assert first[0].value < second[0].value and first[1] == second[1] == Outcome(0.8444218515250481, "ok")
+    assert len(DiskCache(tmp_path).get([box._key(code, "f") for code in codes])) == 1
 
 
 def test_what_was_done_before_an_interruption_is_kept(tmp_path, monkeypatch):

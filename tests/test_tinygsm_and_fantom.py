@@ -45,10 +45,10 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
             ("m", "M?", "5"),
         ]  # fmt: skip
     assert task.dropped == {
-        "not_integer": 2, "no_question": 1, "error:ZeroDivisionError": 1, "forbidden": 1, "no_value": 1, "source": 1,
+        "not_integer": 2, "no_question": 1, "error:ZeroDivisionError": 1, "error:PermissionError": 1, "no_value": 1, "source": 1,
     }  # fmt: skip
     assert task.remark() == (
-        "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, forbidden 1, "
+        "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, error:PermissionError 1, "
         "no_value 1, source 1)"
     )
     assert "tinygsm: 2 of 12 rows dropped: not_integer" in caplog.text
@@ -59,23 +59,28 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
 @pytest.mark.parametrize(
     "lines, dropped",
     [
-        (["import datetime", "def f(): return datetime.datetime.now().microsecond"], "forbidden"),
-        (["from datetime import date as d", "def f(): return d.today().day"], "forbidden"),
-        (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], "forbidden"),
-        (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], "error:AttributeError"),
-        (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], "error:ImportError"),
-        (["def f(): return id(f)"], "forbidden"),
-        (["def f(): return hash(None) % 1000"], "forbidden"),
-        (["def f(): return hash((1, f)) % 1000"], "forbidden"),
-        (["def f():", "    g = [id, 1]", "    return g[0](g)"], "forbidden"),
-        (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], None),
-        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], None),
-        (["import random", "def f(): return random.Random().randint(1, 10**9)"], None),
+        (["import datetime", "def f(): return datetime.datetime.now().microsecond"], "not_repeatable"),
+        (["from datetime import date as d", "def f(): return d.today().day"], "not_repeatable"),
+        (["import datetime", "def f():", "    g = datetime.date.today", "    return g().day"], "not_repeatable"),
+        (["import random", "def f(): return random.SystemRandom().randint(1, 10**9)"], "not_repeatable"),
+        (["from random import SystemRandom as R", "def f(): return R().randint(1, 10**9)"], "not_repeatable"),
+        (["def f(): return id(f)"], "not_repeatable"),
+        (["def f(): return hash(None) % 1000"], "not_repeatable"),
+        (["def f(): return hash((1, f)) % 1000"], "not_repeatable"),
+        (["def f():", "    g = [id, 1]", "    return g[0](g)"], "not_repeatable"),
+        (["import random", "random.seed()", "def f(): return random.randint(1, 10**9)"], "not_repeatable"),
+        (["import random", "random.seed(None)", "def f(): return random.randint(1, 10**9)"], "not_repeatable"),
+        (["import random as r", "def f(): return r.Random().randint(1, 10**9)"], "not_repeatable"),
+        (["import time", "def f(): return int(time.time())"], "not_repeatable"),
+        (["from time import perf_counter as p", "def f(): return int(p())"], "not_repeatable"),
+        (["import secrets, uuid, os", "def f(): return 1"], "not_repeatable"),
+        (["import os", "def f(): return os.urandom(1)[0]"], "not_repeatable"),
+        (["import time", "def f(time=3): return time"], None),
+        (["import datetime", "def f(): return datetime.date(2024, 3, 1).day"], None),
         (["import random", "def f(): return random.Random(5).randint(1, 10**9)"], None),
         (["import random", "def f(): return random.randint(1, 10**9)"], None),
         (["def f(id=3):", "    now, today = 4, 5", "    return id * now + today"], None),
         (["def f():", "    hash = 7", "    return hash"], None),
-        (["def f(): return hash(('a', 2.5, frozenset({3})))"], None),
     ],
 )
 def test_a_label_is_the_same_on_every_day_and_in_every_process(tmp_path, lines, dropped):

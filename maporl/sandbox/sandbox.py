@@ -320,7 +320,7 @@ class Sandbox:
             with far:
                 self.worker = subprocess.Popen(
                     [*self.command, json.dumps([asdict(self.limits)])],
-                    stdin=far, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    stdin=far.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True,
                 )  # fmt: skip
             self._owner = os.getpid()

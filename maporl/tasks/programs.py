@@ -360,7 +360,9 @@ def _helpers(reference: str, name: str, tests: str, own: str = "") -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     kinds = ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
-    kept = [node for node in body if isinstance(node, kinds) and (name not in _bound(node) or own in used)]
+    kept: list[ast.stmt] = [
+        node for node in body if isinstance(node, kinds) and (name not in _bound(node) or own in used)
+    ]
     if not {*(own,), *(bound for node in kept for bound in _bound(node))} & used:
         return ""
     return ast.unparse(_Renamed({name: own} if own in used else {}).visit(ast.Module(kept, [])))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from maporl.sandbox.repeatable import repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
@@ -119,6 +120,7 @@ class TinyGSM(ReadTask):
 def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str, int]]:
     """(examples, dropped): the examples are labelled by their programs; ``dropped`` counts the other rows by reason.
 
+    A program that reads the clock, or draws numbers without a seed, gives no label (``not_repeatable``).
     ``known`` are questions that the training split has already.
     """
     dropped: Counter[str] = Counter()
@@ -144,7 +146,10 @@ def _unusable(row: dict[str, Any], known: set[str]) -> str | None:
     """Why a row is dropped before its program runs; None if it is not."""
     if not _question(row):
         return "no_question"
-    return "also_in_training" if _question(row) in known else None
+    if _question(row) in known:
+        return "also_in_training"
+    code = _code(row)
+    return "not_repeatable" if isinstance(code, str) and not repeatable(code) else None
 
 
 def _run(codes: list[Any]) -> list[Any]:

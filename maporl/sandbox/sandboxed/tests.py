@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .snippet import (
-    Unusable, builtin_name, compiled, last_line, module_of_snippet, read_frame, tell, write_frame,
+    Unusable,
+    builtin_name,
+    compiled,
+    last_line,
+    module_of_snippet,
+    read_frame,
+    tell,
+    write_frame,
 )  # fmt: skip
 from .values import decode, encode
 
@@ -25,10 +32,13 @@ CALLS, REPLIES = 4, 5
 LOADED = 0
 """The frame with which the program says that it is there, in the place of a value."""
 
+ENDINGS = ("syntax", "memory", "output")
+"""Why a program can do nothing more for its tests, as it says itself."""
+
 ACTS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *values, **named: function(*values, **named),
     "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
-    "delitem": operator.delitem, "contains": operator.contains, "len": len, "bool": bool, "str": str, "repr": repr,
+    "delitem": operator.delitem, "len": len, "bool": bool, "str": str, "repr": repr,
     "iter": iter, "next": next,
 }  # fmt: skip
 """What tests can do with things of the program."""
@@ -70,7 +80,9 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
             arguments = [encode(argument, lambda value: "?") for argument in error.args]
             return {"error": builtin_name(type(error)), "arguments": arguments, "message": last_line(error)}
 
-    act, values, named = "load", [asked["code"]], {}
+    act: str = "load"
+    values: list[Any] = [asked["code"]]
+    named: dict[str, Any] = {}
     while True:
         try:
             payload = json.dumps(answer(act, values, named)).encode()
@@ -114,9 +126,6 @@ class Remote:
     def __delitem__(self, key: Any) -> None:
         self._ask("delitem", self, key)
 
-    def __contains__(self, value: Any) -> bool:
-        return self._ask("contains", self, value)
-
     def __len__(self) -> int:
         return self._ask("len", self)
 
@@ -146,7 +155,8 @@ class Program:
     """The program as its tests see it. ``most``: the longest answer that is read, in bytes."""
 
     def __init__(self, most: int):
-        self._most, self._things = most, {}
+        self._most = most
+        self._things: dict[int, Remote] = {}
 
     def loaded(self) -> None:
         """Wait until the program is there. If it fails, tell its verdict and end."""
@@ -172,7 +182,7 @@ class Program:
             self._end("lost", "")
         answer = self._read()
         if "error" in answer:
-            raise self._raised(answer)
+            raise self._raised(answer, act)
         return decode(answer["value"], self._thing)
 
     def _read(self) -> dict[str, Any]:
@@ -183,18 +193,21 @@ class Program:
         except OverflowError:
             self._end("output", "")
         if "ended" in answer:
-            self._end(answer["ended"], answer["message"])
+            reason = answer["ended"]
+            self._end(reason if reason in ENDINGS else "killed", answer["message"])
         return answer
 
     def _end(self, reason: str, message: str) -> NoReturn:
         """Tell the last verdict, where no ``except`` of a test can hide it."""
-        tell(str(reason), None, str(message))
+        tell(reason, None, str(message))
         os._exit(0)
 
-    def _raised(self, answer: dict[str, Any]) -> BaseException:
+    def _raised(self, answer: dict[str, Any], act: str) -> BaseException:
         kind = getattr(builtins, answer["error"], None)
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             kind = Exception
+        if issubclass(kind, StopIteration) and act != "next":
+            kind = RuntimeError  # it would end a loop of the test, as ``all(map(f, values))``, as if there were no more values
         try:
             return kind(*[decode(argument, self._thing) for argument in answer["arguments"]])
         except TypeError:  # such as a UnicodeError of one argument

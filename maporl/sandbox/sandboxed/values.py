@@ -69,11 +69,11 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
         return [encode(item, other) for item in value]
     if isinstance(value, dict):
         return {"dict": [[encode(key, other), encode(item, other)] for key, item in value.items()]}
-    for name, kind in _KINDS.items():
-        if isinstance(value, kind):
-            return {name: [encode(item, other) for item in value]}
+    if isinstance(value, tuple | set | frozenset):
+        name = next(name for name, kind in _KINDS.items() if isinstance(value, kind))
+        return {name: [encode(item, other) for item in value]}
     if isinstance(value, bytes | bytearray):
-        return {type(value).__name__ if type(value) is bytearray else "bytes": value.hex()}
+        return {"bytearray" if isinstance(value, bytearray) else "bytes": value.hex()}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, range):
@@ -106,7 +106,8 @@ def decode(record: Any, other: Callable[[Any], Any]) -> Any:
     if name == "int":
         return int(held, 16)
     if name in ("bytes", "bytearray"):
-        return {"bytes": bytes, "bytearray": bytearray}[name].fromhex(held)
+        data = bytes.fromhex(held)
+        return data if name == "bytes" else bytearray(data)
     if name == "complex":
         return complex(*held)
     if name == "range":

@@ -30,7 +30,7 @@ from .modules import load
 from .snippet import VERDICT, read_frame, run_snippet
 from .tests import CALLS, REPLIES, run_tests, serve_program
 
-NOTHING, FIRST_FREE = 2, 16
+NOTHING, FIRST_FREE = 15, 16
 """The descriptor of /dev/null, and the first one that the worker does not keep from the pipes that it makes."""
 Body = Callable[[dict[str, Any], dict[str, Any]], NoReturn]
 
@@ -126,8 +126,8 @@ def main(limits: dict[str, Any]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the owner's mask is inherited, and could hold back SIGXCPU
     owner = socket.socket(fileno=os.dup(0))
-    for place in {*range(FIRST_FREE)} - {NOTHING, owner.fileno()}:
-        os.dup2(NOTHING, place)
+    for place in {*range(FIRST_FREE)} - {2, owner.fileno()}:  # 2 is /dev/null already
+        os.dup2(2, place)
     warnings.simplefilter("ignore")  # to show a warning, Python would look for the snippet's source file
     load()
     # a snippet's last line is there although it did not end; made here, because a fork cannot look at its descriptors
