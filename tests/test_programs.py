@@ -384,7 +384,8 @@ def test_tests_that_only_run_in_the_programs_process_are_left_out_listed_and_tak
     assert [grade.correct for grade in grades] == [True, False, True], "which is why they are left out"
     alone = MBPP(source=write_rows(tmp_path, changes))
     with pytest.raises(
-        TaskError, match="in_process 1.*or set task.in_process_tests=true for tests in the program's process: in-place"
+        TaskError,
+        match=r"in_process 1.*or set task\.in_process_tests=true for tests in the program's process: in-place",
     ):
         len(alone)
 

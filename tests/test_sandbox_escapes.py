@@ -337,7 +337,7 @@ def test_nothing_runs_where_the_kernel_filters_no_system_calls(monkeypatch):
     monkeypatch.setenv("MAPORL_SANDBOX", "restricted")
     for make in (lambda: Sandbox(cache=False), lambda: Sandbox(cache=False, kind="restricted"), Python, TinyPrograms):
         with pytest.raises(
-            SandboxError, match="its kernel could not hold one: this kernel has no seccomp. Expected Linux on"
+            SandboxError, match=r"its kernel could not hold one: this kernel has no seccomp\. Expected Linux on"
         ):
             make()
 

@@ -122,7 +122,7 @@ def _features() -> list[Finding]:
         with Sandbox(cache=False) as sandbox:
             walls = sandbox.walls()
     except SandboxError as error:
-        return [*found, Finding("sandbox for programs", "missing", f"{error}; {install_command('sandbox')}")]
+        return [*found, Finding("sandbox for programs", "missing", str(error))]
     inside = sandbox.kind == "bubblewrap"
     detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install_command('sandbox')}"
     return [*found, Finding("sandbox for programs", "fine" if inside else "missing", detail)]

@@ -5,6 +5,7 @@ seed, or from an address in memory. This is no wall: a program that hides what i
 """
 
 import ast
+import re
 
 _ATTRIBUTES = {"now", "today", "utcnow", "SystemRandom", "urandom", "getrandom"}
 """These words say it, whatever they are an attribute of."""
@@ -16,6 +17,10 @@ _FUNCTIONS = {
 }  # fmt: skip
 _MODULES = {"secrets", "tracemalloc", "resource"}
 _BUILTINS = {"id", "hash"}
+_WORDS = re.compile(
+    rf"\b(?:{'|'.join({*_ATTRIBUTES, *_MODULES, *_BUILTINS, *(name.split('.')[0] for name in _FUNCTIONS), 'Random', 'seed'})})\b"
+)
+"""Without any of these words, no program needs to be read as Python."""
 
 
 def repeatable(code: str) -> bool:
@@ -24,6 +29,8 @@ def repeatable(code: str) -> bool:
     >>> repeatable("import random\\ndef f(): return random.randint(1, 6)"), repeatable("import time\\nx = time.time()")
     (True, False)
     """
+    if not _WORDS.search(code):
+        return True
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -181,7 +181,7 @@ class Sandbox:
                 if key is None or key in known:
                     continue
                 known[key] = self.execute(code, call)
-                if known[key].reason not in UNCACHED and repeatable(code):
+                if self._cache and known[key].reason not in UNCACHED and repeatable(code):
                     fresh.append((key, vars(known[key])))
                 if len(fresh) >= _SAVE_EVERY:
                     self._save(fresh)

@@ -162,7 +162,7 @@ class Programs(ReadTask, ProgramTask):
                     f", or set task.in_process_tests=true for tests in the program's process: {', '.join(in_process[:20])}"
                     if in_process
                     else ""
-                )  # fmt: skip
+                )
             )
         result = kept, dict(dropped.most_common()), in_process
         if in_process:
