@@ -222,7 +222,7 @@ def code_of(text: str, name: str = "") -> str:
     blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins inside
     a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others would be read
     the wrong way round. A block in a list is indented as a whole, and this indentation is taken away. What stands between
-    ``<think>`` and ``</think>`` is no answer.
+    ``<think>`` and ``</think>`` does not count.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'

@@ -166,7 +166,7 @@ libc = ctypes.CDLL(None)
 libc.mremap.restype = ctypes.c_size_t
 block = ctypes.create_string_buffer(5000)
 def there(page, byte):
-    # a byte of each page that is there can be written to the pipe; where there is none, a page can be moved to where it is
+    # a byte of each page that is there can be written to the pipe; and a page can be moved to where it is
     if byte:
         return libc.write(2, ctypes.c_void_p(page << 12), ctypes.c_size_t(1)) == 1
     return libc.mremap(ctypes.c_void_p(page << 12), ctypes.c_size_t(4096), ctypes.c_size_t(4096), 0) == page << 12

@@ -97,7 +97,7 @@ def decode(payload: bytes) -> Outcome:
 
 
 def plain_outcome(record: Any) -> Outcome | None:
-    """The outcome that a record holds, or None if it is none."""
+    """The outcome that a record holds, or None if no snippet ends so."""
     if not isinstance(record, dict) or record.keys() != {"value", "reason", "printed", "message"}:
         return None
     said = record["printed"], record["message"]

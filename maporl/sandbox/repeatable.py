@@ -1,7 +1,8 @@
 """Whether a program has the same outcome on every day and in every process, as far as its text tells.
 
 What a program returned once is kept, and may be a label. So the outcome must not come from the clock, from chance without a
-seed, or from an address in memory. This is no wall: a program that hides what it does spoils its own outcome only.
+seed, or from an address in memory. It does not wall anything off:
+a program that hides what it does spoils its own outcome only.
 """
 
 import ast

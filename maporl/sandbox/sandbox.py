@@ -231,7 +231,7 @@ class Sandbox:
         A test is one or more statements, such as an ``assert``. ``setup`` runs before them, and not in the program's
         process either. A name that neither of them nor Python knows is the program's, and so is ``name``, which may be one
         of Python's own. What the tests call there gets copies of its arguments, and its values come back as copies. The
-        program sees its arguments and nothing else of a test. Values that are no plain data stay there: they are equal to
+        program sees its arguments and nothing else of a test. Values that are not plain data stay there: they are equal to
         themselves only, and a test can call them, read their attributes and go through them.
 
         The program is imported: what stands under its main guard does not run. All tests run in one process, in which

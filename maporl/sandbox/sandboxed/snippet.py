@@ -73,7 +73,7 @@ def compiled(code: str) -> Any:
     """Compile a program.
 
     Raises:
-        Unusable: it is none.
+        Unusable: Python cannot compile it.
     """
     try:
         return compile(code, "<program>", "exec", dont_inherit=True)
@@ -82,7 +82,7 @@ def compiled(code: str) -> Any:
 
 
 class Unusable(Exception):
-    """A text that is no program; the message is the last line of Python's error."""
+    """A text that Python cannot compile; the message is the last line of Python's error."""
 
 
 def run_snippet(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:

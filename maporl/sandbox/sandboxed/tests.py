@@ -100,7 +100,7 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
 
 
 class Remote:
-    """A thing of the program that is no plain value. What is done with it is done there. It is equal to itself only."""
+    """A thing of the program that is not a plain value. What is done with it is done there. It is equal to itself only."""
 
     __slots__ = ("_ask", "_number")
 
@@ -207,7 +207,7 @@ class Program:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             kind = Exception
         if issubclass(kind, StopIteration) and act != "next":
-            kind = RuntimeError  # it would end a loop of the test, as ``all(map(f, values))``, as if there were no more values
+            kind = RuntimeError  # it would end a loop of the test, as ``all(map(f, values))``, as if the values had come to an end
         try:
             return kind(*[decode(argument, self._thing) for argument in answer["arguments"]])
         except TypeError:  # such as a UnicodeError of one argument

@@ -90,7 +90,7 @@ def decode(record: Any, other: Callable[[Any], Any]) -> Any:
     """The value that a record of :func:`encode` stands for. ``other`` reads what is not plain.
 
     Raises:
-        ValueError: there is no such record. A program may have written anything.
+        ValueError: :func:`encode` writes no such record. A program may have written anything.
     """
     if isinstance(record, list):
         return [decode(item, other) for item in record]
