@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from maporl.environments.python import Python
 from maporl.sandbox.pool import SandboxPool
-from maporl.tasks.programs import MBPP
+from maporl.tasks.programs import MBPP, hidden_tests
 
 
 def calls_per_second(calls: int) -> float:
@@ -35,7 +35,7 @@ def round_seconds(source: str, programs: int, workers: int | None) -> float:
     """Run reference solutions with their hidden tests."""
     examples = list(MBPP(source=source))
     chosen = [examples[number % len(examples)] for number in range(programs)]
-    work = [(example.meta["reference"], example.meta["tests"], example.meta["setup"]) for example in chosen]
+    work = [hidden_tests(example, example.meta["reference"]) for example in chosen]
     pool = SandboxPool(workers=workers)
     pool.run_tests(work[:8])
     started = time.perf_counter()
