@@ -17,8 +17,7 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
 from maporl.rewards.labels import label, near, readable
 from maporl.tasks import ANLI, GSM8K, Arithmetic, Episodes, Mathematics, Skills, TinyGSM
-from maporl.tasks.grading import same_answer, symbolic
-from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT
+from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.tinygsm import labelling_function, whole_number
 from maporl.text import PatternError, matches, visible
@@ -114,25 +113,13 @@ READERS = {
 
 
 @pytest.fixture
-def spent(monkeypatch):
-    """A function that gives the CPU seconds since it was called last: of this thread, and of symbolic work."""
-    symbolic_seconds = [0.0]
-    compare = symbolic.Comparer.equal
-
-    def counted(self, gold, answer, allowance):
-        before = allowance.seconds
-        outcome = compare(self, gold, answer, allowance)
-        symbolic_seconds[0] += before - max(0.0, allowance.seconds)
-        return outcome
-
-    monkeypatch.setattr(symbolic.Comparer, "equal", counted)
+def spent():
+    """A function that gives the CPU seconds of this thread since it was called last."""
     last = [time.thread_time()]
 
     def since():
-        total = time.thread_time() - last[0] + symbolic_seconds[0]
-        symbolic_seconds[0] = 0.0
-        last[0] = time.thread_time()
-        return total
+        before, last[0] = last[0], time.thread_time()
+        return last[0] - before
 
     return since
 
@@ -162,7 +149,6 @@ def test_no_long_text_keeps_a_grader_busy(spent):
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1_000, 30_000, 100_000, 300_000, 1_000_000])
 def test_no_text_takes_a_second_anywhere(length, spent):
-    same_answer("x+1", "1+x")  # starts the process
     seconds, reader, text = slowest({name: make(length) for name, make in MADE.items()}, READERS, spent)
     print(f"{length} characters: {seconds:.2f} s in {reader!r} with {text!r}")
     assert seconds < 1, (reader, text)

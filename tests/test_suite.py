@@ -16,7 +16,7 @@ from maporl.types import Dialogue, Example, Grade, Utterance
 @pytest.mark.parametrize(
     ("answer", "truth", "meta", "correct"),
     [
-        # what math-verify reads otherwise when a label is parsed without a box
+        # what a reader that drops what it cannot read takes for another number
         ("6", "10-4 n", {}, False), ("10-4n", "10-4 n", {}, True), ("3.5", "3,5,7", {}, False), ("3,5,7", "3,5,7", {}, True),
         ("2", "2:3", {}, False), ("2:3", "2:3", {}, True),
         ("2", r"\begin{pmatrix}1\\2\end{pmatrix}", {}, False),

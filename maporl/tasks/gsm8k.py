@@ -7,6 +7,7 @@ from typing import Literal
 
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading import grade_mathematics
+from maporl.tasks.grading.answers import label_of
 from maporl.types import Example, Grade
 
 
@@ -52,8 +53,12 @@ class GSM8K(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row. Its label follows ``####`` in the answer, or is the whole answer; commas are removed."""
+    """The example in a row. Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas."""
     question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
-    label = answer.rsplit("####", 1)[-1].strip().replace(",", "")
-    worked = answer if "####" in answer else (row.get("meta") or {}).get("solution", "")
-    return Example(str(row.get("id", f"gsm8k-{number}")), question, label, {"solution": worked})
+    name = str(row.get("id", f"gsm8k-{number}"))
+    try:
+        label, worked = label_of(answer)
+    except ValueError as error:
+        raise ValueError(f"({name:.100}) has {error}; put the number after #### or into \\boxed{{}}") from None
+    solution = worked if worked is not None else (row.get("meta") or {}).get("solution", "")
+    return Example(name, question, label.replace(",", ""), {"solution": solution})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.grading.answers import label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.text import check_pattern, matches
 from maporl.types import Example, Grade
@@ -49,6 +50,10 @@ class Mathematics(ReadTask):
 
     ``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
+    If a row's answer is a worked solution, its last ``\\boxed{}`` is the label; what follows ``####`` is, where that is
+    written. ``maporl check`` and ``maporl train`` say how many labels were taken so. A worked solution without either is
+    refused.
+
     A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat, it
     is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data
     set's own instruction.
@@ -61,7 +66,8 @@ class Mathematics(ReadTask):
     takes the first rows only.
 
     Raises:
-        TaskError: a split cannot be read, or no training row has one of the levels.
+        TaskError: a split cannot be read, a row's answer is a worked solution without a box, or no training row has one of
+            the levels.
         ValueError: ``remove`` is not a regular expression.
     """
 
@@ -104,14 +110,23 @@ class Mathematics(ReadTask):
     def _example(self, row: dict[str, Any], number: int) -> Example:
         question, given = self._given(row)
         answer = ", ".join(map(str, given)) if isinstance(given, list | tuple) else given
-        answer = "" if answer is None else str(answer).rsplit("####", 1)[-1].strip()
+        name = str(row.get("id", number))
+        try:
+            answer, worked = label_of("" if answer is None else str(answer))
+        except ValueError as error:
+            raise ValueError(
+                f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each final "
+                "answer into \\boxed{}"
+            ) from None
         if "####" in str(given):
             answer = answer.replace(",", "")  # GSM8K writes 1,234
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
+        if worked is not None:
+            meta = {"solution": worked, **meta, "label_from_solution": True}
         if self.levels:
             number_found = re.search(r"\d+", str(_column(row, self.level_column)))
             meta = {**meta, "level": int(number_found[0]) if number_found else None}
-        return Example(str(row.get("id", number)), question, answer, dict(meta))
+        return Example(name, question, answer, dict(meta))
 
     def _given(self, row: dict[str, Any]) -> tuple[str, Any]:
         """Return the text of the question, and the answer as the data set has it."""
@@ -123,6 +138,17 @@ class Mathematics(ReadTask):
             question = question[-1].get("content")
         text = "" if question is None else str(question)
         return text if self.remove is None else _without(self.remove, text), answer
+
+    def remark(self) -> str | None:
+        """How many labels were taken out of worked solutions, as a line for people."""
+        taken = sum("label_from_solution" in example.meta for example in self._examples)
+        if not taken:
+            return None
+        source = self.eval_source or self.source if self.split == "eval" else self.source
+        return (
+            f"math: {self.split}: {taken} of {len(self)} labels are the last box or marked answer of a worked solution in "
+            f"{source}; if another column has the final answers, name it in task.answer_column"
+        )
 
     def solution(self, example: Example) -> str:
         """The data set's solution, if it has one, and the answer in a box."""

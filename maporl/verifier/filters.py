@@ -3,8 +3,12 @@
 import re
 
 from maporl.tasks.grading import final_answer
+from maporl.tasks.grading.answers import spoken
 
-_ASKED = re.compile(r"^[^\w\n]*(?:the\s+)?(?:final\s+)?answer\W*:|\\boxed\s*\{|####", re.IGNORECASE | re.MULTILINE)
+_ASKED = re.compile(
+    r"^[^\w\n]*(?:the\s+)?(?:final\s+)?answer\W*[:：]|\\(?:boxed|fbox)\s*(?:\{(?!\s*\})|\w)|####",
+    re.IGNORECASE | re.MULTILINE,
+)
 _LEAKED = re.compile(
     r"^[^\w\n]*(?:user|human|assistant|system|instructions?)\s*:|<\|[^|\n]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>"
     r"|^#+\s*(?:instruction|response|input)\b",
@@ -32,7 +36,7 @@ def final_answers(text: str) -> int:
     >>> final_answers("The answer is 4, I think.\nAnswer: 4")
     1
     """
-    return max(1, len(_ASKED.findall(text))) if final_answer(text) is not None else 0
+    return max(1, len(_ASKED.findall(spoken(text)))) if final_answer(text) is not None else 0
 
 
 def fault(text: str, free_form: bool = False) -> str | None:

@@ -1,17 +1,22 @@
 r"""Grading: find the final answer of a text, bring it into one form, and compare it. Every rule is a doctest.
 
+What stands in a thought, such as ``<think>...</think>``, is no answer; a thought that is cut off goes on to the end.
+
 The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last* one:
 
-1. ``\boxed{...}`` with balanced braces;
+1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count;
 2. ``#### ...`` to the end of the line (GSM8K);
 3. ``Answer: ...`` or ``the (final) answer is ...``, to the end of the sentence or to the next such mark;
 4. the whole text, if it is only a number, or only an equation in numbers, of which the right-hand side counts.
 
-What follows ``####`` or ``Answer:`` counts only if it is a number or short mathematics, so that headings and prose are
-passed over. If it begins with a number but is neither, as in "5 or 6", then the text has no answer, whatever it said
-before.
+What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``, so
+that headings and prose are passed over. If it begins with a number but is none of them, as in "5 because", then the text
+has no answer, whatever it said before.
 
 A text in no such form has no final answer. It is never right.
+
+Both the answer and the label are read by :func:`reading`, whole or not at all. A label that is no mathematics is compared
+as it is written, but for typesetting.
 
 The work is bounded, so that no text takes long: only the last :data:`LONGEST_TEXT` characters of a text are read, and of
 these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LONGEST_LABEL` characters cannot be graded.
@@ -20,10 +25,13 @@ these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LONGES
 import re
 from collections import deque
 from collections.abc import Iterable
+from fractions import Fraction
+from functools import lru_cache
 
-from maporl.tasks.grading.mathematics import is_mathematics, same_mathematics
-from maporl.tasks.grading.numbers import LONGEST_ANSWER, arithmetic, canonical, number, plain, trim
-from maporl.tasks.grading.symbolic import Allowance
+from maporl.tasks.grading.expressions import Tree, based, read
+from maporl.tasks.grading.numbers import LONGEST_ANSWER, canonical, number, plain, trim
+from maporl.tasks.grading.units import split_unit, units_differ
+from maporl.tasks.grading.values import Budget, is_computable, real_value, same, same_in_order
 from maporl.types import Grade
 
 LONGEST_TEXT = 100_000
@@ -32,7 +40,25 @@ LONGEST_LABEL = 10_000
 """The most characters of a label. The labels of the benchmarks have at most 210."""
 MOST_CANDIDATES = 100
 """Of more marks, such as ``Answer:``, the last ones are read."""
-_MARK = re.compile(r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|:)\**\s*:?\s*", re.IGNORECASE)
+LONGEST_MATHEMATICS = 400
+"""The most characters of an answer without a box that is read as mathematics."""
+_THOUGHT = re.compile(
+    r"(?P<opens><(?:think|thinking|thought|reasoning|reflection)>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)\b"
+    r"|<\|begin_of_thought\|>)"
+    r"|</(?:think|thinking|thought|reasoning|reflection)>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final(?:<\|message\|>)?"
+    r"|<\|end_of_thought\|>",
+    re.IGNORECASE,
+)
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])"
+    r"|-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}))|[{}]"
+)
+_JOINT = re.compile(r"[$\s]*(?:,|(?:,\s*)?\b(?:and|or)\b|\\text\s*\{\s*(?:and|or)\s*\}|\\quad)[$\s]*")
+_EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
+_MARK = re.compile(
+    r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|[:：])\**\s*[:：]?\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*",
+    re.IGNORECASE,
+)
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
 _UNASSERTED = re.compile(r"\b(?:not|cannot|never|doubt|wrong|incorrect|if|whether)\b|n['’]t\b", re.IGNORECASE)
@@ -42,27 +68,66 @@ _OPERATOR_AFTER_NUMBER = re.compile(  # it looks at each run of digits and signs
     r"(?<![0-9.,$€£%\s)])[.,$€£%\s)]*[0-9][0-9.,$€£%\s)]*(?:[-+*/x×·÷−]|\\times|\\cdot|\\div)"
 )
 _LEFT_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([a-z]\))?")
+_MAY_THINK = re.compile(r"<(?:/?[trTR]|\|)|\[/?THINK|◁", re.IGNORECASE)
 CLAUSES = re.compile(
     r"[.!;:,()\n–—]+|(?<=\?)|\s-+\s|(?<!anything )(?<!all )\bbut\b|(?=\brather than\b)|(?=\binstead of\b)"
 )
 
 
+def spoken(text: str) -> str:
+    r"""``text`` without thoughts: what is marked as such, and what stands before the end of a thought that the prompt began.
+
+    >>> spoken("<think>5? No.</think>7"), spoken("5? No.</think>7"), spoken("<think>5? Let me"), spoken("7<think>so</think>")
+    ('7', '7', '', '7')
+    >>> spoken("<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>7"), spoken("a < b")
+    ('7', 'a < b')
+    """
+    if not _MAY_THINK.search(text):
+        return text
+    parts, place, inside = [], 0, False
+    for tag in _THOUGHT.finditer(text):
+        if tag["opens"] and not inside:
+            parts.append(text[place : tag.start()])
+            inside = True
+        elif not tag["opens"]:
+            if not inside:
+                parts = []  # the prompt had begun the thought
+            inside, place = False, tag.end()
+    return "".join([*parts, "" if inside else text[place:]])
+
+
 def boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}`` with balanced braces, or None.
+    r"""The content of the last complete box, or None. Boxes that are joined by "and" or a comma are one list.
 
     >>> boxed(r"so \boxed{\frac{1}{2}} or rather \boxed{\sqrt{\frac{3}{4}}}")
     '\\sqrt{\\frac{3}{4}}'
-    >>> boxed(r"cut off \boxed{12") is None
-    True
+    >>> boxed(r"cut off \boxed{12") is None, boxed(r"\boxed {5}"), boxed(r"\boxed5"), boxed(r"\fbox{5}"), boxed(r"\boxed{5} \boxed{}")
+    (True, '5', '5', '5', '5')
+    >>> boxed(r"$\boxed{1}$ and $\boxed{9}$"), boxed(r"\boxed{4}. No, \boxed{5}")
+    ('1, 9', '5')
     """
-    best, content = -1, None
-    opened: list[int] = []
-    for brace in re.finditer(r"\\boxed\{|[{}]", text):
-        if brace.group() != "}":
-            opened.append(brace.end() if len(brace.group()) > 1 else -1)
-        elif opened and (start := opened.pop()) > best:
-            best, content = start, text[start : brace.start()].strip()
-    return content
+    boxes: list[tuple[int, int, int, int]] = []  # where each begins and ends, and where its content does
+    opened: list[tuple[int, int]] = []
+    for found in _BOX.finditer(text):
+        if found["bare"]:
+            boxes.append((found.start(), found.end(), *found.span("bare")))
+        elif found.group() != "}":
+            opened.append((found.start(), found.end()) if found["brace"] else (-1, -1))
+        elif opened:
+            start, content = opened.pop()
+            if start >= 0 and not _EMPTY_BOX.fullmatch(text, content, found.start()):
+                boxes.append((start, found.end(), content, found.start()))
+    if not boxes:
+        return None
+    last = max(boxes)
+    contents, start = [text[last[2] : last[3]].strip()], last[0]
+    for box in sorted((box for box in boxes if box[1] <= start), reverse=True)[:MOST_CANDIDATES]:
+        if start - box[1] > 40 or not _JOINT.fullmatch(text, box[1], start):
+            break
+        contents, start = [text[box[2] : box[3]].strip(), *contents], box[0]
+    if all(content == contents[-1] or same_answer(content, contents[-1]) for content in contents):
+        return contents[-1]
+    return ", ".join(contents)
 
 
 def final_answer(text: str) -> str | None:
@@ -79,45 +144,202 @@ def final_answer(text: str) -> str | None:
     >>> final_answer("2 + 3 = 5 apples"), final_answer("First 2 + 3 = 5, then I stop."), final_answer("1=2=3")
     ('5 apples', None, None)
     >>> final_answer("Answer: 4 = 5 = 6"), final_answer("Answer: 5\nOr the answer is 5 or 6."), final_answer("Answer: 5?")
-    (None, None, None)
+    (None, '5 or 6', None)
     >>> final_answer("I do not think the answer is 5."), final_answer("Answer: 9^{9^{9}}")
     (None, None)
     """
-    text = text[-LONGEST_TEXT:]
+    written = written_answer(text)
+    if written is None:
+        return None
+    answer = right_hand_side(written)
+    return answer if 0 < len(answer) <= LONGEST_ANSWER else None
+
+
+def written_answer(text: str) -> str | None:
+    r"""As :func:`final_answer`, with what stands before an equals sign: "x = 5" is no answer to a label "y = 5"."""
+    text = spoken(text)[-LONGEST_TEXT:]
     answer = boxed(text)
     if answer is not None:
-        answer = _right_hand_side(trim(answer))
+        answer = trim(answer)
         return answer if 0 < len(answer) <= LONGEST_ANSWER else None
     answer = _last_candidate(heading[1] for heading in deque(_HEADED.finditer(text), MOST_CANDIDATES))
     if answer is None:
         answer = _last_candidate(_first_sentence(written) for before, written in marked(text) if _asserted(before))
     if answer is None:
-        answer = _right_hand_side(trim(text), variable=False)
-        return answer if number(answer) is not None else None
+        answer = trim(text)
+        return answer if number(right_hand_side(answer, variable=False)) is not None else None
     return answer or None
 
 
-def same_answer(answer: str, truth: str, allowance: Allowance | None = None) -> bool | None:
-    r"""Whether two answers are equal, as exact numbers or else as mathematics (math-verify).
+@lru_cache(4096)  # a label is read again for each answer
+def reading(text: str) -> tuple[Tree, Tree | None] | None:
+    r"""What ``text`` means if it is a number or mathematics that is read whole and is small enough to be computed, or None.
 
-    None if ``truth`` is neither a number nor mathematics, or has more than :data:`LONGEST_LABEL` characters. The
-    comparison of mathematics may take the CPU time that ``allowance`` has left; an answer that takes longer is wrong.
+    The second tree is the other meaning of a text such as "1,234", which may be a list. A unit at the end is left out.
+
+    >>> reading("5 apples"), reading(r"\sqrt2\text{ cm}") == reading(r"\sqrt{2}"), reading("apples"), reading("9^{9^9}")
+    ((('number', Fraction(5, 1)), None), True, None, None)
+    """
+    if len(text) > 2 * LONGEST_ANSWER:
+        return None
+    plainly = plain(text)
+    value = number(text) if based(plainly) is None and "°" not in plainly else None
+    if value is not None:
+        other = read(text, thousands=False) if "," in text else None
+        return ("number", value), other if other and other[0] != "number" else None
+    body, unit = split_unit(text)
+    tree = (read(body) if unit else None) or read(text)
+    if tree is None or not is_computable(tree):
+        return None
+    other = read(text, thousands=False) if "," in text else None
+    return tree, other if other != tree else None
+
+
+def label_of(given: str) -> tuple[str, str | None]:
+    r"""The label in a data set's answer, and the worked solution from which it was taken, or None.
+
+    A data set may write its answer after ``####``, or have worked solutions only: then the last box is the label, or what a
+    solution of several sentences marks as its answer.
+
+    >>> label_of("2+3=5\n#### 5"), label_of("First, $2+3=\\boxed{5}$."), label_of("neither"), label_of(r"\boxed{5}")
+    (('5', '2+3=5\n#### 5'), ('5', 'First, $2+3=\\boxed{5}$.'), ('neither', None), ('5', None))
+    >>> label_of("Add them. The answer is 5.")
+    ('5', 'Add them. The answer is 5.')
+
+    Raises:
+        ValueError: ``given`` is a worked solution without a box and without a marked answer.
+    """
+    if "####" in given:
+        return given.rsplit("####", 1)[-1].strip(), given
+    box = boxed(given)
+    if box is not None:
+        whole = re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{?(.*?)\}?[\s$.]*", given, re.DOTALL)
+        return box, None if whole and whole[1].strip() == box else given
+    prose = len(given) > 200 or _SENTENCE.search(given) is not None
+    if not prose or len(_WORD.findall(given)) < 4 or reading(given) is not None or option(given) is not None:
+        return given.strip(), None
+    answer = final_answer(given)
+    if answer is None:
+        raise ValueError("a worked solution as its answer, and neither a \\boxed{} nor an 'Answer:' in it")
+    return answer, given
+
+
+def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool | None:
+    r"""Whether two answers are the same, exactly: as numbers, as mathematics, or as they are written.
+
+    None if ``truth`` is neither a number nor mathematics and the two are not written alike, or if it has more than
+    :data:`LONGEST_LABEL` characters. A label that is a decimal of four digits or more stands for an irrational value too,
+    if this rounds to it. Two known units that differ make two answers differ.
 
     >>> same_answer("0.5", r"\frac{1}{2}"), same_answer("2+3", "5"), same_answer(r"x^2+2x+1", r"(x+1)^2")
     (True, True, True)
     >>> same_answer("235", "5"), same_answer("5 because 4+2=6", "6"), same_answer("5 & 6", "6")
     (False, False, False)
-
-    Raises:
-        MathematicsError: the process that compares mathematics cannot work here.
+    >>> same_answer("80 cents", "80 dollars"), same_answer("80", "80 dollars"), same_answer("1, 234", "1,234")
+    (False, True, True)
+    >>> same_answer(r"\pi", "3.1416"), same_answer("3.1416", r"\pi"), same_answer("3.14", "3.1416")
+    (True, False, False)
     """
     if len(truth) > LONGEST_LABEL:
         return None
-    if canonical(answer) == canonical(truth):
-        return True
-    if number(truth) is not None and (number(answer) is not None or arithmetic(plain(answer)) is not None):
+    if len(answer) > 2 * LONGEST_ANSWER:
+        return False if reading(truth) is not None else None
+    if (option := _same_option(answer, truth)) is not None:
+        return option
+    right = reading(truth)
+    if right is None:
+        return True if _written_alike(answer, truth) else None
+    said = reading(answer)
+    if said is None:
+        return _written_alike(answer, truth)
+    if units_differ(answer, truth):
         return False
-    return same_mathematics(answer, truth, allowance)
+    budget = budget or Budget()
+    if same(said[0], right[0], budget):
+        return True
+    if (said[1] or right[1]) and same_in_order(said[1] or said[0], right[1] or right[0], budget):
+        return True  # 1, 234 and 1,234
+    return _rounds_to(said[0], truth)
+
+
+def _rounds_to(said: Tree, truth: str) -> bool:
+    """Whether an irrational value rounds to the decimal ``truth``; or any value to a decimal that is called approximate."""
+    text = plain(truth)
+    about = re.match(r"\\approx|≈|~|about |approximately ", text)
+    decimal = re.match(r"[^0-9.]*([0-9][0-9,]*\.([0-9]+))", text)
+    label = number(truth)
+    if decimal is None or label is None or not (about or len(decimal[1].replace(".", "").strip("0")) >= 4):
+        return False
+    found = real_value(said)
+    if found is None or (found[1] and not about):
+        return False
+    return abs(found[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
+
+
+_SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
+_WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
+_OPTION = re.compile(
+    r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$))\s*(.*)",
+    re.DOTALL | re.IGNORECASE,
+)
+_OTHER_OPTION = re.compile(r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J][).:]|\b(?:or|not|and)\b", re.IGNORECASE)
+
+
+def option(text: str) -> tuple[str, str] | None:
+    r"""The letter and the text of an option such as ``B) Paris``, or None.
+
+    >>> option("(B) Paris"), option("b. Paris"), option("B"), option(r"\text{(E)},"), option("B) Paris or C) Rome"), option("Bern")
+    (('B', 'Paris'), ('B', 'Paris'), ('B', ''), ('E', ''), None, None)
+    """
+    if len(text) > LONGEST_ANSWER:
+        return None
+    match = _OPTION.fullmatch(plain(text).strip("* "))
+    if match is None or (_OTHER_OPTION.search(match[3]) and len(match[3]) < 200):
+        return None
+    return (match[1] or match[2]).upper(), trim(match[3])
+
+
+def _same_option(answer: str, truth: str) -> bool | None:
+    """Whether two options have the same letter, and the same text if both have one; None if they are no options."""
+    right, said = option(truth), option(answer)
+    if right is None:
+        return None
+    if said is None:
+        return True if right[1] and _written_alike(answer, right[1]) else None
+    if said[0] != right[0]:
+        return False
+    return not (said[1] and right[1]) or _written_alike(said[1], right[1]) or bool(same_answer(said[1], right[1]))
+
+
+def _written_alike(answer: str, truth: str) -> bool:
+    return normal(answer) == normal(truth) != ""
+
+
+def normal(text: str) -> str:
+    r"""``text`` as words or as signs of mathematics, without what only sets the type. Words lose their case.
+
+    >>> normal(r"\text{All real  Numbers}."), normal("x_{1} + y"), normal("A,  B"), normal("MR = SRMC"), normal("(ACF)")
+    ('all real numbers', 'x_1+y', 'a,b', 'MR=SRMC', 'acf')
+    """
+    text = trim(plain(text))
+    if re.search(r"[-+=^_\\<>|*/]", text):
+        text = re.sub(r"\{\s*(\w)\s*\}", r"\1", text)
+        return re.sub(r"(?<!\w)\s+|\s+(?!\w)|(?<=[0-9])\s+|\s+(?=[0-9])", "", text)
+    text = re.sub(r"\s*([,;:])\s*", r"\1", " ".join(text.split())).casefold()
+    return text[1:-1].strip() if re.fullmatch(r"\([^()]*\)", text) and not text[1:2].isdigit() else text
+
+
+def is_mathematics(text: str) -> bool:
+    r"""Whether ``text`` is short mathematics, plain or in LaTeX, that is read whole and is small enough to compute.
+
+    >>> [is_mathematics(t) for t in ("x^2+2x+1", r"\frac{\sqrt{3}}{2}", "2^{10}", "(1, 2]", r"2\pi", "1 and 2")]
+    [True, True, True, True, True, True]
+    >>> [is_mathematics(t) for t in ("no", "5 6", "5$ $6", "correct", "5+", "1=2=3", "9^{9^9}", "2^{99999}", "(9!)!")]
+    [False, False, False, False, False, False, False, False, False]
+    """
+    if len(text) > LONGEST_MATHEMATICS or re.search(r"=[^=]*=", text):
+        return False
+    return reading(text) is not None
 
 
 def grade_mathematics(text: str, truth: str) -> Grade:
@@ -125,18 +347,15 @@ def grade_mathematics(text: str, truth: str) -> Grade:
 
     >>> grade_mathematics(r"... so \boxed{1{,}234}", "1234").correct, grade_mathematics("2 + 3 = 5 apples", "235").correct
     (True, False)
-
-    Raises:
-        MathematicsError: the process that compares mathematics cannot work here.
     """
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
-    answer = final_answer(text)
+    answer = written_answer(text)
     if answer is None:
         return Grade(None, False, "no final answer in the asked form")
     verdict = same_answer(answer, truth)
     reason = {True: "equals the label", False: "differs from the label", None: "the label cannot be read"}[verdict]
-    return Grade(canonical(answer), verdict, reason)
+    return Grade(canonical(right_hand_side(answer)), verdict, reason)
 
 
 def too_long(truth: str) -> str:
@@ -166,18 +385,27 @@ def _asserted(before: str) -> bool:
 def _last_candidate(candidates: Iterable[str]) -> str | None:
     """The last candidate that can be read, or None. "" if a later one begins with a number but cannot be read."""
     for candidate in reversed(list(candidates)):
-        answer = _right_hand_side(trim(candidate))
-        if number(answer) is not None or ("=" not in answer and is_mathematics(answer)):
-            return answer
+        written = trim(candidate)
+        answer = right_hand_side(written)
+        if number(answer) is not None or ("=" not in answer and is_mathematics(answer)) or option(answer):
+            return written
+        if "=" in written and is_mathematics_list(written):
+            return written
         if _BEGINS_WITH_NUMBER.match(answer):
             return ""
     return None
 
 
-def _right_hand_side(text: str, variable: bool = True) -> str:
+def is_mathematics_list(text: str) -> bool:
+    """Whether ``text`` is a list of equations such as ``a = 1, b = 2``."""
+    tree = reading(text) if len(text) <= LONGEST_MATHEMATICS else None
+    return tree is not None and tree[0][0] == "list" and all(part[0] == "relation" for part in tree[0][1:])
+
+
+def right_hand_side(text: str, variable: bool = True) -> str:
     r"""The right-hand side of ``text`` if it is one equation with arithmetic, or a ``variable``, on its left; else ``text``.
 
-    >>> [_right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3")]
+    >>> [right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3")]
     ['5', '21', 'x^2', '4 = 5', '1+1=2=2', 'x+y=3']
     """
     left, _, right = text.partition("=")

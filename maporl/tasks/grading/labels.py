@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from maporl.tasks.grading.answers import CLAUSES, LONGEST_TEXT, boxed, marked
+from maporl.tasks.grading.answers import CLAUSES, LONGEST_TEXT, boxed, marked, spoken
 from maporl.types import Grade
 
 _NEGATION = re.compile(
@@ -18,6 +18,7 @@ _NOTHING_BUT_NEGATION = re.compile(
 )
 _ENDS_NEGATED = re.compile(r"(?:\bnot|n['’]t|\bcannot|\bnever|\bneither)$")
 _ENDS_OPEN = re.compile(r"\b(?:that|be|is|an?|the|think|say|believe|really|necessarily|strictly)$")
+_BESIDE = re.compile(r"[\s*_]*(?:and[\s*_]+)?")
 _NEGATES_WHAT_FOLLOWS = re.compile(r"\b(?:not|never|cannot|n['’]t)\b")
 _REASON = re.compile(r"\b(?:because|since|as)\b")
 
@@ -25,9 +26,10 @@ _REASON = re.compile(r"\b(?:because|since|as)\b")
 def find_label(text: str, labels: Sequence[str]) -> str | None:
     """The only label that ``text`` asserts, or None if it asserts no label or several.
 
-    Only whole words count. If the text marks a final answer, only that is read. A mention does not count if its clause
-    negates it by a word like "not" or "wrong"; such a word in a reason that follows the mention does not negate it. Of a
-    longer text, the last 100,000 characters are read.
+    Only whole words count. What stands in a thought does not. If the text marks a final answer, only that is read. A
+    mention does not count if its clause negates it by a word like "not" or "wrong"; such a word in a reason that follows
+    the mention does not negate it, nor does one that negates the next label. Of a longer text, the last 100,000 characters
+    are read.
 
     >>> nli = ("entailment", "neutral", "contradiction")
     >>> find_label("not entailment, it is a contradiction", nli)
@@ -42,11 +44,13 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     (True, True)
     >>> find_label("I don't think the answer is neutral", nli) is None, find_label("It is not, I think, neutral", nli) is None
     (True, True)
+    >>> find_label("Neutral, not contradiction.", nli), find_label("entailment (neither neutral nor contradiction)", nli)
+    ('neutral', 'entailment')
     >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no", "not yes")]
     ['yes', 'no', None, None]
     """
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
-    text = text[-LONGEST_TEXT:]
+    text = spoken(text)[-LONGEST_TEXT:]
     where = boxed(text)
     if where is None:
         named = [f"{before} {written}" for before, written in marked(text) if mention.search(written.lower())]
@@ -55,8 +59,9 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     found, carried = set(), False
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))
+        denied = not mention.search(following) and _NOTHING_BUT_NEGATION.fullmatch(following)
         others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may be a label itself
-        if mentions and not (carried or _NOTHING_BUT_NEGATION.fullmatch(mention.sub("_", following))):
+        if mentions and not (carried or denied):
             found |= _asserted(mentions, others)
         carried = not mentions and (carried or _negation_goes_on(clause))
     asserted = [label for label in labels if label.lower() in found]
@@ -68,11 +73,17 @@ def _asserted(mentions: list[re.Match[str]], others: str) -> set[str]:
     negations = [match.span() for match in _NEGATION.finditer(others)]
     reasons = [match.start() for match in _REASON.finditer(others)]
     found = set()
-    for mention in mentions:
+    for place, mention in enumerate(mentions):
         reason = bisect_left(reasons, mention.end())
         end = reasons[reason] if reason < len(reasons) else len(others)
         negation = bisect_left(negations, (mention.end(), 0))  # the first after the mention
         negated_after = negation < len(negations) and negations[negation][1] <= end
+        if (
+            negated_after
+            and place + 1 < len(mentions)
+            and _BESIDE.fullmatch(others, mention.end(), negations[negation][0])
+        ):
+            negated_after = negations[negation][1] > mentions[place + 1].start()  # "neutral, not a contradiction"
         if not (negated_after or (negations and negations[0][1] <= mention.start())):
             found.add(mention.group())
     return found

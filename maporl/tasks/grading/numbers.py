@@ -41,7 +41,7 @@ _NO_UNIT = re.compile(
     "|plus|minus|times?|over|divided|multiplied|added|subtracted|squared|cubed|factorial|root|sqrt|modulo|mod|power|raised"
     "|point|negative|positive|below|under|sin|cos|tan|log|exp|alpha|beta|gamma|theta|lambda|omega|and|but|not|nor|n?either"
     "|both|versus|then|instead|rather|wait|actually|correction|sorry|never|cannot|unless|except|without|wrong|incorrect"
-    "|false|untrue|maybe|perhaps|possibly|too|than|equals?)s?"
+    "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps|possibly|too|than|equals?)s?"
 )
 
 _ARITHMETIC = re.compile(r"[0-9 +\-*/()]{1,100}")
@@ -105,30 +105,124 @@ def canonical(answer: str) -> str:
     return str(value) if value is not None else re.sub(r"\s+", " ", plain(answer)).lower()
 
 
+_BLANKS_AT_THE_END = (r"\,", r"\;", r"\:", r"\!", r"\quad", r"\qquad")
+
+
 def trim(text: str) -> str:
-    """``text`` without the marks around it: blanks, emphasis, signs of LaTeX mathematics, closing punctuation."""
+    r"""``text`` without the marks around it: blanks, emphasis, signs of LaTeX mathematics, closing punctuation.
+
+    >>> trim("**$5$**"), trim(r"\(x\)"), trim("<18>"), trim("5..")
+    ('5', 'x', '18', '5..')
+    """
     text = text.strip().strip("*_`").strip()
-    for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$")):
+    for opening, closing in (
+        (r"\(", r"\)"),
+        (r"\[", r"\]"),
+        ("$$", "$$"),
+        ("$", "$"),
+        ("<", ">"),
+        ('"', '"'),
+        ("“", "”"),
+    ):
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
             text = text[len(opening) : -len(closing)].strip()
+    while text.endswith(_BLANKS_AT_THE_END):  # the comma of "\\," is no punctuation
+        text = text[: text.rindex("\\")].rstrip()
     one_stop = text.endswith(".") and not text.endswith("..")
     text = text[:-1] if one_stop else text.rstrip(",;:")
     return text.strip().strip("*_`").strip()
 
 
+_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
+    map(ord, "\u2009\u202f\u00a0\u3000"), " "
+)
+_WIDE |= {ord("−"): "-", ord("、"): ",", ord("。"): "."}
+_LAYOUT = re.compile(
+    r"(?<!\\)(?:\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|mathstrut|strut|relax|null|hfill|nonumber|notag"
+    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries|itshape|centering|medspace|thinspace"
+    r"|thickspace|negthinspace|enspace|quad|qquad|mathopen|mathclose|mathrel|mathbin|mathord|mathop|protect|noindent)(?![A-Za-z])"
+    r"|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*(?P<dot>\.)?"
+    r"|\\(?:[hv]?phantom|hspace\*?|vspace\*?|mspace|mskip|color|label|tag\*?)\s*(?:\{[^{}]*\}|(?=-))|\\[,;:> /]|~)"
+)
+_WORDS_IN = re.compile(
+    r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|md|sc)?|mbox|hbox|emph|mathrm|operatorname\*?)\s*\{([^{}]*)\}"
+)
+_STYLED = re.compile(
+    r"\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|underline|ensuremath|boxed|fbox|textcolor\s*\{[^{}]*\}"
+    r"|colorbox\s*\{[^{}]*\})\s*\{([^{}]*)\}"
+)
+_BLANK = r"(?:\\[,;:! ]|~|\{[,\s]\}|[ \u2009\u202f\u00a0])"
+_GROUPS = re.compile(rf"(?<![0-9.,])([1-9][0-9]{{0,2}})((?:{_BLANK}[0-9]{{3}})+)(?![0-9])(?!\s*/)")
+_PAIR = re.compile(r"(?<!\\)\$([^$]*?)(?<!\\)\$")
+_NAMED = frozenset(_words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lcm max min"))
+
+
 def plain(text: str) -> str:
-    r"""``text`` without what only sets the type.
+    r"""``text`` without what only sets the type. Labels and answers are read through this alone.
 
     >>> plain(r"$5\text{ km}$"), plain(r"\frac12"), plain("$5$ apples"), plain("−1{,}000"), plain(r"45^\circ")
-    ('5  km', '\\frac{1}{2}', '5 apples', '-1,000', '45°')
+    ('5  km', '\\frac{1}{2}', '5 apples', '-1000', '45°')
+    >>> plain(r"\displaystyle\left(\dfrac{1}{2},\;3\right)"), plain(r"10\,000"), plain(r"\mathbf{5}"), plain("$69$,$84$")
+    ('(\\frac{1}{2}, 3)', '10000', '5', '69,84')
+    >>> plain("１８"), plain("0{,}5"), plain("1 234 567"), plain("3 125/250"), plain(r"\phantom{0}7"), plain("{12}")
+    ('18', '0.5', '1234567', '3 125/250', '7', '12')
     """
-    text = trim(re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r" \1", text))
-    text = re.sub(r"^\$([^$]+)\$(?=\s+[^\W\d_])", r"\1", text)
-    text = re.sub(r"(\\[dt]?frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
-    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)", "°", text)
-    for written, plain in (("{,}", ","), (r"\%", "%"), (r"\$", "$"), (r"\!", ""), (r"\,", " "), ("−", "-")):
-        text = text.replace(written, plain)
-    return re.sub(r"^–(?=\s*[$€£]?\s*[.\d])", "-", text.strip())
+    if not text.isascii():
+        text = text.translate(_WIDE)
+    if "\\" in text or "{" in text or "$" in text or "~" in text:
+        text = _without_typesetting(text)
+    elif _GROUPS.search(text):
+        text = _GROUPS.sub(_joined, text)
+    text = trim(text)
+    while len(text) > 2 and text[0] == "{" and text[-1] == "}" and "}" not in text[1:-1]:
+        text = text[1:-1].strip()
+    return re.sub(r"^–(?=\s*[$€£]?\s*[.\d])", "-", text)
+
+
+def _without_typesetting(text: str) -> str:
+    text = _GROUPS.sub(_joined, trim(text))
+    text = text.replace(r"\!", "").replace(r"\mleft", r"\left").replace(r"\mright", r"\right")
+    text = _PAIR.sub(r"\1", text)
+    text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", text)
+    text = re.sub(r"(?<=[0-9])\{,\}(?=[0-9])", ".", text)
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\{\s*°\s*\})|\\(?:text)?degree(?![A-Za-z])", "°", text)
+    text = _LAYOUT.sub(
+        lambda match: "" if match[0].startswith((r"\left", r"\right", r"\big", r"\Big", r"\phantom")) else " ", text
+    )
+    for _ in range(2):  # one command in the other
+        text = _WORDS_IN.sub(lambda match: "\\" + match[1] + " " if match[1] in _NAMED else " " + match[1], text)
+        text = _STYLED.sub(
+            lambda match: match[1] if len(match[1]) == 1 or match[1].isdigit() else f"{{{match[1]}}}", text
+        )
+    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+    text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
+    for written, meant in (
+        (r"\%", "%"),
+        (r"\$", "$"),
+        (r"\pounds", "£"),
+        (r"\euro", "€"),
+        (r"\&", "&"),
+        (r"\#", "#"),
+        (r"\colon", ":"),
+    ):
+        text = text.replace(written, meant)
+    return text.strip()
+
+
+def _joined(match: re.Match[str]) -> str:
+    return match[1] + "".join(re.findall("[0-9]{3}", match[2]))
+
+
+def unit_scale(unit: str, marked: bool) -> int | None:
+    r"""As :func:`_scale`, of words after an expression. A unit that is ``marked`` as text may be one letter.
+
+    >>> unit_scale("square feet", False), unit_scale("million", False), unit_scale("or six", False), unit_scale("N", True)
+    (1, 1000000, None, 1)
+    """
+    words = re.split(r"[\s/.]+", unit.strip(" ."))
+    if marked and all(len(word) == 1 or word.lower() in _SHORT_UNITS for word in words):
+        return 1 if all(word in "mghslLNJWKACVFT" or len(word) > 1 for word in words) else None
+    return _scale(unit, attached=False)
 
 
 def _scale(unit: str, attached: bool) -> int | None:

@@ -4,7 +4,7 @@ import re
 import string
 from collections import Counter
 
-from maporl.tasks.grading.answers import LONGEST_TEXT, marked
+from maporl.tasks.grading.answers import LONGEST_TEXT, marked, spoken
 from maporl.types import Grade
 
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
@@ -47,12 +47,15 @@ def token_f1(answer: str, truth: str) -> float:
 
 
 def find_span(text: str) -> str | None:
-    """Return what follows the last ``Answer:`` on its line, or None.
+    """Return what follows the last ``Answer:`` on its line, or None. What stands in a thought is no answer.
 
     >>> find_span("I think of Emma.\\nAnswer: Jane Austen\\nBye"), find_span("**Answer:** 1815"), find_span("Jane Austen")
     ('Jane Austen', '1815', None)
+    >>> find_span("<think>Answer: Emma</think>Answer：<Jane Austen>"), find_span("<think>Answer: Emma")
+    ('Jane Austen', None)
     """
-    found = [words.strip().strip("*").strip() for _, words in marked(text[-LONGEST_TEXT:])]
+    found = [words.strip().strip("*").strip() for _, words in marked(spoken(text)[-LONGEST_TEXT:])]
+    found = [words[1:-1].strip() if words[:1] == "<" and words[-1:] == ">" else words for words in found]
     return found[-1] or None if found else None
 
 

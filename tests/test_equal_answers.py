@@ -1,0 +1,272 @@
+"""Which answers are the same as a label, and which are not: literal pairs, and what must hold for all."""
+
+import random
+import threading
+from fractions import Fraction
+
+import pytest
+
+from maporl.tasks.grading import final_answer, find_label, grade_mathematics, same_answer
+from maporl.tasks.grading.answers import boxed, label_of, spoken
+from maporl.tasks.grading.benchmarks import grade_benchmark
+from maporl.tasks.grading.expressions import read
+from maporl.tasks.grading.spans import grade_span
+from maporl.tasks.grading.values import Budget, same
+
+
+def graded(answer, label, meta=None):
+    return grade_benchmark(rf"So \boxed{{{answer}}}", label, meta).correct
+
+
+WRONG = {
+    "degrees": [
+        (r"180^\circ - 60^\circ", "60"), (r"2\cdot 30^\circ", "30"), (r"85^\circ, 75^\circ", r"75^\circ, 75^\circ"),
+        (r"90^\circ+\theta", r"90^\circ-\theta"), (r"\frac{\pi}{6}", r"60^\circ"), (r"60\text{ radians}", r"60^\circ"),
+        (r"\cos 60^\circ", "60"), (r"60^\circ", r"60\pi"), (r"\sin 30", r"\frac12"),
+    ],
+    "large": [
+        ("(x+1)^{20}", "(x-1)^{20}"), ("(a+b)^{99}", "(a-b)^{99}"), ("2^{99999}+1", "2^{99999}-1"), ("2^{99998}", "2^{99999}"),
+        ("-10^{10^{10}}", "10^{10^{10}}"), ("9^{9^9}+1", "9^{9^9}-1"), ("100!", "101!"), ("2^{2007}", "2^{2007}+1"),
+        ("2^{5000}+1", "2^{5000}+3"), ("10000!+1", "10000!-1"),
+    ],
+    "bases": [
+        ("101_2", "101"), ("101", "101_2"), ("5", "101_2"), ("20412_9", "20412_5"), ("1011_5", "1011_2"), ("40_{4}", "40_9"),
+        ("20413_5", "20412_5"), ("A6_{11}", r"\text{A5}_{11}"), ("-37_8", "37_8"), ("102_2", "2"), (r"101_{\text{two}}", "101_3"),
+    ],
+    "tiny and rounded": [
+        ("3.1415926", r"\pi"), ("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899", r"\pi"),
+        ("3/2^{98}", "1/2^{98}"), ("0", "10^{-30}"), ("10^{-30}", "0"), ("1e-20", "1e-21"), ("0.333333", r"\frac13"),
+        ("0.33333333333333333333", r"\frac13"), ("1.41421356", r"\sqrt2"), ("2.718281828", "e"), ("10^{-12}+1", "1"),
+        (r"\pi\cdot 10^{-400}", r"2\pi\cdot 10^{-400}"), (r"10^{-50}+\sqrt2", r"\sqrt2"), ("3.14", "3.1416"), (r"\pi", "3.1415"),
+        (r"e^{\pi\sqrt{163}}", "262537412640768744"), ("22/7", r"\pi"), ("0.5000001", "0.5"), (r"\approx 3.14", r"\pi"),
+    ],
+    "half read": [
+        (r"4\sqrt(2)", "4"), (r"2307 + \frac\pi 2", r"2007 + \frac\pi 2"), (r"2+\frac\pi 2", "2"), ("5x'", "5x"), ("10:1", "10"),
+        ("2(3)", "5"), ("2 3", "5"), ("12!", "12"), ("5''", "5"), (r"x^2\text{ for }x>0", "x^2"), (r"5\unknown{2}", "5"),
+        (r"I(0)e^{-t}", "0"), (r"\sum_{k=1}^{3} k", "3"), ("5 or 6", "5"), (r"\frac12\text{ or }\frac13", r"\frac12"), ("5 because", "5"),
+        (r"\sqrt[3]{8}x", r"\sqrt{8}x"), ("3^2^2", "81"), (r"\frac{1}{2}{3}", "0.5"), ("(5", "5"), ("5)", "5"), ("1/2/", "1/2"),
+    ],
+    "parts": [
+        ("(1,2)", "1,2"), ("(2,1)", "(1,2)"), ("[0,1)", "[0,1]"), ("(100101)", "(100,101)"), ("48,48", "48,048"), ("250,31", "31,250"),
+        ("a=1, b=2", "2, 1"), ("b=1, a=2", "a=1, b=2"), ("y=5", "x=5"), ("x>3", "x<3"), (r"x\le 3", "x<3"), ("1<x<3", "(1,3]"),
+        (r"\{1,3\}", "1,2"), ("1, 1", "1"), ("1", "1, 1"), (r"\pm 5", "5"), ("5", r"\pm 5"), (r"\lvert x\rvert", "x"), (r"\sqrt{x^2}", "x"),
+        ("2:3", "3:2"), ("0.56 = 57\\%", "0.56 = 56\\%"), ("N/2", "n/2"), (r"\log_3 2", r"\log_2 3"), ("2+3i", "2-3i"), ("f(x)=3x", "f(x)=2x"),
+        (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("y=2x-1", "2x-y+1=0"), ("Evelin", "Evelyn"),
+        (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"), ("CABD", r"\text{CBAD}"), ("8:35 p.m.", "8:34 p.m."),
+    ],
+    "units": [
+        ("80 cents", "80 dollars"), (r"\$80", "80 cents"), ("5 cm", "5 m"), (r"5\text{ cm}", r"5\text{ inches}"), ("20 apples", "20 miles"),
+        ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"3 \text{ dozen}", "3"),
+    ],
+    "options": [
+        ("C) Paris", "B"), ("B) Paris or C) Rome", "B"), ("B) Rome", "(B) Paris"), ("B, C", "B"), ("not B", "B"), ("A", "B"), ("Paris", "B"),
+        (r"\text{(C)}", r"\text{(B)}"), ("B) not this but C", "B"), ("(A) and (B)", "A"),
+    ],
+}  # fmt: skip
+RIGHT = {
+    "degrees": [
+        (r"180^\circ - 60^\circ", "120"), (r"2\cdot 30^\circ", "60"), (r"60^\circ, 30^\circ", r"30^\circ, 60^\circ"), ("60 degrees", "60"),
+        (r"(30^\circ, 60^\circ)", r"(30^\circ,60^\circ)"), ("60", r"60^{\circ}"), (r"60\text{ degrees}", r"60^\circ"),
+        (r"\frac{\pi}{3}", r"60^\circ"), (r"30^\circ", r"\frac{\pi}{6}"), (r"\cos 60^\circ", "0.5"), (r"\tan^{-1}(1)", r"\frac{\pi}{4}"),
+        (r"90^\circ-\theta", r"-\theta+90^\circ"), ("60°", "60"), (r"60\degree", "60"),
+    ],
+    "exact": [
+        ("(1-x)^{20}", "(x-1)^{20}"), ("2^{99999}-1", "2^{99999}-1"), ("10^{10^{10}}", "10^{10^{10}}"), (r"20412_{5}", "20412_5"),
+        (r"101_{\text{two}}", "101_2"), ("(101)_2", "101_2"), ("A5_{11}", r"\text{A5}_{11}"), ("11_{10}", "11"), (r"\pi", "3.1416"), (r"\sqrt{2}", "1.41421"),
+        ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"),
+        (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"),
+        (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
+        (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"),
+    ],
+    "layout": [
+        (r"\displaystyle\frac{1}{2}", r"\frac{1}{2}"), (r"\cfrac{1}{2}", r"\frac{1}{2}"), (r"\tfrac34", "0.75"), (r"(1,\;2)", "(1,2)"),
+        (r"(1,\:2)", "(1,2)"), (r"x \leqslant 3", r"x \le 3"), (r"\mathbf{5}", "5"), (r"\textrm{13}", "13"), (r"\log_2 3", r"\log_2{3}"),
+        (r"\bigl(1, 2\bigr)", "(1,2)"), (r"\Big\{1,2\Big\}", r"\{1,2\}"), (r"\varnothing", r"\emptyset"), (r"\left(1,\ 2\right)", "(1,2)"), (r"\mbox{5}", "5"),
+        (r"5\quad", "5"), (r"\mathrm{5}", "5"), (r"\,5\,", "5"), (r"\!5", "5"), (r"\frac\pi 2", r"\frac{\pi}{2}"), (r"2\sqrt3", r"2\sqrt{3}"), (r"4\sqrt(2)", r"4\sqrt{2}"),
+        (r"\operatorname{sin} x", r"\sin x"), (r"{x}^{2}", "x^2"), (r"\boldsymbol{x+1}", "x+1"), (r"\color{red}5", "5"), (r"\phantom{0}5", "5"), (r"\hspace{1em}5", "5"),
+        (r"\text{Evelyn}", "evelyn"), (r"\text{two lines}", "two  lines"), (r"\textbf{neither}", "neither"), ("$5$", "5"), ("\\(5\\)", "5"), ("５", "5"), ("+5", "5"),
+    ],
+    "thousands": [
+        (r"10\,000", "10000"), (r"1\,234\,567", "1234567"), (r"10\ 000", "10000"), ("10 000", "10000"), ("10~000", "10000"), ("10{,}000", "10000"),
+        (r"1\;000", "1000"), (r"12,\!345.6", "12345.6"), ("0{,}5", "0.5"), ("1,234", r"1,\!234"), ("1, 234", "1,234"),
+    ],
+    "units": [
+        (r"5\,\text{cm}", "5"), (r"5~\mathrm{cm}", "5"), (r"5\ \mathrm{cm}^2", "5"), (r"5\text{ m}/\text{s}", "5"), (r"5\,\frac{\text{m}}{\text{s}}", "5"),
+        (r"9.8\,\mathrm{m/s^2}", "9.8"), (r"5\,\mathrm{m\,s^{-1}}", "5"), (r"\$5", "5"), (r"12\pi\text{ cm}^3", r"12\pi"), (r"2\sqrt{3}\ \text{units}", r"2\sqrt3"),
+        (r"3.5\times 10^5\,\text{J}", r"3.5\times10^5"), (r"x=5\text{ cm}", "5"), (r"480 + 480\sqrt{3}\text{ feet}", r"480(1+\sqrt3)"), ("5 ft^2", "5 square feet"),
+        ("20 min", "20 minutes"), ("18 integers", "18 ways"), (r"1.85\ \text{USD}", r"\$1.85"), ("25%", r"25\%"),
+    ],
+    "lists": [
+        ("1 and 2", "1,2"), ("2 and 1", "1, 2"), ("1, 2, and 3", "1,2,3"), (r"1,\ 2,\ \text{and } 3", "1,2,3"), ("a=1, b=2", "1, 2"), ("a = 1 and b = 2", "1,2"),
+        ("b=2,a=1", "a=1,b=2"), (r"x=1\text{ or }x=2", "1,2"), ("x=1,y=2", "(1,2)"), ("(x,y)=(1,2)", "(1,2)"), (r"\{2,1\}", "1,2"), (r"x\in\{1,2\}", "1,2"),
+        (r"3\pm\sqrt2", r"3+\sqrt2,3-\sqrt2"), (r"x=\pm5", "5,-5"), ("A, B", "B, A"), (r"\text{A and B}", "A, B"),
+    ],
+    "relations": [
+        ("x=5", "5"), ("5", "x=5"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
+        ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"),
+        (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+    ],
+    "options": [
+        ("B) Paris", "B"), ("(B) Paris", "B"), ("B. Paris", "B"), ("B: Paris", "B"), (r"\text{(B) Paris}", "B"), (r"\textbf{(B)}\ 12", "B"), ("b", "B"), ("(b)", "B"),
+        ("B", "(B) Paris"), ("Paris", "B) Paris"), (r"\mathrm{B}", "B"), ("Option B", "B"), (r"\text{(E)}", r"\text{(E)},"), ("B) 12", "B) 12.0"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_no_wrong_answer_is_paid(kind):
+    paid = [(answer, label) for answer, label in WRONG[kind] if graded(answer, label)]
+    paid += [(answer, label) for answer, label in WRONG[kind] if same_answer(answer, label)]
+    assert paid == []
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_no_right_answer_is_refused(kind):
+    assert [(answer, label) for answer, label in RIGHT[kind] if graded(answer, label) is not True] == []
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_every_label_equals_itself(kind):
+    assert [label for _, label in [*WRONG[kind], *RIGHT.get(kind, [])] if graded(label, label) is not True] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "right"),
+    [
+        (r"The answer is \boxed {5}", "5", True), (r"\boxed5", "5", True), (r"\boxed 5", "5", True), (r"\boxed-5", "-5", True), (r"\fbox{5}", "5", True),
+        (r"\boxed{5}. I put it into \boxed{}", "5", True), (r"\boxed{5} \boxed{ }", "5", True), (r"\boxed{5} \boxed{\phantom{0}}", "5", True),
+        (r"\boxed{5} then \boxed{6}", "5", False), (r"\boxed{5} then \boxed{6}", "6", True), (r"$\boxed{1}$ and $\boxed{9}$", "1, 9", True),
+        (r"\boxed{8} or \boxed{9}", "9", False), (r"\boxed{-b+2} or \boxed{2-b}", "2-b", True), (r"\boxed\frac{1}{2}", "0.5", True), (r"\boxed{\boxed{5}}", "5", True),
+        ("Answer: <18>", "18", True), ("Answer：18", "18", True), ("**Answer**：18", "18", True), ("答案：18", "18", True), ("Answer: \"18\"", "18", True),
+        ("Answer: B) Paris", "B", True), ("Answer: (B) Paris", "B", True), ("The answer is (B).", "B", True), ("Answer: C) Rome", "B", False),
+        ("Answer: 1 and 2", "1,2", True), ("Answer: a=1, b=2", "1,2", True), ("Answer: x = 1 and y = 2", "1,2", True), ("#### 1 and 2", "1, 2", True),
+        ("Answer: Evelyn", "Evelyn", True), ("Answer: Dana", "Evelyn", False), ("Answer: x = 5", "y = 5", False), ("Answer: x = 5", "5", True),
+        (r"<think>Maybe \boxed{5}. No.</think>" "\nAnswer: 7", "7", True), (r"<think>Maybe \boxed{5}. No.</think>" "\nAnswer: 7", "5", False),
+        (r"<think>Maybe \boxed{5}? Let me see", "5", False), ("<think>Answer: 5\nhm, let me see", "5", False), (r"\boxed{5}</think>\boxed{6}", "6", True),
+        (r"\boxed{5}</think>", "5", False), (r"<think>a</think>\boxed{5}<think>\boxed{6}", "5", True), (r"<thinking>\boxed{5}", "5", False),
+        (r"[THINK]\boxed{5}[/THINK]\boxed{6}", "5", False), (r"<|channel|>analysis<|message|>\boxed{5}", "5", False), ("<THINK>5</THINK>5", "5", True),
+        (r"<|channel|>analysis<|message|>\boxed{5}<|end|><|start|>assistant<|channel|>final<|message|>\boxed{6}", "6", True), ("<think>5", "5", False),
+    ],
+)  # fmt: skip
+def test_where_an_answer_stands(text, label, right):
+    assert grade_benchmark(text, label).correct is right
+
+
+def test_no_grader_reads_a_thought():
+    labels = ("entailment", "neutral", "contradiction")
+    assert find_label("<think>Answer: entailment</think>It is neutral", labels) == "neutral"
+    assert find_label("<think>Answer: entailment", labels) is None
+    assert grade_mathematics("<think>Answer: 5", "5").correct is False
+    assert grade_span("<think>Answer: Emma</think>Answer: Jane", "Jane").correct is True
+    assert grade_span("<think>Answer: Emma", "Emma").correct is False
+    assert final_answer("<think>5</think>7") == "7" and spoken("a < b, b > c") == "a < b, b > c"
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("Answer: Neutral, not contradiction.", "neutral"), ("Answer: entailment (not neutral)", "entailment"), ("Answer: neutral - not entailment", "neutral"),
+        ("It is entailment, not neutral.", "entailment"), ("Answer: contradiction, no entailment", "contradiction"), ("Answer: neutral not contradiction", "neutral"),
+        ("Answer: neutral, neither entailment nor contradiction", "neutral"), ("Answer: neutral and not contradiction", "neutral"), ("Answer: <neutral>", "neutral"),
+        ("Answer：neutral", "neutral"), (r"\boxed {neutral}", "neutral"), ("Answer: not contradiction, neutral", "neutral"), ("Answer: entailment; that is wrong", None),
+        ("Answer: neutral, no", None), ("Answer: not neutral", None), ("Answer: entailment, neutral", None), ("Answer: entailment is not neutral", None),
+        ("Answer: neutral is not right", None), ("Answer: neither neutral nor contradiction", None), ("Answer: it is not the case that it is neutral", None),
+    ],
+)  # fmt: skip
+def test_a_label_may_be_told_from_another(text, label):
+    assert find_label(text, ("entailment", "neutral", "contradiction")) == label
+
+
+def test_worked_solutions_give_their_last_box_or_are_refused():
+    worked = "First $100+100=200$, and then $200+56 = \\boxed{256}$."
+    assert label_of(worked) == ("256", worked) and label_of("We add. " * 50 + worked)[0] == "256"
+    assert label_of(r"\boxed{256}") == ("256", None) and label_of("256") == ("256", None)
+    for kept in (
+        "two lines",
+        r"$f(x)=a x+b$, where $b$ is an arbitrary integer, and $a$ is positive",
+        "1,2",
+        "B) The first of them.",
+        "x = 5. ",
+    ):
+        assert label_of(kept) == (kept.strip(), None)
+    with pytest.raises(ValueError, match=r"a worked solution as its answer, and neither"):
+        label_of("First we add the two numbers. Then it is clear that the sum is large.")
+
+
+def test_boxes_are_read_in_linear_work():
+    assert boxed(r"\boxed{" * 50_000 + "5" + "}" * 50_000) == "5"
+    assert boxed(r"\boxed{5}, " * 50_000) == "5"
+
+
+def shapes(rng):
+    """A random expression in LaTeX, and its value where there are no letters."""
+    a, b, c = (rng.randrange(2, 50) for _ in range(3))
+    return rng.choice(
+        [
+            (rf"\frac{{{a}}}{{{b}}}", Fraction(a, b)), (f"{a}\\sqrt{{{b * b + 1}}}", None), (f"({a},{b})", None), (f"{a}x^2+{b}x+{c}", None),
+            (f"{a}\\pi", None), (f"{a}^{{{b}}}", Fraction(a) ** b), (f"[{a},{a + b})", None), (f"{a},{a + b}", None), (f"{a}.{b}", Fraction(f"{a}.{b}")),
+            (rf"\begin{{pmatrix}}{a}\\{b}\end{{pmatrix}}", None), (f"x={a}", None), (rf"\log_{{{a}}} {b * 50 + 1}", None), (f"{a}+{b}i", None),
+            (f"{a} {b}/{b + c}", a + Fraction(b, b + c)), (f"{a}\\cdot 10^{{-{b}}}", a * Fraction(10) ** -b), (f"{a}^\\circ", None),
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_label_grades_itself_right_and_a_changed_one_wrong(seed):
+    rng = random.Random(seed)
+    for _ in range(100):
+        label, value = shapes(rng)
+        assert graded(label, label) and graded(rf"\displaystyle {label}\,", label), label
+        place = rng.choice([n for n, sign in enumerate(label) if sign.isdigit()])
+        other = label[:place] + rng.choice([d for d in "123456789" if d != label[place]]) + label[place + 1 :]
+        assert not graded(other, label), (other, label)
+        if value is not None:
+            assert graded(f"{value.numerator}/{value.denominator}", label) and not graded(f"-{label}", label), label
+            assert not graded(str(value + Fraction(1, 10**40)), label), label
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_polynomials_are_equal_and_a_changed_sign_is_seen(seed):
+    rng = random.Random(seed)
+    for _ in range(25):
+        roots = [rng.randrange(-9, 10) for _ in range(rng.randrange(1, 6))]
+        factors = "".join(f"(x{-root:+d})" if root else "x" for root in roots)
+        coefficients = [1]
+        for root in roots:
+            shifted = [*coefficients, 0]
+            coefficients = [a - root * b for a, b in zip(shifted, [0, *coefficients], strict=True)]
+        degree = len(roots)
+        spelled = "".join(f"{c:+d}x^{{{degree - n}}}" for n, c in enumerate(coefficients))
+        assert same_answer(spelled, factors) is True, (spelled, factors)
+        place = rng.choice([n for n, c in enumerate(coefficients) if c])
+        turned = [-c if n == place else c for n, c in enumerate(coefficients)]
+        changed = "".join(f"{c:+d}x^{{{degree - n}}}" for n, c in enumerate(turned))
+        assert same_answer(changed, factors) is False, (changed, factors)
+
+
+def test_threads_compare_alike():
+    found = {}
+    pairs = [
+        (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"),
+        (r"\pi+10^{-60}", r"\pi"),
+        (r"\sin x", r"\cos x"),
+        (r"10^{-300}\pi", r"10^{-300}\pi"),
+    ]
+
+    def compare(name):
+        found[name] = [same_answer(answer, label) for answer, label in pairs * 20]
+
+    threads = [threading.Thread(target=compare, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [True, False, False, True] * 20 for name in range(4)}
+
+
+def test_a_comparison_that_costs_too_much_ends():
+    long = read("+".join(rf"\sin({n}x)^{{99}}" for n in range(1, 60)))
+    assert same(long, ("add", long, ("number", Fraction(0))), Budget(10_000)) is False
+    assert same(long, long, Budget(0)) is True, "what is written alike needs no computing"
+    nested = r"\sqrt{" * 300 + "2" + "}" * 300
+    assert read(nested) is None and same_answer(nested, "2") is False and same_answer("2", nested) is None
