@@ -23,6 +23,14 @@ PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
 _PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
 _END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_THOUGHT = re.compile(
+    r"(?P<opens><(?:think|thinking|thought|reasoning|reflection)>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)\b"
+    r"|<\|begin_of_thought\|>)"
+    r"|</(?:think|thinking|thought|reasoning|reflection)>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final(?:<\|message\|>)?"
+    r"|<\|end_of_thought\|>",
+    re.IGNORECASE,
+)
+_MAY_THINK = re.compile(r"<(?:/?[trTR]|\|)|\[/?THINK|◁", re.IGNORECASE)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -215,14 +223,35 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
         ) from None
 
 
+def spoken(text: str) -> str:
+    r"""``text`` without thoughts: what is marked as such, and what stands before the end of a thought that the prompt began.
+
+    >>> spoken("<think>5? No.</think>7"), spoken("5? No.</think>7"), spoken("<think>5? Let me"), spoken("7<think>so</think>")
+    ('7', '7', '', '7')
+    >>> spoken("<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>7"), spoken("a < b")
+    ('7', 'a < b')
+    """
+    if not _MAY_THINK.search(text):
+        return text
+    parts, place, inside = [], 0, False
+    for tag in _THOUGHT.finditer(text):
+        if tag["opens"] and not inside:
+            parts.append(text[place : tag.start()])
+            inside = True
+        elif not tag["opens"]:
+            if not inside:
+                parts = []  # the prompt had begun the thought
+            inside, place = False, tag.end()
+    return "".join([*parts, "" if inside else text[place:]])
+
+
 def code_of(text: str, name: str = "") -> str:
-    """Return the last fenced block of ``text``, or an empty text if it has none that is closed.
+    """Return the last fenced block of ``text``, or an empty text if it has none that is closed. Thoughts do not count.
 
     With a ``name``, it is the last block that defines this function, if any does: examples of its use often follow it. If
     blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins inside
     a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others would be read
-    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away. What stands between
-    ``<think>`` and ``</think>`` does not count.
+    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
@@ -231,9 +260,7 @@ def code_of(text: str, name: str = "") -> str:
     >>> code_of("1.  ```python\\n    def f(x):\\n        return x\\n    ```\\n2.  ```python\\n    f(2)\\n    ```", "f")
     'def f(x):\\n    return x\\n'
     """
-    text = text.rpartition("</think>")[2]
-    if "<think>" in text:
-        return ""
+    text = spoken(text)
     marked = _marked_blocks(text)
     fences = text.split("```")
     inner = [_without_mark(block) for block in fences[1:-1]]
@@ -282,10 +309,10 @@ def _unindented(block: str) -> str:
 
 
 def asserts_in(text: str, name: str) -> list[str]:
-    """Return the lines of ``text`` that begin with ``assert`` and use the word ``name``.
+    """Return the lines of ``text``, but for thoughts, that begin with ``assert`` and use the word ``name``.
 
     >>> asserts_in("Tests:\\nassert f(1) == 2\\nassert g(1) == 2\\nassert off(2)", "f")
     ['assert f(1) == 2']
     """
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in spoken(text).splitlines()]
     return [line for line in lines if line.startswith("assert ") and re.search(rf"\b{re.escape(name)}\b", line)]

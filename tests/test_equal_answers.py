@@ -1,17 +1,21 @@
 """Which answers are the same as a label, and which are not: literal pairs, and what must hold for all."""
 
+import json
 import random
 import threading
 from fractions import Fraction
 
 import pytest
 
+from maporl.rewards.judges import last_match
+from maporl.tasks import GSM8K, Mathematics, TaskError
 from maporl.tasks.grading import final_answer, find_label, grade_mathematics, same_answer
-from maporl.tasks.grading.answers import boxed, label_of, spoken
+from maporl.tasks.grading.answers import boxed, label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.grading.expressions import read
 from maporl.tasks.grading.spans import grade_span
 from maporl.tasks.grading.values import Budget, same
+from maporl.text import code_of, spoken
 
 
 def graded(answer, label, meta=None):
@@ -56,7 +60,7 @@ WRONG = {
     ],
     "units": [
         ("80 cents", "80 dollars"), (r"\$80", "80 cents"), ("5 cm", "5 m"), (r"5\text{ cm}", r"5\text{ inches}"), ("20 apples", "20 miles"),
-        ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"3 \text{ dozen}", "3"),
+        ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"25\%", "0.025"), (r"25\%", "4"), (r"3 \text{ dozen}", "3"),
     ],
     "options": [
         ("C) Paris", "B"), ("B) Paris or C) Rome", "B"), ("B) Rome", "(B) Paris"), ("B, C", "B"), ("not B", "B"), ("A", "B"), ("Paris", "B"),
@@ -74,7 +78,7 @@ RIGHT = {
         ("(1-x)^{20}", "(x-1)^{20}"), ("2^{99999}-1", "2^{99999}-1"), ("10^{10^{10}}", "10^{10^{10}}"), (r"20412_{5}", "20412_5"),
         (r"101_{\text{two}}", "101_2"), ("(101)_2", "101_2"), ("A5_{11}", r"\text{A5}_{11}"), ("11_{10}", "11"), (r"\pi", "3.1416"), (r"\sqrt{2}", "1.41421"),
         ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"),
-        (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"),
+        (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"), ("3.83 x 10^35", r"3.83 \times 10^{35}"), ("3.83 × 10³⁵", r"3.83 \times 10^{35}"), ("x²", "x^2"),
         (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
         (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"),
     ],
@@ -94,7 +98,7 @@ RIGHT = {
         (r"5\,\text{cm}", "5"), (r"5~\mathrm{cm}", "5"), (r"5\ \mathrm{cm}^2", "5"), (r"5\text{ m}/\text{s}", "5"), (r"5\,\frac{\text{m}}{\text{s}}", "5"),
         (r"9.8\,\mathrm{m/s^2}", "9.8"), (r"5\,\mathrm{m\,s^{-1}}", "5"), (r"\$5", "5"), (r"12\pi\text{ cm}^3", r"12\pi"), (r"2\sqrt{3}\ \text{units}", r"2\sqrt3"),
         (r"3.5\times 10^5\,\text{J}", r"3.5\times10^5"), (r"x=5\text{ cm}", "5"), (r"480 + 480\sqrt{3}\text{ feet}", r"480(1+\sqrt3)"), ("5 ft^2", "5 square feet"),
-        ("20 min", "20 minutes"), ("18 integers", "18 ways"), (r"1.85\ \text{USD}", r"\$1.85"), ("25%", r"25\%"),
+        ("20 min", "20 minutes"), (r"20^\circ\text{C}", "20"), ("25", r"25\%"), ("0.25", r"25\%"), (r"25\%", r"\frac14"), ("18 integers", "18 ways"), (r"1.85\ \text{USD}", r"\$1.85"), ("25%", r"25\%"),
     ],
     "lists": [
         ("1 and 2", "1,2"), ("2 and 1", "1, 2"), ("1, 2, and 3", "1,2,3"), (r"1,\ 2,\ \text{and } 3", "1,2,3"), ("a=1, b=2", "1, 2"), ("a = 1 and b = 2", "1,2"),
@@ -102,7 +106,7 @@ RIGHT = {
         (r"3\pm\sqrt2", r"3+\sqrt2,3-\sqrt2"), (r"x=\pm5", "5,-5"), ("A, B", "B, A"), (r"\text{A and B}", "A, B"),
     ],
     "relations": [
-        ("x=5", "5"), ("5", "x=5"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
+        ("x=5", "5"), ("5", "x=5"), (r"\text{Area}=12", "12"), (r"f^{-1}(x)=\frac{x-1}{2}", r"\frac{x-1}{2}"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
         ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"),
         (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
     ],
@@ -146,6 +150,7 @@ def test_every_label_equals_itself(kind):
         (r"\boxed{5}</think>", "5", False), (r"<think>a</think>\boxed{5}<think>\boxed{6}", "5", True), (r"<thinking>\boxed{5}", "5", False),
         (r"[THINK]\boxed{5}[/THINK]\boxed{6}", "5", False), (r"<|channel|>analysis<|message|>\boxed{5}", "5", False), ("<THINK>5</THINK>5", "5", True),
         (r"<|channel|>analysis<|message|>\boxed{5}<|end|><|start|>assistant<|channel|>final<|message|>\boxed{6}", "6", True), ("<think>5", "5", False),
+        ("<think>5</think><answer>18</answer>", "18", True), ("<answer> 18", "18", True), ("<answer>19</answer>", "18", False), ("Answer: Total cost = $18", "18", True),
     ],
 )  # fmt: skip
 def test_where_an_answer_stands(text, label, right):
@@ -159,6 +164,9 @@ def test_no_grader_reads_a_thought():
     assert grade_mathematics("<think>Answer: 5", "5").correct is False
     assert grade_span("<think>Answer: Emma</think>Answer: Jane", "Jane").correct is True
     assert grade_span("<think>Answer: Emma", "Emma").correct is False
+    assert code_of("<think>```python\nx = 1\n```</think>\n```python\nx = 2\n```") == "x = 2\n"
+    assert code_of("<think>```python\nx = 1\n```") == ""
+    assert last_match(r"Score: (\d)", "<think>Score: 9</think>Score: 3") == "3"
     assert final_answer("<think>5</think>7") == "7" and spoken("a < b, b > c") == "a < b, b > c"
 
 
@@ -193,13 +201,39 @@ def test_worked_solutions_give_their_last_box_or_are_refused():
         label_of("First we add the two numbers. Then it is clear that the sum is large.")
 
 
+def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    worked = "We add the two numbers step by step. " * 6 + "So $100+156=\\boxed{256}$."
+    file.write_text("\n".join(json.dumps({"id": str(n), "problem": "Add.", "solution": worked}) for n in range(2)))
+    task = Mathematics(source=str(file), question_column="problem", answer_column="solution")
+    assert [task.grade(example, r"\boxed{256}").correct for example in task] == [True, True]
+    assert task.grade(task[0], r"\boxed{257}").correct is False and task[0].answer == "256"
+    assert task.solution(task[0]).startswith("We add the two")
+    assert task.remark() == (
+        f"math: train: 2 of 2 labels are the last box or marked answer of a worked solution in {file}; if another column has "
+        "the final answers, name it in task.answer_column"
+    )
+    file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": worked.replace("\\boxed", "")}))
+    message = r"rows\.jsonl: row 1 \(7\) has a worked solution as its answer, and neither .*; name the column .* in task\.answer_column"
+    with pytest.raises(TaskError, match=message):
+        len(Mathematics(source=str(file)))
+    with pytest.raises(
+        TaskError, match=r"row 1 \(7\) has a worked solution as its answer, .*; put the number after ####"
+    ):
+        len(GSM8K(source=str(file)))
+    file.write_text(json.dumps({"question": "Add.", "answer": worked}))
+    assert GSM8K(source=str(file))[0].answer == "256"
+    file.write_text(json.dumps({"question": "Add.", "answer": "256"}))
+    assert Mathematics(source=str(file)).remark() is None
+
+
 def test_boxes_are_read_in_linear_work():
     assert boxed(r"\boxed{" * 50_000 + "5" + "}" * 50_000) == "5"
     assert boxed(r"\boxed{5}, " * 50_000) == "5"
 
 
 def shapes(rng):
-    """A random expression in LaTeX, and its value where there are no letters."""
+    """A random expression in LaTeX, and its value if it is a number without a root or a logarithm."""
     a, b, c = (rng.randrange(2, 50) for _ in range(3))
     return rng.choice(
         [

@@ -9,7 +9,7 @@ from maporl.config.schema import AnnotatorSection, ArenaSection, JudgeSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.rewards.tournament import bouts
 from maporl.tasks.base import Task
-from maporl.text import matches
+from maporl.text import matches, spoken
 from maporl.types import Dialogue, Message, Utterance
 
 Speak = Callable[[str, list[list[Message]]], list[str]]
@@ -138,12 +138,12 @@ class PairwiseJudge(RewardSource):
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    r"""The last match of ``pattern``, or its group if it has one; None if nothing matches.
+    r"""The last match of ``pattern`` outside of thoughts, or its group if it has one; None if nothing matches.
 
     >>> last_match(r"Score: (\d)", "Score: 3, no, Score: 8"), last_match(r"\d", "3 or 8"), last_match("x", "y")
     ('8', '8', None)
     """
-    last = deque(matches(pattern, text), 1)
+    last = deque(matches(pattern, spoken(text)), 1)
     return last[0][last[0].re.groups] if last else None
 
 

@@ -3,7 +3,7 @@
 import re
 
 from maporl.tasks.grading import final_answer
-from maporl.tasks.grading.answers import spoken
+from maporl.text import spoken
 
 _ASKED = re.compile(
     r"^[^\w\n]*(?:the\s+)?(?:final\s+)?answer\W*[:：]|\\(?:boxed|fbox)\s*(?:\{(?!\s*\})|\w)|####",

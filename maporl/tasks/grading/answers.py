@@ -1,21 +1,22 @@
 r"""Grading: find the final answer of a text, bring it into one form, and compare it. Every rule is a doctest.
 
-What stands in a thought, such as ``<think>...</think>``, is no answer; a thought that is cut off goes on to the end.
+What stands in a thought, such as ``<think>...</think>``, does not count. A thought that is cut off goes on to the end.
 
 The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last* one:
 
 1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count;
 2. ``#### ...`` to the end of the line (GSM8K);
-3. ``Answer: ...`` or ``the (final) answer is ...``, to the end of the sentence or to the next such mark;
+3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next such
+   mark;
 4. the whole text, if it is only a number, or only an equation in numbers, of which the right-hand side counts.
 
 What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``, so
-that headings and prose are passed over. If it begins with a number but is none of them, as in "5 because", then the text
+that headings and prose are passed over. If it begins with a number and is something else, as in "5 because", then the text
 has no answer, whatever it said before.
 
 A text in no such form has no final answer. It is never right.
 
-Both the answer and the label are read by :func:`reading`, whole or not at all. A label that is no mathematics is compared
+Both the answer and the label are read by :func:`reading`, whole or not at all. A label that cannot be read so is compared
 as it is written, but for typesetting.
 
 The work is bounded, so that no text takes long: only the last :data:`LONGEST_TEXT` characters of a text are read, and of
@@ -32,6 +33,7 @@ from maporl.tasks.grading.expressions import Tree, based, read
 from maporl.tasks.grading.numbers import LONGEST_ANSWER, canonical, number, plain, trim
 from maporl.tasks.grading.units import split_unit, units_differ
 from maporl.tasks.grading.values import Budget, is_computable, real_value, same, same_in_order
+from maporl.text import spoken
 from maporl.types import Grade
 
 LONGEST_TEXT = 100_000
@@ -42,13 +44,6 @@ MOST_CANDIDATES = 100
 """Of more marks, such as ``Answer:``, the last ones are read."""
 LONGEST_MATHEMATICS = 400
 """The most characters of an answer without a box that is read as mathematics."""
-_THOUGHT = re.compile(
-    r"(?P<opens><(?:think|thinking|thought|reasoning|reflection)>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)\b"
-    r"|<\|begin_of_thought\|>)"
-    r"|</(?:think|thinking|thought|reasoning|reflection)>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final(?:<\|message\|>)?"
-    r"|<\|end_of_thought\|>",
-    re.IGNORECASE,
-)
 _BOX = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])"
     r"|-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}))|[{}]"
@@ -56,7 +51,8 @@ _BOX = re.compile(
 _JOINT = re.compile(r"[$\s]*(?:,|(?:,\s*)?\b(?:and|or)\b|\\text\s*\{\s*(?:and|or)\s*\}|\\quad)[$\s]*")
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
-    r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|[:：])\**\s*[:：]?\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*",
+    r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|[:：])\**\s*[:：]?\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
+    r"|<answer>\s*",
     re.IGNORECASE,
 )
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
@@ -67,33 +63,12 @@ _LEFT_ARITHMETIC = re.compile(r"(?:[0-9\s.,$€£%+\-−*/×·÷()]|x(?=\s*[0-9(
 _OPERATOR_AFTER_NUMBER = re.compile(  # it looks at each run of digits and signs once, from the run's beginning
     r"(?<![0-9.,$€£%\s)])[.,$€£%\s)]*[0-9][0-9.,$€£%\s)]*(?:[-+*/x×·÷−]|\\times|\\cdot|\\div)"
 )
-_LEFT_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([a-z]\))?")
-_MAY_THINK = re.compile(r"<(?:/?[trTR]|\|)|\[/?THINK|◁", re.IGNORECASE)
+_LEFT_VARIABLE = re.compile(
+    r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\{?\w+\}?)?(?:\([a-z]\))?|(?:\\text\s*\{\s*)?[A-Za-z]{3}[A-Za-z ]{0,40}\}?"
+)
 CLAUSES = re.compile(
     r"[.!;:,()\n–—]+|(?<=\?)|\s-+\s|(?<!anything )(?<!all )\bbut\b|(?=\brather than\b)|(?=\binstead of\b)"
 )
-
-
-def spoken(text: str) -> str:
-    r"""``text`` without thoughts: what is marked as such, and what stands before the end of a thought that the prompt began.
-
-    >>> spoken("<think>5? No.</think>7"), spoken("5? No.</think>7"), spoken("<think>5? Let me"), spoken("7<think>so</think>")
-    ('7', '7', '', '7')
-    >>> spoken("<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>7"), spoken("a < b")
-    ('7', 'a < b')
-    """
-    if not _MAY_THINK.search(text):
-        return text
-    parts, place, inside = [], 0, False
-    for tag in _THOUGHT.finditer(text):
-        if tag["opens"] and not inside:
-            parts.append(text[place : tag.start()])
-            inside = True
-        elif not tag["opens"]:
-            if not inside:
-                parts = []  # the prompt had begun the thought
-            inside, place = False, tag.end()
-    return "".join([*parts, "" if inside else text[place:]])
 
 
 def boxed(text: str) -> str | None:
@@ -156,7 +131,7 @@ def final_answer(text: str) -> str | None:
 
 
 def written_answer(text: str) -> str | None:
-    r"""As :func:`final_answer`, with what stands before an equals sign: "x = 5" is no answer to a label "y = 5"."""
+    r"""As :func:`final_answer`, with what stands before an equals sign: "x = 5" does not answer a label "y = 5"."""
     text = spoken(text)[-LONGEST_TEXT:]
     answer = boxed(text)
     if answer is not None:
@@ -183,7 +158,7 @@ def reading(text: str) -> tuple[Tree, Tree | None] | None:
     if len(text) > 2 * LONGEST_ANSWER:
         return None
     plainly = plain(text)
-    value = number(text) if based(plainly) is None and "°" not in plainly else None
+    value = number(text) if based(plainly) is None and not _ANGLE.search(plainly) else None
     if value is not None:
         other = read(text, thousands=False) if "," in text else None
         return ("number", value), other if other and other[0] != "number" else None
@@ -235,6 +210,8 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
     (True, True, True)
     >>> same_answer("235", "5"), same_answer("5 because 4+2=6", "6"), same_answer("5 & 6", "6")
     (False, False, False)
+    >>> same_answer("25%", "1/4"), same_answer("25%", "25"), same_answer("25%", "4")
+    (True, True, False)
     >>> same_answer("80 cents", "80 dollars"), same_answer("80", "80 dollars"), same_answer("1, 234", "1,234")
     (False, True, True)
     >>> same_answer(r"\pi", "3.1416"), same_answer("3.1416", r"\pi"), same_answer("3.14", "3.1416")
@@ -246,10 +223,10 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return False if reading(truth) is not None else None
     if (option := _same_option(answer, truth)) is not None:
         return option
-    right = reading(truth)
+    right = reading(truth) or (reading(right_hand_side(truth)) if "=" in truth else None)
     if right is None:
         return True if _written_alike(answer, truth) else None
-    said = reading(answer)
+    said = reading(answer) or reading(right_hand_side(answer))
     if said is None:
         return _written_alike(answer, truth)
     if units_differ(answer, truth):
@@ -259,7 +236,15 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return True
     if (said[1] or right[1]) and same_in_order(said[1] or said[0], right[1] or right[0], budget):
         return True  # 1, 234 and 1,234
-    return _rounds_to(said[0], truth)
+    return _rounds_to(said[0], truth) or _same_share(said[0], answer, right[0], truth, budget)
+
+
+def _same_share(said: Tree, answer: str, right: Tree, truth: str, budget: Budget) -> bool:
+    """Whether one of two answers is in percent and the other is the same share as a number: 25% and 1/4."""
+    percent = [plain(text).endswith("%") for text in (answer, truth)]
+    if percent == [True, False]:
+        return same(("div", said, ("number", Fraction(100))), right, budget)
+    return percent == [False, True] and same(said, ("div", right, ("number", Fraction(100))), budget)
 
 
 def _rounds_to(said: Tree, truth: str) -> bool:
@@ -276,10 +261,11 @@ def _rounds_to(said: Tree, truth: str) -> bool:
     return abs(found[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
 
 
+_ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _OPTION = re.compile(
-    r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$))\s*(.*)",
+    r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$|[-–—]\s(?=[A-Za-z]{3})))\s*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
 _OTHER_OPTION = re.compile(r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J][).:]|\b(?:or|not|and)\b", re.IGNORECASE)
@@ -300,7 +286,7 @@ def option(text: str) -> tuple[str, str] | None:
 
 
 def _same_option(answer: str, truth: str) -> bool | None:
-    """Whether two options have the same letter, and the same text if both have one; None if they are no options."""
+    """Whether two options have the same letter, and the same text if both have one; None if one of them has none."""
     right, said = option(truth), option(answer)
     if right is None:
         return None
@@ -374,7 +360,8 @@ def marked(text: str) -> list[tuple[str, str]]:
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(text)
         before = text[max(0, mark.start() - 200) : mark.start()].rsplit("\n", 1)[-1]
-        found.append((CLAUSES.split(before)[-1], text[mark.end() : end].split("\n", 1)[0]))
+        line = text[mark.end() : end].split("\n", 1)[0]
+        found.append((CLAUSES.split(before)[-1], line.split("</answer>", 1)[0]))
     return found
 
 
@@ -405,15 +392,15 @@ def is_mathematics_list(text: str) -> bool:
 def right_hand_side(text: str, variable: bool = True) -> str:
     r"""The right-hand side of ``text`` if it is one equation with arithmetic, or a ``variable``, on its left; else ``text``.
 
-    >>> [right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3")]
-    ['5', '21', 'x^2', '4 = 5', '1+1=2=2', 'x+y=3']
+    >>> [right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3", "Total cost = 5")]
+    ['5', '21', 'x^2', '4 = 5', '1+1=2=2', 'x+y=3', '5']
     """
     left, _, right = text.partition("=")
     if not right.strip() or "=" in right or "\n" in text.strip() or len(text) > LONGEST_ANSWER:
         return text
     left = left.strip()
     arithmetic_left = _LEFT_ARITHMETIC.fullmatch(left) and _OPERATOR_AFTER_NUMBER.search(left)
-    simple = arithmetic_left or (variable and _LEFT_VARIABLE.fullmatch(left))
+    simple = arithmetic_left or (variable and _LEFT_VARIABLE.fullmatch(left) and _asserted(left))
     return trim(right) if simple else text
 
 

@@ -1,6 +1,6 @@
 r"""Reads mathematics, plain or in LaTeX, into a tree; or not at all. Every rule is a doctest.
 
-A text is read whole or it is no mathematics: a parser that reads a part and drops the rest pays wrong answers. Nothing is
+A text is read whole or not at all, because a parser that reads a part and drops the rest pays wrong answers. Nothing is
 computed here. A tree is a tuple of the name of its kind and of its parts:
 
 - ``number`` (a fraction), ``symbol`` (its name), ``add`` (trees), ``mul`` (the factors, and the divisors), ``div`` and ``pow``
@@ -82,6 +82,9 @@ _BASES = dict(
     )
 )
 _AND = re.compile(r"\s*(?:[,;]\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
+_TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*|[⁰¹²³⁴-⁹⁻]))")
+_RAISED = re.compile("[⁰¹²³⁴-⁹⁻]+")
+_LOWERED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), "0123456789-", strict=True))
 _CURRENCY = re.compile(r"[$€£]\s*(?=[-.0-9])|(?<=[0-9])\s*[$€£]")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _WORD_OF_LETTERS = re.compile(r"[A-Za-z]{1,2}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{3}|abc|ABC")
@@ -141,7 +144,9 @@ class _Reader:
     """Reads the tokens of one text from left to right."""
 
     def __init__(self, text: str, thousands: bool) -> None:
-        text = _CURRENCY.sub("", _AND.sub(", ", text))
+        text = _TIMES_TEN.sub("*", _CURRENCY.sub("", _AND.sub(", ", text)))
+        if not text.isascii():
+            text = _RAISED.sub(lambda match: "^{" + match[0].translate(_LOWERED) + "}", text)
         if thousands:
             text = _without_commas(text)
         self.tokens: list[tuple[str, str, bool]] = []
@@ -429,7 +434,10 @@ class _Reader:
         if self.peek() == "(" and (
             name.rstrip("'") == "f" or (self.kind(1) in ("number", "letter") and self.peek(2) == ")")
         ):
-            return ("symbol", name + self.applied())  # I(0) and x(t) are no products
+            return ("symbol", name + self.applied())  # neither I(0) nor x(t) is a product
+        if name == "f" and [self.peek(n) for n in range(6)] == ["^", "{", "-", "1", "}", "("]:
+            self.place += 5
+            return ("symbol", "f⁻¹" + self.applied())
         return ("symbol", name)
 
     def marks(self) -> str:

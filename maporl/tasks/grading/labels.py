@@ -4,7 +4,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from maporl.tasks.grading.answers import CLAUSES, LONGEST_TEXT, boxed, marked, spoken
+from maporl.tasks.grading.answers import CLAUSES, LONGEST_TEXT, boxed, marked
+from maporl.text import spoken
 from maporl.types import Grade
 
 _NEGATION = re.compile(

@@ -105,7 +105,7 @@ def canonical(answer: str) -> str:
     return str(value) if value is not None else re.sub(r"\s+", " ", plain(answer)).lower()
 
 
-_BLANKS_AT_THE_END = (r"\,", r"\;", r"\:", r"\!", r"\quad", r"\qquad")
+_BLANKS_AT_THE_END = (r"\,", r"\;", r"\:", r"\!", r"\quad", r"\qquad", "\\")
 
 
 def trim(text: str) -> str:
@@ -126,7 +126,7 @@ def trim(text: str) -> str:
     ):
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
             text = text[len(opening) : -len(closing)].strip()
-    while text.endswith(_BLANKS_AT_THE_END):  # the comma of "\\," is no punctuation
+    while text.endswith(_BLANKS_AT_THE_END):  # their comma is not punctuation
         text = text[: text.rindex("\\")].rstrip()
     one_stop = text.endswith(".") and not text.endswith("..")
     text = text[:-1] if one_stop else text.rstrip(",;:")
@@ -152,7 +152,7 @@ _STYLED = re.compile(
     r"|colorbox\s*\{[^{}]*\})\s*\{([^{}]*)\}"
 )
 _BLANK = r"(?:\\[,;:! ]|~|\{[,\s]\}|[ \u2009\u202f\u00a0])"
-_GROUPS = re.compile(rf"(?<![0-9.,])([1-9][0-9]{{0,2}})((?:{_BLANK}[0-9]{{3}})+)(?![0-9])(?!\s*/)")
+_GROUPS = re.compile(rf"(?<![0-9.,_^])([1-9][0-9]{{0,2}})((?:{_BLANK}[0-9]{{3}})+)(?![0-9])(?!\s*/)")
 _PAIR = re.compile(r"(?<!\\)\$([^$]*?)(?<!\\)\$")
 _NAMED = frozenset(_words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lcm max min"))
 
@@ -194,6 +194,7 @@ def _without_typesetting(text: str) -> str:
         text = _STYLED.sub(
             lambda match: match[1] if len(match[1]) == 1 or match[1].isdigit() else f"{{{match[1]}}}", text
         )
+    text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
     for written, meant in (

@@ -4,7 +4,8 @@ import re
 import string
 from collections import Counter
 
-from maporl.tasks.grading.answers import LONGEST_TEXT, marked, spoken
+from maporl.tasks.grading.answers import LONGEST_TEXT, marked
+from maporl.text import spoken
 from maporl.types import Grade
 
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
@@ -47,7 +48,7 @@ def token_f1(answer: str, truth: str) -> float:
 
 
 def find_span(text: str) -> str | None:
-    """Return what follows the last ``Answer:`` on its line, or None. What stands in a thought is no answer.
+    """Return what follows the last ``Answer:`` on its line, or None. What stands in a thought does not count.
 
     >>> find_span("I think of Emma.\\nAnswer: Jane Austen\\nBye"), find_span("**Answer:** 1815"), find_span("Jane Austen")
     ('Jane Austen', '1815', None)

@@ -37,7 +37,7 @@ _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
 class NotComputed(ArithmeticError):
-    """The value is not a number, or too large, or there is none."""
+    """The value is not a number, or it is too large, or the tree has no value."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ def same(answer: Tree, truth: Tree, budget: Budget | None = None) -> bool:
 
 
 def is_computable(tree: Tree) -> bool:
-    r"""Whether what ``tree`` stands for is small enough to be computed. What is no number, such as an interval, is.
+    r"""Whether what ``tree`` stands for is small enough to be computed. An interval and the like are.
 
     >>> from maporl.tasks.grading.expressions import read
     >>> [is_computable(read(t)) for t in ("2^{2007}", "9^{9^9}", "99999!", "(1, 2]", "1/0", "(x+y)^{99}")]
@@ -103,7 +103,7 @@ def is_computable(tree: Tree) -> bool:
 
 
 def real_value(tree: Tree) -> tuple[Fraction, bool] | None:
-    r"""The real value of a tree without letters, and whether it is exact; else to 100 digits. None if there is no such value.
+    r"""The real value of a tree without letters, and whether it is exact; else to 100 digits. None without such a value.
 
     >>> from maporl.tasks.grading.expressions import read
     >>> real_value(read("1/4")), float(real_value(read(r"\sqrt2"))[0]), real_value(read("x"))
