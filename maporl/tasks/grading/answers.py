@@ -146,7 +146,7 @@ def written_answer(text: str) -> str | None:
     return answer or None
 
 
-@lru_cache(4096)  # a label is read again for each answer
+@lru_cache(1024)  # a label is read again for each answer
 def reading(text: str) -> tuple[Tree, Tree | None] | None:
     r"""What ``text`` means if it is a number or mathematics that is read whole and is small enough to be computed, or None.
 
@@ -268,7 +268,9 @@ _OPTION = re.compile(
     r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$|[-–—]\s(?=[A-Za-z]{3})))\s*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
-_OTHER_OPTION = re.compile(r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J][).:]|\b(?:or|not|and)\b", re.IGNORECASE)
+_OTHER_OPTION = re.compile(
+    r"\([A-J]\)|(?<![A-Za-z])[A-H][).](?:\s|$)|\b(?:or|but|not|rather)\s+\(?[A-H]\b(?!['’])|^(?:and|,)\s*\(?[A-H]\b"
+)
 
 
 def option(text: str) -> tuple[str, str] | None:
@@ -280,7 +282,7 @@ def option(text: str) -> tuple[str, str] | None:
     if len(text) > LONGEST_ANSWER:
         return None
     match = _OPTION.fullmatch(plain(text).strip("* "))
-    if match is None or (_OTHER_OPTION.search(match[3]) and len(match[3]) < 200):
+    if match is None or _OTHER_OPTION.search(match[3]):
         return None
     return (match[1] or match[2]).upper(), trim(match[3])
 

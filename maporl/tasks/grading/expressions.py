@@ -85,7 +85,7 @@ _AND = re.compile(r"\s*(?:[,;]\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*|[⁰¹²³⁴-⁹⁻]))")
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _LOWERED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), "0123456789-", strict=True))
-_CURRENCY = re.compile(r"[$€£]\s*(?=[-.0-9])|(?<=[0-9])\s*[$€£]")
+_CURRENCY = re.compile(r"[$€£]\s*(?=[-.0-9]|\\[dtc]?frac(?![A-Za-z]))|(?<=[0-9])\s*[$€£]")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _WORD_OF_LETTERS = re.compile(r"[A-Za-z]{1,2}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{3}|abc|ABC")
 
@@ -109,7 +109,7 @@ def read(text: str, thousands: bool = True) -> Tree | None:
     return None if len(text) > 2 * LONGEST_ANSWER else _read(text, thousands)
 
 
-@lru_cache(4096)  # a label is read again for each answer
+@lru_cache(1024)  # a label is read again for each answer
 def _read(text: str, thousands: bool) -> Tree | None:
     text = plain(text)
     if len(text) > LONGEST_ANSWER or (not thousands and re.search(r",0[0-9]", text)):
@@ -248,7 +248,7 @@ class _Reader:
         terms = [self.signed()]
         while self.peek() in ("+", "-", "±", "∓"):
             sign = self.take()
-            right = self.product()
+            right = self.signed() if sign == "+" and self.peek() == "-" else self.product()
             terms.append(right if sign == "+" else ("neg" if sign == "-" else sign, right))
         tree = terms[0] if len(terms) == 1 else ("add", *terms)
         if self.peek() == ":":
@@ -487,18 +487,15 @@ class _Reader:
 
     def accented(self) -> Tree:
         accent = self.take()
-        if accent == "\\angle" or accent == "\\triangle" or accent == "\\measuredangle":
+        if accent in ("\\angle", "\\triangle", "\\measuredangle"):
             name = ""
             while self.kind() == "letter":
                 name += self.take() + self.marks()
         else:
             name = self.raw()
-        if not name or (accent == "\\mathbb" and name == "R"):
-            return ("symbol", "ℝ" if name else self.refuse(accent))
-        return ("symbol", f"{accent}{{{name}}}" + self.marks())
-
-    def refuse(self, token: str) -> str:
-        raise NotMathematics(token)
+        if not name:
+            raise NotMathematics(accent)
+        return ("symbol", "ℝ" if (accent, name) == ("\\mathbb", "R") else f"{accent}{{{name}}}" + self.marks())
 
     def function(self) -> Tree:
         name = self.take()

@@ -52,12 +52,14 @@ def number(text: str) -> Fraction | None:
     r"""The number that ``text`` stands for, exactly, or None if it is anything else than one number.
 
     It may have commas between thousands, decimals, a power of ten, a currency, a percent sign, a fraction, a mixed
-    number, or "about" in front.
+    number, or "about" in front, or be a word up to ninety-nine.
 
     >>> [str(number(t)) for t in ("1,234", "3.0", r"\frac{1}{2}", "-3/4", "$5", "12 red apples", r"7\%", "0.50")]
     ['1234', '3', '1/2', '-3/4', '5', '12', '7', '1/2']
     >>> [str(number(t)) for t in ("1e3", "1/2 cup", "–5", "about 5", "5 (five)", "3 1/2", "5€", "$5$ apples", "12km/h")]
     ['1000', '1/2', '-5', '5', '5', '7/2', '5', '5', '12']
+    >>> [str(number(t)) for t in ("four", "Forty-two", r"\mbox{ten}")]
+    ['4', '42', '10']
     >>> [number(t) for t in ("2 + 3", "10-4", "1,23", "apples", "", "1 or 2", r"\frac{1}{0}", "9" * 5000)]
     [None, None, None, None, None, None, None, None]
 
@@ -73,6 +75,8 @@ def number(text: str) -> Fraction | None:
         return None
     text = plain(text)
     text = text[match.end() :] if (match := _APPROXIMATELY.match(text)) else text
+    if text[:1].isalpha() and (named := _NAMES.get(text.lower())) is not None:
+        return Fraction(named)
     match = None if "\n" in text or len(text) > LONGEST_ANSWER else _QUANTITY.fullmatch(text)
     if not match or (match["sign"] and match["inner"]):
         return None
@@ -169,7 +173,7 @@ def plain(text: str) -> str:
     """
     if not text.isascii():
         text = text.translate(_WIDE)
-    if "\\" in text or "{" in text or "$" in text or "~" in text:
+    if any(sign in text for sign in "\\{$~^"):
         text = _without_typesetting(text)
     elif _GROUPS.search(text):
         text = _GROUPS.sub(_joined, text)
@@ -194,6 +198,8 @@ def _without_typesetting(text: str) -> str:
         text = _STYLED.sub(
             lambda match: match[1] if len(match[1]) == 1 or match[1].isdigit() else f"{{{match[1]}}}", text
         )
+    text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
+    text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
     text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
@@ -289,3 +295,6 @@ def _evaluate(node: ast.expr) -> Fraction:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
     raise SyntaxError("no arithmetic")
+
+
+_NAMES = {name: value for value in range(100) if (name := _name(Fraction(value))) is not None}

@@ -57,6 +57,19 @@ class Budget:
             raise NotComputed("the comparison takes too long")
 
 
+@dataclass(frozen=True)
+class Found:
+    """A value, the binary digits with which it was computed, and those of the largest or smallest number on the way.
+
+    ``real``: neither the value nor a number on the way is complex.
+    """
+
+    value: Any
+    bits: int
+    widest: int
+    real: bool
+
+
 def same_in_order(answer: Tree, truth: Tree, budget: Budget) -> bool:
     """As :func:`same`, but two lists are the same only in the same order."""
     if answer[0] == truth[0] == "list":
@@ -117,10 +130,9 @@ def real_value(tree: Tree) -> tuple[Fraction, bool] | None:
         return None
     if found is None:
         return None
-    value, bits, widest = found
-    if isinstance(value, Fraction):
-        return value, True
-    value = _real(value, bits, widest)
+    if isinstance(found.value, Fraction):
+        return found.value, True
+    value = _real(found)
     return None if value is None else (_fraction(value), False)
 
 
@@ -305,27 +317,24 @@ def _multiples(a: Tree, b: Tree, budget: Budget, sign: int | None) -> bool:
     x, y = (("add", relation[2], ("neg", relation[3])) for relation in (a, b))
     if not _letters(a) == _letters(b) != set() or _same_value(x, zero, budget) or _same_value(y, zero, budget):
         return False
-    factor = None
+    factor: Found | None = None
     for point in _points(x, y):
-        found = list(_both(x, y, point, False, budget))
-        if None in found or any(value == 0 for value, _, _ in found):  # type: ignore[misc]  # None is not among them
+        found = _both(x, y, point, False, budget)
+        if found[0] is None or found[1] is None or found[0].value == 0 or found[1].value == 0:
             continue
-        ratio = _quotient(found)
+        ratio = _quotient(found[0], found[1])
         factor = ratio if factor is None else factor
-        if ratio is None or factor is None or not _near(ratio, factor):
+        if not _near(ratio, factor):
             return False
-    if factor is None:
-        return False
-    return sign is None or (_real(factor[0], *factor[1:]) or 0) * sign > 0
+    return factor is not None and (sign is None or (_real(factor) or 0) * sign > 0)
 
 
-def _quotient(found: list[Any]) -> Any:
-    (x, bits, widest), (y, other_bits, other_widest) = found
-    if isinstance(x, Fraction) and isinstance(y, Fraction):
-        return x / y, bits, widest
-    context = _context(max(bits, other_bits))
-    x, y = (_number(context, value) for value in (x, y))
-    return x / y, min(bits, other_bits), 2 * max(widest, other_widest) + 8
+def _quotient(x: Found, y: Found) -> Found:
+    if isinstance(x.value, Fraction) and isinstance(y.value, Fraction):
+        return Found(x.value / y.value, x.bits, x.widest, True)
+    context = _context(max(x.bits, y.bits))
+    value = _number(context, x.value) / _number(context, y.value)
+    return Found(value, min(x.bits, y.bits), 2 * max(x.widest, y.widest) + 8, x.real and y.real)
 
 
 def _region(relation: Tree) -> Tree | None:
@@ -400,7 +409,7 @@ def _same_function(a: Tree, b: Tree, in_radians: bool, budget: Budget) -> bool:
             continue
         equal = _near(x, y)
         met += 1
-        if _real(*x) is not None and _real(*y) is not None:
+        if x.real and y.real:
             real += 1
             if not equal:
                 return False
@@ -452,18 +461,14 @@ def _scalars(tree: Tree) -> Iterator[Tree]:
             yield from _scalars(part)
 
 
-Found = tuple[Any, int, int]
-"""A value, the binary digits with which it was computed, and those of the largest or smallest number on the way."""
-
-
 def _both(
     a: Tree, b: Tree, point: dict[str, Fraction] | None, in_radians: bool, budget: Budget
 ) -> tuple[Found | None, Found | None]:
     """The values of two trees at a point, each with the precision that both need."""
     x, y = (_at(tree, point, in_radians, budget) for tree in (a, b))
-    if x is not None and y is not None and not (isinstance(x[0], Fraction) and isinstance(y[0], Fraction)):
-        bits = _needed(max(x[2], y[2]))
-        if bits > min(x[1], y[1]):
+    if x is not None and y is not None and not (isinstance(x.value, Fraction) and isinstance(y.value, Fraction)):
+        bits = _needed(max(x.widest, y.widest))
+        if bits > min(x.bits, y.bits):
             x, y = (_at(tree, point, in_radians, budget, bits) for tree in (a, b))
     return x, y
 
@@ -492,26 +497,27 @@ def _at(
         except (ArithmeticError, ValueError):  # such as a division by zero, or a logarithm of it
             return None
         if isinstance(value, Fraction) or _needed(worker.widest) <= bits:
-            return value, bits, worker.widest
+            return Found(value, bits, worker.widest, worker.real)
         bits = _needed(worker.widest)
     return None
 
 
 def _near(x: Found, y: Found) -> bool:
     """Whether two values are equal: exactly as fractions, else up to the error of how they were computed."""
-    if isinstance(x[0], Fraction) and isinstance(y[0], Fraction):
-        return x[0] == y[0]
-    context = _context(max(x[1], y[1]))
-    difference = _number(context, x[0]) - _number(context, y[0])
-    return difference == 0 or context.mag(difference) <= 2 * max(x[2], y[2]) + 64 - min(x[1], y[1])
+    if isinstance(x.value, Fraction) and isinstance(y.value, Fraction):
+        return x.value == y.value
+    context = _context(max(x.bits, y.bits))
+    difference = _number(context, x.value) - _number(context, y.value)
+    return difference == 0 or context.mag(difference) <= 2 * max(x.widest, y.widest) + 64 - min(x.bits, y.bits)
 
 
-def _real(value: Any, bits: int, widest: int) -> Any:
-    """A value as a real number, or None if it is not real."""
-    if isinstance(value, Fraction) or not hasattr(value, "imag") or value.imag == 0:
-        return value if isinstance(value, Fraction) else value.real
-    context = _context(bits)
-    return value.real if context.mag(value.imag) <= 2 * widest + 64 - bits else None
+def _real(found: Found) -> Any:
+    """The value as a real number, or None if it is complex by more than rounding."""
+    value = found.value
+    if isinstance(value, Fraction):
+        return value
+    small = value.imag == 0 or _context(found.bits).mag(value.imag) <= 2 * found.widest + 64 - found.bits
+    return value.real if small else None
 
 
 def _fraction(value: Any) -> Fraction:
@@ -542,6 +548,7 @@ class _Worker:
     def __init__(self, point: dict[str, Fraction], in_radians: bool, bits: int, budget: Budget) -> None:
         self.point, self.in_radians, self.bits, self.budget = point, in_radians, bits, budget
         self.widest = 0
+        self.real = True
         self._mp: MPContext | None = None
 
     @property
@@ -564,6 +571,7 @@ class _Worker:
             parts = (value.real, value.imag) if hasattr(value, "_mpc_") else (value,)
             if not all(self.mp.isfinite(part) for part in parts):
                 raise NotComputed("no finite number")
+            self.real = self.real and (len(parts) == 1 or not self._counts(parts[1], parts))
             size = max((abs(self.mp.mag(part)) for part in parts if part != 0 and self._counts(part, parts)), default=0)
         if size > MOST_BITS:
             raise NotComputed("too large")
@@ -573,7 +581,9 @@ class _Worker:
 
     def _counts(self, part: Any, parts: Sequence[Any]) -> bool:
         """Whether a part of a complex number is more than the rounding of the other."""
-        return len(parts) == 1 or self.mp.mag(part) > max(self.mp.mag(p) for p in parts if p != 0) - self.bits // 2
+        return len(parts) == 1 or (
+            part != 0 and self.mp.mag(part) > max(self.mp.mag(p) for p in parts if p != 0) - self.bits // 2
+        )
 
     def mpf(self, value: Any) -> Any:
         return _number(self.mp, value) if isinstance(value, Fraction) else value
