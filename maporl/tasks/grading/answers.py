@@ -221,8 +221,10 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return None
     if len(answer) > 2 * LONGEST_ANSWER:
         return False if reading(truth) is not None else None
-    if (option := _same_option(answer, truth)) is not None:
-        return option
+    if _WHOLE.fullmatch(answer) and _WHOLE.fullmatch(truth):  # most answers are, and this takes a tenth of the time
+        return int(answer) == int(truth)
+    if (choice := _same_option(answer, truth)) is not None:
+        return choice
     right = reading(truth) or (reading(right_hand_side(truth)) if "=" in truth else None)
     if right is None:
         return True if _written_alike(answer, truth) else None
@@ -261,6 +263,7 @@ def _rounds_to(said: Tree, truth: str) -> bool:
     return abs(found[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
 
 
+_WHOLE = re.compile(r"-?[0-9]{1,200}")
 _ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")

@@ -157,6 +157,7 @@ _STYLED = re.compile(
 )
 _BLANK = r"(?:\\[,;:! ]|~|\{[,\s]\}|[ \u2009\u202f\u00a0])"
 _GROUPS = re.compile(rf"(?<![0-9.,_^])([1-9][0-9]{{0,2}})((?:{_BLANK}[0-9]{{3}})+)(?![0-9])(?!\s*/)")
+_TYPESET = re.compile(r"[\\{$~^]")
 _PAIR = re.compile(r"(?<!\\)\$([^$]*?)(?<!\\)\$")
 _NAMED = frozenset(_words("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lcm max min"))
 
@@ -173,7 +174,7 @@ def plain(text: str) -> str:
     """
     if not text.isascii():
         text = text.translate(_WIDE)
-    if any(sign in text for sign in "\\{$~^"):
+    if _TYPESET.search(text):
         text = _without_typesetting(text)
     elif _GROUPS.search(text):
         text = _GROUPS.sub(_joined, text)
@@ -201,6 +202,7 @@ def _without_typesetting(text: str) -> str:
     text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
     text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
     text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
+    text = re.sub(r"\{([^{}\\]{1,30})\\choose(?![A-Za-z])([^{}\\]{1,30})\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"(\\frac)\s*([0-9])\s*([0-9])(?![0-9])", r"\1{\2}{\3}", text)
     for written, meant in (
