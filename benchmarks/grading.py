@@ -211,7 +211,9 @@ def forms(data: Path, each: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield r"\left( \right)", boxed(brackets, lambda label: f"\\left{label[:-1]}\\right)")
     yield r"\bigl( \bigr)", boxed(brackets, lambda label: f"\\bigl{label[:-1]}\\bigr)")
     yield r"\; after a comma", boxed(brackets, lambda label: label.replace(",", ",\\;"))
-    for command in ("mbox", "text", "textrm", "mathrm", "mathbf", "boldsymbol"):
+    for command in ("mathbf", "boldsymbol"):
+        yield f"\\{command}{{}}", boxed(any_label, lambda label, command=command: f"\\{command}{{{label}}}")
+    for command in ("mbox", "text", "textrm", "mathrm"):
         yield f"\\{command}{{}}", boxed(numbers, lambda label, command=command: f"\\{command}{{{label}}}")
     for unit in (
         r"\text{ cm}",

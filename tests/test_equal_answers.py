@@ -84,7 +84,7 @@ RIGHT = {
     ],
     "layout": [
         (r"\displaystyle\frac{1}{2}", r"\frac{1}{2}"), (r"\cfrac{1}{2}", r"\frac{1}{2}"), (r"\tfrac34", "0.75"), (r"(1,\;2)", "(1,2)"),
-        (r"(1,\:2)", "(1,2)"), (r"x \leqslant 3", r"x \le 3"), (r"\mathbf{5}", "5"), (r"\textrm{13}", "13"), (r"\log_2 3", r"\log_2{3}"),
+        (r"(1,\:2)", "(1,2)"), (r"x \leqslant 3", r"x \le 3"), (r"\mathbf{5}", "5"), (r"\mathbf{\frac{3}{4}}", "0.75"), (r"\boldsymbol{(1,\frac12)}", "(1,0.5)"), (r"\text{$\frac{1}{2}$}", "0.5"), (r"{{12}}", "12"), (r"e^{at}+at^2", "e^{t a}+t^2a"), ("(776_8)", "776_8"), (r"\textrm{13}", "13"), (r"\log_2 3", r"\log_2{3}"),
         (r"\bigl(1, 2\bigr)", "(1,2)"), (r"\Big\{1,2\Big\}", r"\{1,2\}"), (r"\varnothing", r"\emptyset"), (r"\left(1,\ 2\right)", "(1,2)"), (r"\mbox{5}", "5"),
         (r"5\quad", "5"), (r"\mathrm{5}", "5"), (r"\,5\,", "5"), (r"\!5", "5"), (r"\frac\pi 2", r"\frac{\pi}{2}"), (r"2\sqrt3", r"2\sqrt{3}"), (r"4\sqrt(2)", r"4\sqrt{2}"),
         (r"\operatorname{sin} x", r"\sin x"), (r"{x}^{2}", "x^2"), (r"\boldsymbol{x+1}", "x+1"), (r"\color{red}5", "5"), (r"\phantom{0}5", "5"), (r"\hspace{1em}5", "5"),

@@ -126,6 +126,8 @@ def based(text: str) -> Tree | None:
     >>> based("2A_{16}"), based("-37_8"), based("11_{10}"), based("x_1"), based("19_8")
     (('base', '2a', 16), ('base', '-37', 8), ('number', Fraction(11, 1)), None, None)
     """
+    if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
+        text = text[1:-1].strip()
     match = _BASED.fullmatch(text)
     if match is None:
         return None
@@ -156,7 +158,11 @@ class _Reader:
             match = _TOKEN.match(text, place)
             if match is None:
                 raise NotMathematics(text[place:])
-            self._add(str(match.lastgroup), match[str(match.lastgroup)], match[0][:1].isspace())
+            apart = match[0][:1].isspace()
+            word = match["word"] or ""
+            if word.lower() in _ENGLISH and (apart or place == 0) and text[match.end() : match.end() + 1].strip() == "":
+                raise NotMathematics(word)  # "at" alone; e^{at} is mathematics
+            self._add(str(match.lastgroup), match[str(match.lastgroup)], apart)
             place = match.end()
 
     def _add(self, kind: str, token: str, apart: bool) -> None:
@@ -168,7 +174,7 @@ class _Reader:
                 self.tokens.append(("function", clear, apart))
             elif clear != token:
                 self.tokens.append(("letter", clear, apart))
-            elif _WORD_OF_LETTERS.fullmatch(token) and token.lower() not in _ENGLISH:
+            elif _WORD_OF_LETTERS.fullmatch(token):
                 self.tokens += [("letter", letter, apart) for letter in token]
             elif self.tokens and self.tokens[-1][1] in ("{", "\\begin") and len(token) < 20:
                 self.tokens.append(("name", token, apart))  # of a matrix, or in an index; anything else refuses it

@@ -148,13 +148,14 @@ _LAYOUT = re.compile(
     r"|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*(?P<dot>\.)?"
     r"|\\(?:[hv]?phantom|hspace\*?|vspace\*?|mspace|mskip|color|label|tag\*?)\s*(?:\{[^{}]*\}|(?=-))|\\[,;:> /]|~)"
 )
-_WORDS_IN = re.compile(
-    r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|md|sc)?|mbox|hbox|emph|mathrm|operatorname\*?)\s*\{([^{}]*)\}"
-)
-_STYLED = re.compile(
+_WORDS = r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|md|sc)?|mbox|hbox|emph|mathrm|operatorname\*?)\s*(?=\{)"
+_STYLES = (
     r"\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|underline|ensuremath|boxed|fbox|textcolor\s*\{[^{}]*\}"
-    r"|colorbox\s*\{[^{}]*\})\s*\{([^{}]*)\}"
+    r"|colorbox\s*\{[^{}]*\})\s*(?=\{)"
 )
+_WORDS_IN = re.compile(_WORDS + r"\{([^{}]*)\}")
+_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
+_WRAPPER = re.compile(f"{_WORDS}|{_STYLES}")
 _BLANK = r"(?:\\[,;:! ]|~|\{[,\s]\}|[ \u2009\u202f\u00a0])"
 _GROUPS = re.compile(rf"(?<![0-9.,_^])([1-9][0-9]{{0,2}})((?:{_BLANK}[0-9]{{3}})+)(?![0-9])(?!\s*/)")
 _TYPESET = re.compile(r"[\\{$~^]")
@@ -179,9 +180,21 @@ def plain(text: str) -> str:
     elif _GROUPS.search(text):
         text = _GROUPS.sub(_joined, text)
     text = trim(text)
-    while len(text) > 2 and text[0] == "{" and text[-1] == "}" and "}" not in text[1:-1]:
-        text = text[1:-1].strip()
+    while _is_group(text):
+        text = trim(text[1:-1])
     return re.sub(r"^–(?=\s*[$€£]?\s*[.\d])", "-", text)
+
+
+def _is_group(text: str) -> bool:
+    """Whether one pair of braces stands around all of ``text``."""
+    if not (text.startswith("{") and text.endswith("}")):
+        return False
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += (match[0] == "{") - (match[0] == "}")
+        if depth == 0:
+            return match.end() == len(text)
+    return False
 
 
 def _without_typesetting(text: str) -> str:
@@ -199,6 +212,7 @@ def _without_typesetting(text: str) -> str:
         text = _STYLED.sub(
             lambda match: match[1] if len(match[1]) == 1 or match[1].isdigit() else f"{{{match[1]}}}", text
         )
+    text = _WRAPPER.sub(" ", text)  # what holds braces itself stays a group
     text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
     text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
     text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
