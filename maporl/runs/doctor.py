@@ -19,7 +19,19 @@ from maporl.errors import ConfigError, install_command
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("maporl", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "sympy", "mpmath", "numpy", "pydantic")
+PACKAGES = (
+    "maporl",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "sympy",
+    "mpmath",
+    "numpy",
+    "pydantic",
+)
 FEATURES = (
     ("rollouts by vLLM in the trainer's process", "vllm", "vllm"),
     ("DeepSpeed ZeRO", "deepspeed", "deepspeed"),
