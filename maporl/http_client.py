@@ -25,6 +25,7 @@ import tenacity
 from maporl.errors import ConfigError, UserError
 from maporl.hosts import proxy_of
 from maporl.text import visible
+from trl_ext.waits import pause, result
 
 MOST_BYTES = 16 * 2**20
 """The most bytes of an answer. An answer of 32,000 tokens with their log-probabilities has about a quarter of that."""
@@ -205,7 +206,7 @@ class HttpClient:
     def _wait(self, exchange: Coroutine[Any, Any, Read]) -> Read:
         running = asyncio.run_coroutine_threadsafe(exchange, self._loop)
         try:
-            return running.result(self.seconds + _GRACE_SECONDS)
+            return result(running, self.seconds + _GRACE_SECONDS)
         except BaseException:
             running.cancel()
             raise
@@ -259,6 +260,7 @@ def persistent(retries: int) -> tenacity.Retrying:
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, HttpFailure) and error.passing),
         stop=tenacity.stop_after_attempt(retries + 1),
         wait=_pause,
+        sleep=pause,
         reraise=True,
     )
 

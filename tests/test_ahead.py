@@ -11,12 +11,13 @@ from test_async_and_placement import CopiedWeights, trainer_of
 
 from maporl.engines.base import Pending
 from maporl.errors import ConfigError
-from maporl.rollout.interleaving import GivenUp, Interleaving
+from maporl.rollout.interleaving import Interleaving
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.staleness import staleness_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
+from trl_ext.waits import Discarded
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_batches_are_taken_in_the_order_in_which_they_were_begun_and_may_be_give
     ahead.drop()
     assert ahead.in_progress == 0
     ends[0].set()
-    with pytest.raises(GivenUp):
+    with pytest.raises(Discarded):
         future.result(timeout=20)
     ahead.begin(lambda: play(1))
     assert ahead.take() == 1, "what is begun later is not given up"

@@ -23,9 +23,9 @@ INTERNAL = {
     "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
     "reward_server.batching.QueueFull": "becomes an answer with status 429",
     "reward_server.guard.ClientGone": "nobody is there to be answered",
-    "maporl.rollout.interleaving.GivenUp": "a thread ends whose dialogues nobody will read",
-    "trl_ext.interruptions.Discarded": "a signal drops the update in progress: the loop saves and ends",
+    "trl_ext.waits.Discarded": "a signal drops the update in progress: the loop saves and ends; and so end threads that work for nobody",
     "trl_ext.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
+    "trl_ext.interruptions.Terminated": "SIGTERM, after the run was saved: the command ends with status 143",
 }
 """Exceptions that never reach a user as an error, and where they end."""
 

@@ -22,7 +22,9 @@ import trl_ext.checkpoint
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
 from trl_ext.checkpoint_folder import list_checkpoints, newest_whole
+from trl_ext.interruptions import Interruptions, Terminated
 from trl_ext.manifest import CheckpointError, verify
+from trl_ext.waits import Discarded, pause
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def wait_for(path, lines, process, seconds=60):
     raise AssertionError(f"{path}: {lines} lines did not come; {process.output()[1]}")
 
 
-@pytest.mark.parametrize("name, status", [pytest.param("SIGTERM", 0, marks=pytest.mark.slow), ("SIGINT", 130)])
+@pytest.mark.parametrize("name, status", [pytest.param("SIGTERM", 143, marks=pytest.mark.slow), ("SIGINT", 130)])
 def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, name, status):
     folder = tmp_path / "run"
     config = config_of(folder, save_steps=0)
@@ -102,9 +104,9 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, na
     _, shown = process.communicate(timeout=60)
     assert process.returncode == status, shown
     saved = list_checkpoints(folder)
-    assert (
-        len(saved) == 1 and f"{name}: stopped after update {saved[0].name.split('-')[1]}; saved in {saved[0]}" in shown
-    )
+    assert len(saved) == 1
+    told = f"{name}: stopped after update {saved[0].name.split('-')[1]} of {UPDATES}; saved in {saved[0]}; to go on: maporl train {folder}/config.yaml --resume"
+    assert shown.splitlines()[-1 if name == "SIGTERM" else 0] == told, shown
     assert not (folder / "final").exists()
     assert (folder / "report.html").exists() == (name == "SIGINT"), "who asks for a quick end gets one"
     resumed = start(tmp_path, config, "--resume")
@@ -117,22 +119,36 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, na
         assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    from trl_ext.interruptions import Discarded, Interruptions
-
+def test_a_signal_drops_what_can_be_done_again_and_a_second_ctrl_c_loses_nothing(capfd):
     with Interruptions() as interruptions:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert interruptions.asked == signal.SIGTERM
-        interruptions.droppable = True
-        interruptions.asked = 0
-        with pytest.raises(Discarded):
+        assert (interruptions.asked, interruptions.name) == (signal.SIGTERM, "SIGTERM")
+        with pytest.raises(Discarded), interruptions.droppable():
+            raise AssertionError("a signal has come before")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruptions.asked == signal.SIGTERM and isinstance(interruptions.error, Terminated)
+    assert "Ctrl-\\ ends it at once" in capfd.readouterr().err
+    with Interruptions() as interruptions:
+        with pytest.raises(Discarded), interruptions.droppable():
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             except Exception as error:  # what libraries write around their own work
                 raise AssertionError("it was swallowed") from error
+        os.kill(os.getpid(), signal.SIGINT)  # saving goes on
+        interruptions.nothing_to_lose = True
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_signal_that_a_library_swallows_ends_the_next_wait():
+    with Interruptions() as interruptions, pytest.raises(Discarded), interruptions.droppable():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:
+            interruptions.swallowed = True
+        pause(600)
+    assert interruptions.swallowed
 
 
 def test_the_newest_undamaged_checkpoint_is_used(tmp_path, caplog):

@@ -81,8 +81,13 @@ def test_ctrl_c_and_sigterm_save_a_run_and_leave_nothing_and_it_ends_as_a_calm_o
     second = Terminal(tmp_path, config, "--resume", "-q")
     second.wait_for(metrics, 6)
     second.process.terminate()
-    said = second.ended(0)
-    assert "SIGTERM: stopped after update " in said and "Traceback" not in said and "loading" not in said
+    said = second.ended(143)
+    assert (
+        " --resume" in said
+        and "SIGTERM: stopped after update " in said
+        and "Traceback" not in said
+        and "loading" not in said
+    )
     third = Terminal(tmp_path, config, "--resume", "-q")
     third.wait_for(metrics, UPDATES - 1)
     third.ended(0)

@@ -270,7 +270,7 @@ def test_a_second_process_in_a_runs_folder_is_refused_and_who_only_looks_is_not(
     again = start(tmp_path, settings, "--resume")  # the killed one left no lock
     wait_for_updates(folder, len(counted) + 1, again)
     again.send_signal(signal.SIGTERM)
-    assert again.wait(120) == 0, again.output()[1]
+    assert again.wait(120) == 143, again.output()[1]
 
 
 @pytest.mark.slow

@@ -1,34 +1,62 @@
-"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends. A second Ctrl-C ends it at once, without saving."""
+"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends. It says so, and its exit status is not that of a finished run."""
 
+import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from trl_ext.waits import Discarded, check, dropped_by
 
-class Discarded(BaseException):
-    """The update in progress was dropped before it changed anything, because the run must end.
+TERMINATED = 143
+"""The exit status of a run that SIGTERM has ended before its end: 128 and the signal's number, as shells count."""
+TIDY = 3.0
+"""The seconds in which a process ends in good order after its run was saved."""
+_PATIENCE = b"the run ends as soon as its updates are saved; Ctrl-\\ ends it at once, and loses those after its last checkpoint\n"
 
-    This is not an ``Exception``. It is raised wherever the signal arrives, and libraries catch exceptions: Jinja does
-    so in the middle of a chat template.
-    """
+
+class Terminated(SystemExit):
+    """SIGTERM has ended the run before its end, and the run has been saved."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
 
 
 class Interrupted(KeyboardInterrupt):
     """The user pressed Ctrl-C, and the run has been saved."""
 
 
+def leave_soon(status: int) -> None:
+    """End the process with ``status`` after :data:`TIDY` seconds, if it does not end by itself. Its run is saved.
+
+    The end of the interpreter waits for threads of libraries and of users, and closes their tools and servers. These may hang.
+    """
+
+    def leave() -> None:
+        time.sleep(TIDY)
+        os._exit(status)
+
+    threading.Thread(target=leave, name="ends the process", daemon=True).start()
+
+
 class Interruptions:
     """A context manager that records SIGTERM and SIGINT in ``asked`` instead of letting them end the process.
 
-    While ``droppable`` is true, a signal raises :class:`Discarded` at once. The caller sets ``droppable`` while its
-    work has not changed anything yet. Only the main thread receives signals, so the context manager does nothing in
-    other threads.
+    In a block ``with interruptions.droppable():`` a signal raises :class:`trl_ext.waits.Discarded` at once, here and in the
+    threads that work for the block. Such a block has not changed anything that cannot be done again. Elsewhere the signal
+    waits for the end of the update. Only the main thread receives signals, so the context manager does nothing in other
+    threads.
     """
 
     def __init__(self) -> None:
         self.asked = 0
-        self.droppable = False
+        self.nothing_to_lose = False
+        """Whether every update that was made is in a checkpoint. Only then a second Ctrl-C ends the process at once."""
+        self._drop = threading.Event()
+        self._droppable = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruptions":
@@ -40,10 +68,39 @@ class Interruptions:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Let a signal drop what the block does.
+
+        Raises:
+            Discarded: a signal has come.
+        """
+        outer, self._droppable = self._droppable, True
+        try:
+            with dropped_by(self._drop):
+                if self.asked:
+                    self._drop.set()
+                    check()
+                yield
+        finally:
+            self._droppable = outer
+
+    @property
+    def error(self) -> BaseException:
+        """The exception with which a run ends that a signal has ended."""
+        return Terminated() if self.asked == signal.SIGTERM else Interrupted()
+
+    @property
+    def name(self) -> str:
+        """The name of the signal."""
+        return signal.Signals(self.asked).name
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked:
-            raise KeyboardInterrupt
-        self.asked = number
-        if self.droppable:
-            self.droppable = False
+        again, self.asked = bool(self.asked), self.asked or number
+        if again and number == signal.SIGINT:
+            if self.nothing_to_lose:
+                raise KeyboardInterrupt
+            os.write(2, _PATIENCE)  # the signal may have come in the middle of a print
+        if self._droppable and not self._drop.is_set():
+            self._drop.set()
             raise Discarded

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from trl_ext.model_memory import limit_microbatches
 from trl_ext.multi_adapter import accumulate_together, groups_of
 from trl_ext.replicated import Replicated
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
+from trl_ext.waits import Threads, finished, result
 
 Result = TypeVar("Result")
 
@@ -244,9 +244,10 @@ class Learning:
             by_device.setdefault(self.learners[group[0]].device, []).append(number)
         if len(by_device) < 2 or self.central is not None or distributed.size() > 1:
             return [work(group) for group in groups]
-        with ThreadPoolExecutor(len(by_device)) as pool:
-            ends = [pool.submit(lambda own: [(n, work(groups[n])) for n in own], own) for own in by_device.values()]
-        found = dict(entry for end in ends for entry in end.result())
+        with Threads(len(by_device), "learns") as threads:
+            ends = [threads.submit(lambda own: [(n, work(groups[n])) for n in own], own) for own in by_device.values()]
+            finished(ends)  # also where one has failed, so that none is at work afterwards
+            found = dict(entry for end in ends for entry in result(end))
         return [found[number] for number in range(len(groups))]
 
     def _any_rows(self, index: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
 """The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
 
-import signal
 import sys
+import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -15,9 +15,10 @@ from trl_ext import distributed
 from trl_ext.allocator import reuse_memory
 from trl_ext.central_critic import CentralCritic
 from trl_ext.checkpoint import random_state, set_random_state, write_checkpoint
+from trl_ext.checkpoint_folder import numbered_checkpoints
 from trl_ext.devices import device_failure
 from trl_ext.forward import base_of
-from trl_ext.interruptions import Discarded, Interrupted, Interruptions
+from trl_ext.interruptions import Interruptions
 from trl_ext.learner import Learner
 from trl_ext.learning import Learning
 from trl_ext.metrics import Clock, Metrics
@@ -28,6 +29,7 @@ from trl_ext.resuming import Resuming
 from trl_ext.run_lock import RunLock
 from trl_ext.sharding import check_bases
 from trl_ext.update_batch import UpdateBatch
+from trl_ext.waits import Discarded
 
 Batch = TypeVar("Batch", bound=UpdateBatch)
 
@@ -45,13 +47,16 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`sampled_here`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`set_results_aside` and :meth:`must_be_new`.
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`,
+    :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     samplers_know = False
     """Whether what samples from copies of the weights has the present ones."""
     references_sample = False
     """Whether references sample too, and must be whole for it."""
+    _interruptions: Interruptions | None = None
+    """What hears signals while :meth:`train` runs."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
     accelerator: Any
     train_dataset: Any
@@ -144,19 +149,29 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
+            SystemExit: with status 143, after SIGTERM. A checkpoint was saved.
         """
         metrics: Metrics = {}
-        with self.training(resume_from_checkpoint), Interruptions() as interruptions:
+        with self._signals_heard() as interruptions, self.training(resume_from_checkpoint):
             while self.goes_on():
                 before = (self.checkpoint_state(), random_state())
+                interruptions.nothing_to_lose = self._all_is_saved()
                 try:
-                    metrics = self._one_update(interruptions)
+                    metrics = self._one_update()
                 except Discarded:
                     set_random_state(before[1])
-                    self._end_early(interruptions.asked, before[0])
-                if asked := distributed.all_reduce_max(interruptions.asked, self.accelerator.device):
-                    self._end_early(asked, self.checkpoint_state())
+                    self._end_early(before[0])
+                if distributed.all_reduce_max(interruptions.asked, self.accelerator.device):
+                    self._end_early(self.checkpoint_state())
         return metrics
+
+    @contextmanager
+    def _signals_heard(self) -> Iterator[Interruptions]:
+        try:
+            with Interruptions() as self._interruptions:
+                yield self._interruptions
+        finally:
+            self._interruptions = None
 
     @contextmanager
     def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
@@ -174,7 +189,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         lock = RunLock(self.folder)
         distributed.on_main(lock.acquire)
         try:
-            self.start_or_resume(resume_from_checkpoint)
+            with self._dropped_alone():
+                self.start_or_resume(resume_from_checkpoint)
             self._made = self.state.global_step
             self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
             yield
@@ -184,7 +200,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 )
             self.finish_checkpoint()
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-            self.end_run()
+            with self._dropped_alone():
+                self.end_run()
         except (Exception, KeyboardInterrupt) as error:
             if distributed.size() == 1:  # others may be elsewhere, and would not come to finish it
                 self.finish_checkpoint()
@@ -199,39 +216,102 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Return whether the run has updates left, and no callback has ended it."""
         return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
 
-    def _one_update(self, interruptions: Interruptions) -> Metrics:
+    def _one_update(self) -> Metrics:
         clock = Clock()
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        # several processes can only stop together, at the end of an update
-        interruptions.droppable = distributed.size() == 1
-        with clock("collect"):
-            batch = self.collected()
-        with clock("score"):
-            batch = self.score(batch)
-        with clock("advantage"):
-            batch = self.advantage(batch)
-        interruptions.droppable = False
+        with self.droppable() if distributed.size() == 1 else nullcontext():
+            with clock("collect"):
+                batch = self.collected()
+            with clock("score"):
+                batch = self.score(batch)
+            with clock("advantage"):
+                batch = self.advantage(batch)
         with clock("update"):
             batch = self.update(batch)
+        if self._interruptions is not None:
+            self._interruptions.nothing_to_lose = False
         self._made = self.state.global_step + 1  # also where an override of update() makes the whole of it
         self.finish_update(batch, clock)
         return batch.metrics
 
-    def _end_early(self, asked: int, state: dict) -> None:
-        """Save the state after the last complete update, and end the process: SIGTERM with exit status 0, or Ctrl-C."""
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Let a signal to :meth:`train` drop what the block does, which this process can do again and does by itself.
+
+        Processes that train together all come here, and drop it together.
+
+        Raises:
+            Discarded: a signal has come, to this process or another one.
+        """
+        if self._interruptions is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        dropped = False
+        try:
+            with self._interruptions.droppable():
+                yield
+        except Discarded:
+            dropped = True
+        if distributed.all_reduce_max(int(dropped), self.accelerator.device):
+            raise Discarded
+
+    @contextmanager
+    def skippable(self) -> Iterator[None]:
+        """Let a signal to :meth:`train` skip the rest of the block, where a single process trains. The run ends afterwards."""
+        if self._interruptions is None or distributed.size() > 1:
+            yield
+            return
+        with suppress(Discarded), self._interruptions.droppable():
+            yield
+
+    @contextmanager
+    def _dropped_alone(self) -> Iterator[None]:
+        """Let a signal end the run in the block, before its first update or after its last one, where a single process trains."""
+        if self._interruptions is None or distributed.size() > 1:
+            yield
+            return
+        try:
+            with self._interruptions.droppable():
+                yield
+        except Discarded:
+            self._end_early(self.checkpoint_state(), between=False)
+
+    def _all_is_saved(self) -> bool:
+        return not self.state.global_step or (self._saving is None and self._checkpoint_folder().exists())
+
+    def _end_early(self, state: dict, between: bool = True) -> None:
+        """Save the state after the last complete update, and end the process.
+
+        ``between``: whether training has begun, and the callbacks have not been told of its end.
+
+        Raises:
+            Terminated: the signal was SIGTERM, as far as this process knows.
+            Interrupted: it was Ctrl-C.
+        """
+        assert self._interruptions is not None, "train() has made it"
+        self.work_dropped()
         self.finish_checkpoint()
-        target, name = self._checkpoint_folder(), signal.Signals(asked).name
-        if self.state.global_step and not distributed.broadcast_from_main(target.exists()):
+        target, step = self._checkpoint_folder(), self.state.global_step
+        if step and not distributed.broadcast_from_main(target.exists()):
             write_checkpoint(target, self.learning, state, self.checkpoint_others())
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        where = (
-            f"in {target}; to go on: --resume, or train(resume_from_checkpoint=True)"
-            if self.state.global_step
-            else "nothing yet, because no update was complete"
-        )
+        self._interruptions.nothing_to_lose = True
+        if between:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
+        self._interruptions.asked = self._interruptions.asked or number
+        found = [target] if step else numbered_checkpoints(self.folder)
+        where = f"saved in {found[-1]}" if found else "saved nothing yet, because no update was complete"
+        told = f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: {self.how_to_resume()}"
         if distributed.is_main():
-            print(f"{name}: stopped after update {self.state.global_step}; saved {where}", file=sys.stderr, flush=True)
-        raise SystemExit(0) if asked == signal.SIGTERM else Interrupted
+            print(told, file=sys.stderr, flush=True)
+        raise self._interruptions.error
+
+    def how_to_resume(self) -> str:
+        """Hook: return the command, or the call, that goes on with the run."""
+        return "train(resume_from_checkpoint=True)" if self.state.global_step else "train()"
+
+    def work_dropped(self) -> None:
+        """Hook: a signal ends the run. Give up what is going on in the background, so that the run can be saved. By default this does nothing."""
 
     # -- seams --------------------------------------------------------------------------------------------------------
 
@@ -314,7 +394,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.log(dict(metrics))
         self.log_completions()
         if self.control.should_evaluate:
-            self.evaluate()
+            with self.skippable():
+                self.evaluate()
         if self.control.should_save:
             self._save_checkpoint(self.model, None)
         else:

@@ -207,7 +207,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             RewardError: a reward source failed, or left a completion without a score.
             NonFiniteError: a reward is NaN or infinite.
         """
-        self._score(batch.completions)
+        with self.droppable():
+            self._score(batch.completions)
         batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
         return batch
 

@@ -22,6 +22,7 @@ from trl_ext.learner import NonFiniteError
 from trl_ext.model_checks import sees_later_tokens
 from trl_ext.plain_text import encode_pieces, encode_text
 from trl_ext.token_batch import Completion
+from trl_ext.waits import Threads, result
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, **columns) -> list[float | list[float] | None]``, plain or ``async``.
@@ -328,15 +329,18 @@ async def _finished(function: RewardFunction, result):
 
 
 def _run(coroutine):
-    """Run a coroutine to its end. This works in a notebook too, whose event loop is already running."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    from concurrent.futures import ThreadPoolExecutor
+    """Run a coroutine to its end, in a thread of its own.
 
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+    A notebook's event loop runs in this one already, and an event loop would catch what a signal raises here.
+    """
+    gradients = torch.is_grad_enabled()
+
+    def run():
+        with torch.set_grad_enabled(gradients):
+            return asyncio.run(coroutine)
+
+    with Threads(1, "awaits rewards") as threads:
+        return result(threads.submit(run))
 
 
 def _unused(name: str, taken: dict) -> str:

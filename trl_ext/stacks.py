@@ -14,12 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from trl_ext.atomic import replace_file
 from trl_ext.paths import below
+from trl_ext.waits import SLICE, Threads, result
 
 FOLDER = "stacks"
 """The folder in a run's folder with the answers."""
@@ -50,8 +50,8 @@ def stacks() -> str:
 def all_stacks() -> str:
     """Return the stacks of this process and of those that work for it."""
     workers = [worker for find in WORKERS for worker in find()]
-    with ThreadPoolExecutor(max(len(workers), 1)) as pool:  # one that hangs keeps the others waiting
-        answers = list(pool.map(lambda worker: worker.stacks(), workers))
+    with Threads(len(workers), "asks for stacks") as threads:  # one that hangs keeps the others waiting
+        answers = [result(one) for one in [threads.submit(worker.stacks) for worker in workers]]
     now, this = time.strftime("%Y-%m-%d %H:%M:%S"), f"process {os.getpid()} on {socket.gethostname()}"
     parts = [(f"driver, {this}, {now}", stacks()), *zip([worker.name for worker in workers], answers, strict=True)]
     return "\n\n".join(f"== {name}\n\n{text.strip()}" for name, text in parts) + "\n"
@@ -84,8 +84,9 @@ class Listener:
         """Listen no longer."""
         if self.pipe is not None:
             os.write(self._end, b"\n")
-            self._thread.join()
-            os.close(self._end)
+            self._thread.join(SLICE)  # it may be asking a process that hangs
+            if not self._thread.is_alive():
+                os.close(self._end)
             shutil.rmtree(self.pipe.parent)
             self.pipe = None
 

@@ -40,7 +40,11 @@ class _Process:
         with self.lock:
             if self.running is None or self.running.poll() is not None:
                 self._start()
-            answer = self._ask(request)
+            try:
+                answer = self._ask(request)
+            except BaseException:  # the answer that was not read would be that to the next request
+                self.stop()
+                raise
             if answer is None:
                 self.stop()
             return answer

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.engines.token_sampler import TokenRow
 from trl_ext.sampling_options import Sampled
+from trl_ext.waits import Threads, finished, result, until
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class EnginePool:
         """What was written of processes that did not answer in time."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
-        self._background = ThreadPoolExecutor(spec.replicas, thread_name_prefix=f"engines of {spec.name}")
+        self._background = Threads(spec.replicas, f"engines of {spec.name}")
         self._failed: Exception | None = None
         self.started = 0
         self.replaced = 0
@@ -103,7 +104,7 @@ class EnginePool:
         begun = [(*self._begin(place), place) for place in range(self.spec.replicas)]
         for member, loaded, place in begun:
             try:
-                loaded.result()
+                result(loaded)
             except MemberDied:
                 if member not in self._stacks:
                     raise
@@ -159,12 +160,12 @@ class EnginePool:
         """
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._members or self._failed is not None)
+                until(partial(self._changed.wait_for, lambda: self._members or self._failed is not None))
                 if self._failed is not None:
                     raise self._failed
                 member = next(iter(self._members))
             try:
-                return self._call(member, method, *arguments).result()
+                return result(self._call(member, method, *arguments))
             except MemberDied as error:
                 self._replace(member, error)
 
@@ -172,7 +173,7 @@ class EnginePool:
         """Drop the KV caches of all processes."""
         with self._lock:
             members = list(self._members)
-        wait([self._call(member, "release") for member in members])
+        finished([self._call(member, "release") for member in members])
 
     def take_counts(self) -> dict[str, float]:
         """Return what the processes did and what was counted since the last time, and how many were replaced so far."""
@@ -198,7 +199,7 @@ class EnginePool:
             self._give_up(self._failed or GroupFailed(ENDED.format(self.spec.name)))
         for member in members:
             member.end()
-        self._background.shutdown(wait=False)
+        self._background.close()
 
     # -- one process --------------------------------------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ class EnginePool:
             self._give_up(error)
             return
         try:
-            built.result()
+            result(built)
             loaded: Mapping[str, int] = {}
             while True:
                 with self._lock:
@@ -363,7 +364,7 @@ class EnginePool:
                         return
                 for name, (version, weights) in known.items():
                     if loaded.get(name) != version:
-                        self._send(member, name, version, weights).result()
+                        result(self._send(member, name, version, weights))
                         loaded = {**loaded, name: version}
         except MemberDied as error:
             self._finish(member)

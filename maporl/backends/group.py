@@ -7,7 +7,7 @@ process that has not answered, with the stacks of all of them in the run's folde
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
 from trl_ext.checkpoint_folder import list_checkpoints
+from trl_ext.waits import finished, result
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -158,7 +159,7 @@ class LearnerGroup:
             raise GroupFailed(ENDED.format(self.spec.name))
         places = [member.place for member in self.members]
         with self._activity.doing(self, IDLE):
-            self.turns.ask(places).result()
+            result(self.turns.ask(places))
         try:
             yield
         except MemberDied:
@@ -175,14 +176,14 @@ class LearnerGroup:
             Hung: one has not answered within the deadline.
         """
         until = time.monotonic() + self.failures.deadline
-        _, waiting = wait(calls, timeout=self.failures.deadline, return_when=FIRST_EXCEPTION)
+        finished(calls, self.failures.deadline, FIRST_EXCEPTION)
         failed = [call.exception() for call in calls if call.done() and call.exception() is not None]
         if failed:
             # a process whose neighbour has died fails first, and the death is known a moment later
-            wait(waiting, timeout=min(GRACE, max(until - time.monotonic(), 0.0)))
+            finished(calls, min(GRACE, max(until - time.monotonic(), 0.0)))
             errors = [call.exception() for call in calls if call.done() and call.exception() is not None]
             raise next((error for error in errors if isinstance(error, MemberDied)), errors[0])  # type: ignore[misc]
-        if waiting:
+        if not all(call.done() for call in calls):
             silent = [member.name for member, call in zip(self.members, calls, strict=False) if not call.done()]
             raise Hung(
                 f"{', '.join(silent)}: no answer to {method!r} after {self.failures.deadline:g} s "

@@ -290,6 +290,11 @@ class RayBackend:
         name = self._owner[policy]
         return name in self.learners and policy in self.learners[name].spec.trained
 
+    def stop_sampling(self) -> None:
+        """End the processes that sample, which may be in a long answer and keep the devices of those that train."""
+        for pool in self.pools.values():
+            pool.end()
+
     def run_ended(self) -> None:
         """End all processes, unless this is in a block ``with backend:``."""
         if not self._kept:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +31,7 @@ from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command
 from trl_ext.stacks import stacks
+from trl_ext.waits import Threads
 
 OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
@@ -239,9 +240,9 @@ class Cluster:
 
 
 @cache
-def _settling() -> ThreadPoolExecutor:
+def _settling() -> Threads:
     """Return the threads in which answers arrive. Ray's own thread would wait for itself if it were to call Ray."""
-    return ThreadPoolExecutor(4, thread_name_prefix="answers from Ray")
+    return Threads(4, "answers from Ray")
 
 
 class Host:

@@ -12,6 +12,7 @@ from maporl.backends.member import NoPlace
 from maporl.backends.places import Block, Machine, Place, Plan, check_fits, lay
 from maporl.config.cluster import CountedPlaces, PoolSection
 from maporl.errors import ConfigError
+from trl_ext.waits import pause, until
 
 logger = logging.getLogger(__name__)
 PATIENCE = 15.0
@@ -140,16 +141,16 @@ class Places:
             NoPlace: they do not fit what is free.
         """
         blocks = [self.plan.blocks[number] for number in numbers]
-        until = time.monotonic() + PATIENCE
+        end = time.monotonic() + PATIENCE
         while True:
             machines = self.machines(free=True)
             found = lay(blocks, self.pools, machines)
             if found is not None and self._made(numbers, blocks, found):
                 return
-            if time.monotonic() > until:
+            if time.monotonic() > end:
                 asked, there = self.plan.said(blocks), ", ".join(f"{own.name}: {own.devices}" for own in machines)
                 raise NoPlace(f"no machine has free devices for it: asked for {asked}; free: {there or 'nothing'}")
-            time.sleep(0.5)
+            pause(0.5)
 
     def _made(self, numbers: list[int], blocks: list[Block], machines: list[list[str]]) -> bool:
         """Make placement groups on the given machines, or none and return False if Ray has given the devices to others."""
@@ -160,7 +161,7 @@ class Places:
                 strategy="STRICT_PACK" if block.one else "PACK",
                 bundle_label_selector=[{"ray.io/node-id": machine} for machine in where],
             )
-        if all(group.wait(PATIENCE) for group in made.values()):
+        if all(until(group.wait, PATIENCE) for group in made.values()):
             self._groups |= made
             self._machines |= dict(zip(numbers, machines, strict=True))
             return True

@@ -4,7 +4,6 @@ Advantages are computed here, from the numbers that come back, by the code of ev
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +20,7 @@ from trl_ext.chat import Tokenizer
 from trl_ext.checkpoint import SavingLost
 from trl_ext.metrics import Metrics
 from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
+from trl_ext.waits import Threads, result
 
 Result = TypeVar("Result")
 
@@ -89,7 +89,7 @@ class RemoteLearning:
     def __init__(self, learners: dict[str, RemoteLearner], groups: Sequence[LearnerGroup]):
         self.learners, self.groups = learners, list(groups)
         self.device = torch.device("cpu")
-        self._threads = ThreadPoolExecutor(max(len(self.groups), 1), thread_name_prefix="groups")
+        self._threads = Threads(len(self.groups), "groups")
         self._rows: dict[str, list[list[int]]] = {}
 
     def token_batches(
@@ -201,4 +201,4 @@ class RemoteLearning:
 
     def on_all(self, work: Callable[[LearnerGroup], Result]) -> list[Result]:
         """Return ``work(group)`` for every group. All groups work at the same time."""
-        return [call.result() for call in [self._threads.submit(work, group) for group in self.groups]]
+        return [result(call) for call in [self._threads.submit(work, group) for group in self.groups]]

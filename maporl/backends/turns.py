@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
+
+from trl_ext.waits import Threads
 
 Result = TypeVar("Result")
 
@@ -20,7 +22,7 @@ class Turns:
         self._busy: set[Hashable] = set()
         self._waiting: list[tuple[frozenset[Hashable], Future[None]]] = []
         # who gives devices back may hold locks that the next one wants
-        self._telling = ThreadPoolExecutor(1, thread_name_prefix="turns")
+        self._telling = Threads(1, "turns")
 
     def ask(self, devices: Collection[Hashable]) -> Future[None]:
         """Ask for devices. The future is done when they are free; whoever asked must then :meth:`give` them back."""

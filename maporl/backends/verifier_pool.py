@@ -17,6 +17,7 @@ from maporl.config.schema import VerifierSection
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import Counted, Outcome
 from maporl.types import Message
+from trl_ext.waits import result
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class VerifierPool(Counted):
         begun = [self._begin(part) for part in range(self.replicas)]
         self.members = [member for member, _ in begun]
         for _, built in begun:
-            built.result(timeout=self.deadline)
+            result(built, self.deadline)
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used.
@@ -104,7 +105,7 @@ class VerifierPool(Counted):
         failed: dict[int, MemberDied] = {}
         for part, call in calls.items():
             try:
-                found |= call.result(timeout=max(0.0, until - time.monotonic()))
+                found |= result(call, max(0.0, until - time.monotonic()))
             except MemberDied as error:
                 failed[part] = error
             except TimeoutError:
@@ -140,6 +141,6 @@ class VerifierPool(Counted):
         self.count("ejected")
         self.members[part], built = self._begin(part)
         try:
-            built.result(timeout=self.deadline)
+            result(built, self.deadline)
         except (MemberDied, TimeoutError) as again:
             logger.warning("%s: %s", self.members[part].name, again)

@@ -23,7 +23,7 @@ import typer
 from maporl.errors import UserError
 from maporl.text import printable
 from trl_ext.atomic import NO_ROOM
-from trl_ext.interruptions import Interrupted
+from trl_ext.interruptions import TERMINATED, Interrupted, Terminated, leave_soon
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -72,13 +72,15 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
 
     Raises:
         SystemExit: with the status of a :class:`UserError`, 1 for a full disk and for a file that the system refuses,
-            130 after Ctrl-C.
+            130 after Ctrl-C, and 143 after SIGTERM.
     """
     with redirect_stdout(StringIO()) if quiet else nullcontext():
         try:
             yield
-        except Interrupted:  # the run has already said where it is saved
-            sys.exit(130)
+        except (Interrupted, Terminated) as stopped:  # the run has already said where it is saved
+            status = TERMINATED if isinstance(stopped, Terminated) else 130
+            leave_soon(status)
+            sys.exit(status)
         except UserError as error:
             _fail(error, error.exit_status)
         except OSError as error:

@@ -1,7 +1,7 @@
 """The contract of an engine, which answers for agents. Imports no torch."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,6 +10,7 @@ from maporl.decoding import RowSampling
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo_options import Decoding
+from trl_ext.waits import FIRST_COMPLETED, check, finished, result
 
 
 @dataclass
@@ -111,8 +112,8 @@ class Pending:
 
     def reply(self) -> Reply:
         """Return the reply, for which this waits."""
-        result = self.future.result()
-        return result if self.read is None else self.read(result)
+        found = self.future.result() if isinstance(self.future, Ready) else result(self.future)
+        return found if self.read is None else self.read(found)
 
 
 class Engine:
@@ -178,6 +179,8 @@ def wait_for(
         done = [number for number, group in enumerate(groups) if all(future.done() for future in group)]
         if len(done) == len(groups) or (done and not every):
             return done
-        if not advance():
+        if advance():
+            check()
+        else:
             left: list[Any] = [future for future in chain.from_iterable(groups) if not future.done()]
-            wait(left, return_when=FIRST_COMPLETED)
+            finished(left, when=FIRST_COMPLETED)

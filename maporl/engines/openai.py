@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.text import well_formed
 from maporl.types import Stop
 from trl_ext.ppo_options import Decoding
+from trl_ext.waits import Threads, finished, result
 
 logger = logging.getLogger(__name__)
 
@@ -99,12 +99,12 @@ class OpenAIEngine(Engine):
         wanted = [key for key, r in zip(keys, requests, strict=True) if self.sections[r.ask.agent].cache]
         known = self._cache.get(wanted) if self._cache is not None and wanted else {}
         missing = [i for i, key in enumerate(keys) if key not in known]
-        with ThreadPoolExecutor(max((s.concurrency for s in self.sections.values()), default=1)) as pool:
-            asked = [pool.submit(self._ask, requests[i], queries[i], keys[i]) for i in missing]
+        with Threads(max((s.concurrency for s in self.sections.values()), default=1), "asks an API") as threads:
+            asked = [threads.submit(self._ask, requests[i], queries[i], keys[i]) for i in missing]
             try:
-                fresh = {i: answer.result() for i, answer in zip(missing, asked, strict=True)}
-            except BaseException:  # requests under way are answered and kept, the others are not sent
-                pool.shutdown(wait=False, cancel_futures=True)
+                fresh = {i: result(answer) for i, answer in zip(missing, asked, strict=True)}
+            except Exception:  # requests under way are answered and kept, the others are not sent
+                finished([answer for answer in asked if not answer.cancel()])
                 raise
         return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
 

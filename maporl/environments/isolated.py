@@ -31,7 +31,7 @@ PROGRAM = (
 """Begins with the path of this process, so that the same modules are found."""
 START_SECONDS = 120.0
 """The most seconds in which the module of an environment is imported."""
-PATIENCE = 5.0
+PATIENCE = 2.0
 """The seconds that the process has to end by itself."""
 BEGINNING = ("make", "reset", "tools", "can_pay")
 """Requests before which nothing was done in an environment, so that there is nothing to lose."""

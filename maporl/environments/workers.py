@@ -14,6 +14,7 @@ from typing import Any
 
 from maporl.environments.adapters.event_loop import Loop
 from maporl.errors import UserError
+from trl_ext.waits import taken
 
 MOST = 32
 """The most calls that run at the same time."""
@@ -84,14 +85,19 @@ class Workers:
         waiting = [row for row in running if row.jobs]
         begun: list[_Row] = []
         done: queue.SimpleQueue[_Row] = queue.SimpleQueue()
-        while waiting or begun:
-            while waiting and len(begun) < self.most:
-                row = waiting.pop(0)
-                self._start(row, done)
-                begun.append(row)
-            for row in self._wait(begun, done):
-                begun.remove(row)
-                self._check_left(row)
+        try:
+            while waiting or begun:
+                while waiting and len(begun) < self.most:
+                    row = waiting.pop(0)
+                    begun.append(row)
+                    self._start(row, done)
+                for row in self._wait(begun, done):
+                    begun.remove(row)
+                    self._check_left(row)
+        except BaseException:  # a signal ends the run, whose tools and environments need threads to be closed
+            for row in begun:
+                self._leave(row)
+            raise
         return [row.outcomes for row in running]
 
     def _start(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> None:
@@ -107,6 +113,9 @@ class Workers:
     def _work(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> bool:
         """Run the jobs of a row in this thread. Return whether the thread is still wanted."""
         for number, job in enumerate(row.jobs):
+            if row.dropped:  # before its turn came
+                self._left -= 1
+                return False
             row.number, row.since = number, time.monotonic()
             outcome = self._outcome(job)
             outcome.seconds = time.monotonic() - row.since
@@ -142,16 +151,20 @@ class Workers:
         """Wait for a row that is done, or whose job takes too long. Return those rows."""
         soonest = min(row.left() for row in begun)
         try:
-            first = done.get(timeout=max(0.0, min(soonest, 1.0)))
-            return [first]
+            return [taken(done, max(0.0, min(soonest, 1.0)))]
         except queue.Empty:
             late = [row for row in begun if row.left() <= 0]
         for row in late:
-            row.dropped = True
             row.outcomes[row.number] = Outcome(late=True, seconds=row.jobs[row.number].seconds)
+            self._leave(row)
+        return late
+
+    def _leave(self, row: "_Row") -> None:
+        """Wait no longer for the thread of a row. Another one may take its place."""
+        if not row.dropped:
+            row.dropped = True
             self._left += 1
             self._threads -= 1
-        return late
 
     def _check_left(self, row: "_Row") -> None:
         if self.left >= MOST_LEFT and row.outcomes[row.number].late:

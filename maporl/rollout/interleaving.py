@@ -4,9 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class GivenUp(Exception):
-    """Nobody will read the dialogues that a thread plays, so that it ends."""
+from trl_ext.waits import SLICE, Discarded, check, until
 
 
 class Interleaving:
@@ -18,29 +16,30 @@ class Interleaving:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
-        self._inside: dict[int, threading.Event | None] = {}
+        self._inside: set[int] = set()
 
     @property
     def others(self) -> int:
         """The number of other threads that are in :meth:`running`."""
-        return len(self._inside.keys() - {threading.get_ident()})
+        return len(self._inside - {threading.get_ident()})
 
     @contextmanager
-    def running(self, given_up: threading.Event | None = None) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Run while no other thread runs. Inside itself this does nothing.
 
-        ``given_up``: when it is set, the thread ends after its next wait.
+        Raises:
+            Discarded: nobody wants any more what the thread does.
         """
         own = threading.get_ident()
         if self._owner == own:
             yield
             return
-        self._take()
-        self._inside[own] = given_up
+        until(lambda seconds: self._take(seconds))
+        self._inside.add(own)
         try:
             yield
         finally:
-            del self._inside[own]
+            self._inside.discard(own)
             self._give()
 
     @contextmanager
@@ -48,7 +47,7 @@ class Interleaving:
         """Let other threads run while this one waits. Outside of :meth:`running` this does nothing.
 
         Raises:
-            GivenUp: nobody will read what the thread plays.
+            Discarded: nobody wants any more what the thread does.
         """
         own = threading.get_ident()
         if self._owner != own:
@@ -57,16 +56,22 @@ class Interleaving:
         self._give()
         try:
             yield
-        finally:
-            self._take()
-        given_up = self._inside[own]
-        if given_up is not None and given_up.is_set():
-            raise GivenUp
+        except Discarded:
+            self._take(SLICE)  # whoever runs may be in a call that takes its time, and this thread only ends
+            raise
+        except BaseException:
+            until(lambda seconds: self._take(seconds))
+            raise
+        until(lambda seconds: self._take(seconds))
+        check()
 
-    def _take(self) -> None:
-        self._lock.acquire()
-        self._owner = threading.get_ident()
+    def _take(self, seconds: float) -> bool:
+        taken = self._lock.acquire(timeout=seconds)
+        if taken:
+            self._owner = threading.get_ident()
+        return taken
 
     def _give(self) -> None:
-        self._owner = None
-        self._lock.release()
+        if self._owner == threading.get_ident():
+            self._owner = None
+            self._lock.release()

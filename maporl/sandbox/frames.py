@@ -6,6 +6,8 @@ import struct
 import time
 from typing import Any
 
+from trl_ext.waits import until
+
 
 class Lost(Exception):
     """The worker died ("killed") or did not answer in time ("timeout"); the message is one of the two words."""
@@ -51,5 +53,5 @@ def _receive_bytes(stream: Any, count: int, deadline: float) -> bytes:
 def _wait(stream: Any, event: int, deadline: float) -> None:
     poller = select.poll()
     poller.register(stream, event)
-    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+    if not until(lambda seconds: poller.poll(seconds * 1000), max(0.0, deadline - time.monotonic())):
         raise Lost("timeout")

@@ -5,12 +5,12 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.repeatable import repeatable
 from maporl.sandbox.sandbox import UNCACHED, Limits, Sandbox
+from trl_ext.waits import Threads, result, taken
 
 LIMITS = Limits(cpu_seconds=1)
 KEPT = 20_000
@@ -43,7 +43,7 @@ class SandboxPool:
     @contextmanager
     def one(self) -> Iterator[Sandbox]:
         """Lend a sandbox that no other thread uses."""
-        sandbox = self._free.get()
+        sandbox = taken(self._free)
         try:
             yield sandbox
         finally:
@@ -80,8 +80,8 @@ class SandboxPool:
         Raises:
             SandboxError: a worker process does not start.
         """
-        with ThreadPoolExecutor(len(self._all)) as threads:
-            return list(threads.map(lambda program: self.tested(*program), programs))
+        with Threads(len(self._all), "tests programs") as threads:
+            return [result(one) for one in [threads.submit(self.tested, *program) for program in programs]]
 
     def close(self) -> None:
         """End all worker processes. The next program starts a new one."""

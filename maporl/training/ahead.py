@@ -5,13 +5,13 @@ and trains weights of ``n - 1`` updates. So its answers are at most ``depth`` up
 and slow dialogues are trained on as others are.
 """
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from maporl.rollout.interleaving import Interleaving
+from trl_ext.waits import Threads, finished, result
 
 Batch = TypeVar("Batch")
 
@@ -87,10 +87,9 @@ class Ahead(Generic[Batch]):
     """
 
     def __init__(self, depth: int, interleaving: Interleaving) -> None:
-        self._threads = ThreadPoolExecutor(depth + 1, thread_name_prefix="rollouts")
-        self._interleaving = interleaving
+        self._depth, self._interleaving = depth, interleaving
+        self._threads = self._new_threads()
         self._begun: deque[Future[Batch]] = deque()
-        self._given_up = threading.Event()
 
     @property
     def in_progress(self) -> int:
@@ -99,24 +98,27 @@ class Ahead(Generic[Batch]):
 
     def begin(self, play: Callable[[], Batch]) -> None:
         """Start ``play`` in the background."""
-        given_up = self._given_up
 
         def work() -> Batch:
-            with self._interleaving.running(given_up):
+            with self._interleaving.running():
                 return play()
 
         self._begun.append(self._threads.submit(work))
 
     def settle(self) -> None:
         """Wait until all batches in progress are played."""
-        wait(self._begun)
+        finished(self._begun)
 
     def take(self) -> Batch:
         """Return the batch that was begun first, for which this waits."""
-        return self._begun.popleft().result()
+        first = self._begun.popleft()
+        return result(first)
 
     def drop(self) -> None:
-        """Give up the batches in progress. Their threads end when they have their next answers."""
-        self._given_up.set()
-        self._given_up = threading.Event()
+        """Give up the batches in progress. Their threads end at their next wait."""
+        self._threads.give_up()
+        self._threads = self._new_threads()
         self._begun.clear()
+
+    def _new_threads(self) -> Threads:
+        return Threads(self._depth + 1, "rollouts")

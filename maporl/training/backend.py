@@ -53,6 +53,10 @@ class Backend(Protocol):
         """Return what the processes did since the last time, to log after every update."""
         ...
 
+    def stop_sampling(self) -> None:
+        """End the processes that sample, because a signal ends the run. Those that train are asked to save afterwards."""
+        ...
+
     def run_ended(self) -> None:
         """End the processes, unless the user keeps them (``with backend:``). A trainer calls this when its run is over."""
         ...

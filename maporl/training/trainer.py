@@ -5,6 +5,7 @@
 credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -51,7 +52,7 @@ from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
 from maporl.training.proposal_metrics import proposal_metrics
 from maporl.training.rewards_apart import check_rewards_apart
-from maporl.training.run_record import AFTER, BEFORE, RunRecord
+from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import samples_by_policy
 from maporl.training.staleness import staleness_metrics
 from maporl.training.token_traces import trace
@@ -370,6 +371,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
             Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
+            SystemExit: with status 143, after SIGTERM. A checkpoint was saved.
         """
         try:
             return super().train(resume_from_checkpoint, **kwargs)
@@ -438,16 +440,34 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def collect(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Play the dialogues of every question, with the configured branching."""
-        with self.player.interleaving.running():
+        # all processes enter the weights of past policies together
+        alone = self.droppable() if self.past_policies is None else nullcontext()
+        with alone, self.player.interleaving.running():
             self.collector.collect(batch)
         return batch
+
+    def work_dropped(self) -> None:
+        """Give up the dialogues that are played, and end the processes that sample, so that those that train can save."""
+        self._ahead.drop()
+        if self.backend is not None:
+            self.backend.stop_sampling()
+
+    def how_to_resume(self) -> str:
+        """Return the command that goes on with a run from a configuration, or the call that goes on with one from Python."""
+        if self.record.config is None:
+            return super().how_to_resume()
+        return f"maporl train {shlex.quote(str(self.folder / CONFIG))} --resume"
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Grade and score every answer, and assign credit to the utterances."""
         asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
         try:
-            with self.learning.whole_weights(judges, self.references_sample), self.player.interleaving.running():
+            with (
+                self.learning.whole_weights(judges, self.references_sample),
+                self.player.interleaving.running(),
+                self.droppable(),
+            ):
                 self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
         finally:
             self.player.world.drop_scored(batch.dialogues)
@@ -484,9 +504,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
-        if not all(engine.between for engine in self.engines.values()):
-            self._ahead.settle()  # an answer must not mix two sets of weights
-        self.player.sync_engines(self.learners, self._whole_policy, batch.number)
+        with self.skippable():  # servers may not answer, and who ends needs no answers
+            if not all(engine.between for engine in self.engines.values()):
+                self._ahead.settle()  # an answer must not mix two sets of weights
+            self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             self._measure(batch)
         if batch.number == 1 and distributed.is_main():

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling_options import Sampled
+from trl_ext.waits import Threads
 
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
@@ -118,7 +119,7 @@ class RemoteServer(Server):
         self._client = HttpClient(url, section.timeout, key, section.key_variable)
         self.url, self.section = self._client.url, section
         self._base: str | None = None
-        self._pool = ThreadPoolExecutor(section.concurrency, thread_name_prefix="vllm")
+        self._pool = Threads(section.concurrency, "asks vLLM")
         self._running: dict[int, list[Future[Sampled]]] = {}
 
     @property

@@ -15,6 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from trl_ext.waits import check, result
+
 Value = TypeVar("Value")
 PATIENCE = 0.25
 """Seconds in which a loop answers, unless a coroutine blocks it."""
@@ -110,13 +112,18 @@ class Loop:
             if _left(deadline, PATIENCE) == 0:
                 break
             thread = self._submit(task) if self._replaced_if_blocked(thread) else thread
+            check()
         try:
-            return task.done.result(None if deadline is None else _left(deadline, float("inf")))
+            return result(task.done, None if deadline is None else _left(deadline, float("inf")))
         except TimeoutError:
             if task.done.done():  # its own
                 raise
             task.give_up()
             self._replaced_if_blocked(thread)
+            raise
+        except BaseException:
+            if not task.done.done():  # a signal ends the run
+                task.give_up()
             raise
 
     async def inside(self, coroutine: Coroutine[Any, Any, Value]) -> Value:

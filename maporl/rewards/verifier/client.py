@@ -12,7 +12,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tenacity
@@ -24,6 +23,7 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.encoding import encode
 from maporl.rewards.verifier.model import read_record, temperature_of
 from maporl.types import Message
+from trl_ext.waits import Threads, pause, result
 
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
@@ -153,13 +153,9 @@ class VerifierClient(Counted):
         """
         size = self.section.batch_size
         starts = range(0, len(chats), size)
-        with ThreadPoolExecutor(min(self.section.concurrency, max(1, len(starts)))) as pool:
-            parts = [pool.submit(self._request, chats[i : i + size], references[i : i + size]) for i in starts]
-            try:
-                return [outcome for part in parts for outcome in part.result()]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        with Threads(min(self.section.concurrency, len(starts)), "asks a verifier") as threads:
+            parts = [threads.submit(self._request, chats[i : i + size], references[i : i + size]) for i in starts]
+            return [outcome for part in parts for outcome in result(part)]
 
     def _request(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> Sequence[Outcome]:
         """Try one request until it is answered. All tries have one id, so that a server does not score it twice."""
@@ -169,6 +165,7 @@ class VerifierClient(Counted):
             retry=tenacity.retry_if_exception_type(Unavailable),
             stop=tenacity.stop_never if patient else tenacity.stop_after_attempt(self.section.retries + 1),
             wait=_pause,
+            sleep=pause,
             before_sleep=self._note_retry,
             reraise=True,
         )
