@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from trl_ext.waits import Threads
+from trl_ext.waits import Threads, result
 
 Result = TypeVar("Result")
 
@@ -69,7 +69,7 @@ class Turns:
     @contextmanager
     def taken(self, devices: Collection[Hashable]) -> Iterator[None]:
         """Wait until the devices are free, and hold them in the context."""
-        self.ask(devices).result()
+        result(self.ask(devices))
         try:
             yield
         finally:

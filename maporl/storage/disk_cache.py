@@ -12,10 +12,13 @@ from typing import Any
 
 from maporl.errors import UserError
 from trl_ext.paths import below
+from trl_ext.waits import SLICE, pause
 
 logger = logging.getLogger(__name__)
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """SQLite's codes for damaged or foreign files: other columns, a broken page, another format."""
+_PATIENCE = 60.0
+"""The seconds that other processes may write the file."""
 _BATCH = 500
 """The number of keys in a query. SQLite accepts at least 999 parameters."""
 
@@ -75,20 +78,23 @@ class DiskCache:
         """Return the known records among ``keys``, by key."""
         found: dict[str, dict[str, Any]] = {}
         damaged: list[tuple[str]] = []
+
+        def look_up(db: sqlite3.Connection) -> None:
+            for start in range(0, len(keys), _BATCH):
+                part = keys[start : start + _BATCH]
+                marks = ",".join("?" * len(part))
+                for key, text in db.execute(f"SELECT key, record FROM verdicts WHERE key IN ({marks})", part):
+                    record = self._read(text)
+                    if record is None:
+                        damaged.append((key,))
+                    else:
+                        found[key] = record
+            if damaged:
+                logger.warning("%s: %d damaged records are dropped", self.path, len(damaged))
+                db.executemany("DELETE FROM verdicts WHERE key = ?", damaged)
+
         try:
-            with closing(self._open()) as db, db:
-                for start in range(0, len(keys), _BATCH):
-                    part = keys[start : start + _BATCH]
-                    marks = ",".join("?" * len(part))
-                    for key, text in db.execute(f"SELECT key, record FROM verdicts WHERE key IN ({marks})", part):
-                        record = self._read(text)
-                        if record is None:
-                            damaged.append((key,))
-                        else:
-                            found[key] = record
-                if damaged:
-                    logger.warning("%s: %d damaged records are dropped", self.path, len(damaged))
-                    db.executemany("DELETE FROM verdicts WHERE key = ?", damaged)
+            self._in_the_file(look_up)
         except sqlite3.Error as error:
             logger.warning("%s: cannot be read (%s); what it holds counts as unknown", self.path, error)
         return found
@@ -97,8 +103,7 @@ class DiskCache:
         """Add records. A record that another process has added already stays."""
         rows = [(key, json.dumps(record)) for key, record in records]
         try:
-            with closing(self._open()) as db, db:
-                db.executemany("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", rows)
+            self._in_the_file(lambda db: db.executemany("INSERT OR IGNORE INTO verdicts VALUES (?, ?)", rows))
         except sqlite3.Error as error:
             logger.warning("%s: cannot be written (%s); %d records are not kept", self.path, error, len(rows))
 
@@ -111,9 +116,24 @@ class DiskCache:
         return record if isinstance(record, dict) and (self._valid is None or self._valid(record)) else None
 
     def _create(self) -> None:
-        with closing(self._open()) as db, db:
+        def create(db: sqlite3.Connection) -> None:
             db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, record TEXT NOT NULL)")
             db.execute("SELECT key, record FROM verdicts LIMIT 1").fetchall()
 
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=60)  # seconds to wait for another writer
+        self._in_the_file(create)
+
+    def _in_the_file(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+        """Do ``work`` with the file. If another process writes it, wait for that, and begin again.
+
+        SQLite itself would wait too, and hear no signals meanwhile.
+        """
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                with closing(sqlite3.connect(self.path, timeout=SLICE)) as db, db:
+                    work(db)
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+            pause(SLICE / 10)
