@@ -85,7 +85,8 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
         if len(references) != len(chats):
             raise Refusal(422, "wrong_length", f"expected {len(chats)} references, got {len(references)}", "references")
         items = await service.answer(request, body.request_id, chats, references)
-        return ScoreResponse(request_id=body.request_id, model=service.info.name, results=items)
+        info = service.info
+        return ScoreResponse(request_id=body.request_id, model=info.name, sha256=info.sha256, results=items)
 
     @app.post("/predict", responses=_REFUSALS)
     async def predict(request: Request, body: PredictRequest) -> PredictResponse:

@@ -106,10 +106,12 @@ class Item(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """One result for each chat, in order."""
+    """One result for each chat, in order. ``model`` and ``sha256`` are those of :class:`ModelInfo`, so that a client sees
+    by each answer which verifier it is from."""
 
     request_id: str | None
     model: str
+    sha256: str
     results: list[Item]
 
 
@@ -128,12 +130,13 @@ class PredictResponse(BaseModel):
 class ModelInfo(BaseModel):
     """The verifier or grader that scores here.
 
-    ``sha256`` is the digest of the weights, and ``calibration`` holds the measures that were taken after training.
+    ``sha256`` is the digest of what decides its scores: of a verifier's weights, temperature, chat template and vocabulary, or
+    of a grader's name. ``calibration`` holds the measures that were taken after training.
     """
 
     name: str
     kind: Literal["verifier", "labels"]
-    sha256: str | None = None
+    sha256: str
     temperature: float | None = None
     longest_chat_tokens: int | None = None
     calibration: dict[str, Any] | None = None

@@ -1,5 +1,6 @@
 """Scorers of chats: a trained verifier, and a task's grader behind the same interface."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,7 +90,8 @@ class LabelScorer:
 
     def __init__(self, task: Task, name: str, longest: int = LONGEST_TEXT):
         self.task, self.longest, self.batch_tokens = task, longest, _BATCH_CHATS * _SHORTEST
-        self.info = ModelInfo(name=f"labels of {name}", kind="labels")
+        digest = hashlib.sha256(f"labels of {name}".encode()).hexdigest()
+        self.info = ModelInfo(name=f"labels of {name}", kind="labels", sha256=digest)
 
     def prepare(self, chat: list[Message], reference: str | None) -> Prepared | ItemError:
         """The answer, and the reference that it is compared with."""

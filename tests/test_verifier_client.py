@@ -230,8 +230,9 @@ def test_vllm_is_asked_by_token_ids_and_its_probabilities_are_calibrated(tiny, t
 # -- a server that dies while a team trains -----------------------------------------------------------------------
 
 
-def serve(port):
-    return processes.start(["-m", "reward_server", "--task", "toy_sum", "--labels", "--port", port])
+def serve(port, *words):
+    words = words or ("--task", "toy_sum", "--labels")
+    return processes.start(["-m", "reward_server", *words, "--port", port])
 
 
 def wait_for(condition, seconds=120):

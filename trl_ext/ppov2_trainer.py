@@ -35,10 +35,11 @@ from trl_ext.prompts import (
     read_prompt,
     rows_of,
 )
+from trl_ext.resuming import Remembers
 from trl_ext.reward_sources import RewardSources
 from trl_ext.sampler import OwnWeights, Sampler
 from trl_ext.sampling_options import Sampling, stop_ids_of
-from trl_ext.scoring import RESERVED, RewardFunction, check_parameters
+from trl_ext.scoring import RESERVED, RewardFunction, check_parameters, reward_name
 from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
@@ -298,13 +299,18 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
         """Let the sampler take over the new weights, and record the update."""
-        self.inform_samplers()
+        with self.skippable():  # a server may not answer, and who ends samples no more
+            self.inform_samplers()
         super().finish_update(batch, clock)
 
     def inform_samplers(self) -> None:
         """Let the sampler take over the policy's weights."""
         with self.whole_weights():
             self._sampler.sync()
+
+    def remembering(self) -> dict[str, Remembers]:
+        """Return the reward functions that say which model is behind them, such as :class:`maporl.ServedReward`."""
+        return {reward_name(f): f for f in self._sources.functions if isinstance(f, Remembers)}
 
     def restore_state(self, state: dict) -> None:
         """Restore the state of a checkpoint, and let the sampler take over its weights."""

@@ -3,8 +3,9 @@
 import logging
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from trl_ext import distributed
 from trl_ext.atomic import flush
@@ -26,6 +27,19 @@ from trl_ext.training_arguments import check_options, deciding_options
 
 COMPLETIONS = "completions.jsonl"
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A reward source that checks on resume whether the model behind it is the same."""
+
+    def remembered(self) -> dict[str, str]:
+        """Return what a checkpoint keeps."""
+        ...
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare with what a checkpoint has kept, and raise if it must not differ."""
+        ...
 
 
 class Resuming:
@@ -52,7 +66,13 @@ class Resuming:
     def checkpoint_state(self) -> dict:
         """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
         counts = {"global_step": self.state.global_step, "episodes": self.episodes}
-        return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args)}
+        rewards = {name: kept for name, own in self.remembering().items() if (kept := own.remembered())}
+        more = {"rewards": rewards} if rewards else {}
+        return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
+
+    def remembering(self) -> dict[str, Remembers]:
+        """Hook: return the reward sources that say which model is behind them, by name."""
+        return {}
 
     def checkpoint_others(self) -> dict[str, Saved]:
         """Hook: return the objects besides the learners that a checkpoint holds, by name."""
@@ -61,6 +81,10 @@ class Resuming:
     def restore_state(self, state: dict) -> None:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
+        sources = self.remembering()
+        for name, kept in state.get("rewards", {}).items():  # earlier versions kept none
+            if name in sources:
+                sources[name].recall(kept)
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two

@@ -16,6 +16,7 @@ from maporl.backends.member import Member, MemberDied
 from maporl.config.schema import VerifierSection
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import Counted, Outcome
+from maporl.rewards.verifier.identity import Identity
 from maporl.types import Message
 from trl_ext.waits import result
 
@@ -45,6 +46,7 @@ class VerifierPool(Counted):
         self.section, self.replicas, self.deadline, self.folder = section, replicas, deadline, folder
         self.urls: tuple[str, ...] = (str(section.model),)
         """What errors call the verifier."""
+        self.identity = Identity(section.on_change)
         self._start = start
         self._lock = threading.Lock()
         self.members: list[Member] = []
@@ -59,8 +61,9 @@ class VerifierPool(Counted):
         """
         begun = [self._begin(part) for part in range(self.replicas)]
         self.members = [member for member, _ in begun]
-        for _, built in begun:
+        for part, (_, built) in enumerate(begun):
             result(built, self.deadline)
+            self._see(part)
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used.
@@ -122,6 +125,11 @@ class VerifierPool(Counted):
             raise failure
         return failure
 
+    def _see(self, part: int) -> None:
+        """Take note of the verifier that a process has loaded: the model's folder may have changed since."""
+        member = self.members[part]
+        self.identity.see(result(member.call("digest"), self.deadline), self.urls[0], f"verifier {self.urls[0]}")
+
     def _begin(self, part: int) -> tuple[Member, Any]:
         member = self._start(self.started, part)
         self.started += 1
@@ -142,5 +150,6 @@ class VerifierPool(Counted):
         self.members[part], built = self._begin(part)
         try:
             result(built, self.deadline)
+            self._see(part)
         except (MemberDied, TimeoutError) as again:
             logger.warning("%s: %s", self.members[part].name, again)

@@ -41,6 +41,10 @@ class VerifierProcess:
         except VerifierError as error:
             raise ConfigError(f"reward.verifier.model: {error}") from error
 
+    def digest(self) -> str:
+        """Return the digest of the verifier that was loaded."""
+        return self.verifier.digest()
+
     def score(self, chats: Sequence[list[Message]], part: int, parts: int) -> dict[int, float | str]:
         """Return the scores of a part of ``chats``, by their places.
 

@@ -332,7 +332,8 @@ class VerifierSection:
     It runs in this process if only ``model`` is given. Servers run it if ``urls`` are given. Without both, the URLs
     come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
     in a request. ``attn_implementation`` is as for agents. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
-    for the servers, or uses the task's grades. A verifier in this process is trained on graded answers every
+    for the servers, or uses the task's grades. ``on_change`` says what happens if the scores come from another verifier than
+    the run has had so far, because a server was replaced or the run is resumed with another model: it stops, or warns and goes on. A verifier in this process is trained on graded answers every
     ``learn_every`` updates, and never if that is 0. ``model`` may then be a causal language model too, which gets an output of 0 for
     every answer to begin with, and ``tiny`` describes a random one that is built without a download. Both learn after the first
     update too.
@@ -355,6 +356,7 @@ class VerifierSection:
     retries: Annotated[int, Field(ge=0)] = 5
     concurrency: Positive = 32
     on_failure: Literal["stop", "wait", "label"] = "stop"
+    on_change: Literal["stop", "warn"] = "stop"
     learn_every: Annotated[int, Field(ge=0)] = 0
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     attn_implementation: Attention | None = None
@@ -387,6 +389,13 @@ class VerifierSection:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
         if self.learn_every and (self.urls or (self.model is None and self.tiny is None)):
             raise ValueError("learn_every: only a verifier in this process can learn; give 'model' and no 'urls'")
+        if self.on_change != "stop" and (self.learn_every or self.api == "vllm"):
+            why = (
+                "a verifier that learns changes all the time"
+                if self.learn_every
+                else "vLLM does not say which verifier it has"
+            )
+            raise ValueError(f"on_change: {why}, so nothing is compared; leave it out")
         if self.attn_implementation is not None and (self.urls or self.model is None):
             raise ValueError(
                 "attn_implementation: servers choose their own; give 'model' and no 'urls', or leave it out"

@@ -44,6 +44,13 @@ class RewardSource:
     def follow(self, state: Callable[[], Any]) -> None:
         """Take what returns the trainer's state. A trainer calls this once; without a trainer nobody does."""
 
+    def remembered(self) -> dict[str, str]:
+        """What a checkpoint keeps besides weights to compare on resume, such as which verifier it asks. By default nothing."""
+        return {}
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare with what :meth:`remembered` returned in an earlier process of the run, and raise if it must not differ."""
+
     def save(self, folder: Path) -> None:
         """Write what :meth:`load` needs into ``folder``, which is empty."""
 

@@ -30,7 +30,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         must_hold_run(folder)
         kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
-        moved = replace(kept, pythonpath=config.pythonpath, cluster=config.cluster)
+        moved = _with_on_change(replace(kept, pythonpath=config.pythonpath, cluster=config.cluster), config)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
@@ -97,3 +97,11 @@ def _tasks(config: Config) -> dict:
 def _changed_lines(old: str, new: str) -> str:
     pairs = [(a.strip(), b.strip()) for a, b in zip(old.split("\n"), new.split("\n"), strict=False) if a != b]
     return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
+
+
+def _with_on_change(kept: Config, config: Config) -> Config:
+    """Return ``kept`` with what ``config`` says of another verifier: a run that stopped for one may go on with it."""
+    was, now = kept.reward.verifier, config.reward.verifier
+    if was is None or now is None:
+        return kept
+    return replace(kept, reward=replace(kept.reward, verifier=replace(was, on_change=now.on_change)))

@@ -22,6 +22,7 @@ from maporl.loops.figures import held_out_score, round_metrics
 from maporl.loops.plan import Stage, stages_of
 from maporl.loops.shards import dialogues_of
 from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.verifier.identity import recall_verifiers, record_verifiers
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
@@ -175,6 +176,8 @@ class Loop:
         player.world.renew()
         worth = partial(player.scorer.worth, task=task)
         played: list[Dialogue] = []
+        sources = player.scorer.sources
+        recall_verifiers(self.folder, number, sources)
         for first in range(0, len(chosen), CHUNK):
             driver = player.driver(
                 task,
@@ -194,6 +197,7 @@ class Loop:
                 player.world.drop_scored(dialogues)
             played += [replace(dialogue, prompt=dialogue.prompt + first) for dialogue in kept]
         player.world.close()
+        record_verifiers(self.folder, number, sources)
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
 
     def _warn_untrained(self, number: int) -> None:

@@ -149,7 +149,7 @@ class RunRecord:
         """Check that a resumed run has the parts that decide what is learned, as far as both descriptions have them."""
         both = [name for name in PARTS if isinstance(was, dict) and name in was and name in now]
         for name in both:
-            old, new = was[name] or {}, now[name] or {}
+            old, new = _settled(was[name] or {}), _settled(now[name] or {})
             if changed := [key for key in old if key in new and old[key] != new[key]]:
                 raise CheckpointError(
                     f"{self.folder}: its run had another {name}.{changed[0]} ({old[changed[0]]!r:.80}, and now "
@@ -240,6 +240,14 @@ def release(folder: Path, more: set[str] = frozenset()) -> None:  # type: ignore
 def rest_of(folder: Path) -> set[str]:
     """Return the names of what is in ``folder``, without what killed processes left."""
     return {path.name for path in folder.iterdir() if not is_leftover(path)}
+
+
+def _settled(section: dict[str, Any]) -> dict[str, Any]:
+    """Return a section without what may change when a run resumes: what happens if its verifier is another one."""
+    verifier = section.get("verifier")
+    if not isinstance(verifier, dict):
+        return section
+    return section | {"verifier": {key: value for key, value in verifier.items() if key != "on_change"}}
 
 
 def read_evaluation(text: str, file: Path) -> Evaluation:

@@ -31,6 +31,7 @@ from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.metrics import mean_rewards, reward_sums
+from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
@@ -71,6 +72,7 @@ from trl_ext.loop import PPOLoop
 from trl_ext.metrics import Clock, Metrics
 from trl_ext.paths import below
 from trl_ext.ppov2_config import check_args
+from trl_ext.resuming import Remembers
 from trl_ext.scoring import RewardFunction
 
 OWN_WEIGHTS = {"transformers", "vllm"}
@@ -517,6 +519,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 self.past_policies.take_snapshot()
         recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
         self.run.add_dialogues(batch.number, distributed.to_main(recorded))
+        if distributed.is_main():
+            record_verifiers(self.folder, batch.number, self.player.scorer.sources)
         super().finish_update(batch, clock)
 
     def _measure(self, batch: TeamUpdateBatch) -> None:
@@ -602,6 +606,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             learning_rate=learner.learning_rate,
         )
         write_model_card(below(folder, name), self.team.policies[name], facts)
+
+    def remembering(self) -> dict[str, Remembers]:
+        """Return the reward sources by name."""
+        return dict(self.player.scorer.sources)
 
     def checkpoint_others(self) -> dict[str, Saved]:
         """Return the reward sources that learn, the central critic and the past policies, by name."""

@@ -21,6 +21,7 @@ from maporl.errors import ConfigError
 from maporl.http_client import BACKOFF, HttpClient, HttpFailure, shown_url
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.encoding import encode
+from maporl.rewards.verifier.identity import Identity
 from maporl.rewards.verifier.model import read_record, temperature_of
 from maporl.types import Message
 from trl_ext.waits import Threads, pause, result
@@ -28,6 +29,7 @@ from trl_ext.waits import Threads, pause, result
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
 """The environment variable with comma-separated URLs, for configurations that name none."""
+_LONGEST_DIGEST = 128
 COUNTED = ("requests", "retries", "ejected", "waits", "failures", "labelled")
 
 Outcome = float | RewardFailure
@@ -142,6 +144,8 @@ class VerifierClient(Counted):
         self._servers = Servers(self.urls)
         self._ask = {"maporl": self._ask_maporl, "vllm": self._ask_vllm}[section.api]
         self._vllm = VLLM(section) if section.api == "vllm" else None
+        self.identity = Identity(section.on_change)
+        self._unnamed: set[str] = set()
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """A score in [0, 1] for the last message of each chat, in order.
@@ -150,6 +154,7 @@ class VerifierClient(Counted):
 
         Raises:
             VerifierFailure: no server scored a chat, and ``on_failure`` is not ``label``.
+            VerifierChanged: a server has another verifier than before, and ``on_change`` is ``stop``.
         """
         size = self.section.batch_size
         starts = range(0, len(chats), size)
@@ -205,8 +210,22 @@ class VerifierClient(Counted):
         self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
         body = {"request_id": request_id, "chats": list(chats), "references": list(references)}
-        results = self._list(url, "/v1/score", body, "results", len(chats))
+        found, results = self._list(url, "/v1/score", body, "results", len(chats))
+        self._see(url, found)
         return [self._outcome(url, result) for result in results]
+
+    def _see(self, url: str, found: dict[str, Any]) -> None:
+        """Take note of the verifier that an answer is from."""
+        sha256, shown = found.get("sha256"), self._http[url].shown
+        if sha256 is not None and (not isinstance(sha256, str) or not 0 < len(sha256) <= _LONGEST_DIGEST):
+            raise VerifierFailure(url, f"expected sha256 of its verifier as a text, got {shown(sha256)}")
+        if sha256 is None and url not in self._unnamed:
+            self._unnamed.add(url)
+            logger.warning(
+                "verifier server %s does not say which verifier it has (sha256), so that another one goes unnoticed",
+                shown_url(url),
+            )
+        self.identity.see(sha256, shown(found.get("model")), f"verifier server {shown_url(url)}")
 
     def _outcome(self, url: str, result: Any) -> Outcome:
         """The outcome for one chat. Its error is raised, and so stops the run, unless ``on_failure`` is ``label``."""
@@ -223,7 +242,7 @@ class VerifierClient(Counted):
         self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
         assert self._vllm is not None  # made for this interface
-        items = self._list(url, "/classify", self._vllm.body(request_id, chats), "data", len(chats))
+        _, items = self._list(url, "/classify", self._vllm.body(request_id, chats), "data", len(chats))
         by_index = {
             item["index"]: item.get("probs")
             for item in items
@@ -241,8 +260,10 @@ class VerifierClient(Counted):
             raise VerifierFailure(url, f"expected probabilities of one class or two, got {got}")
         return self._vllm.calibrate(self._score(url, probabilities[-1]))
 
-    def _list(self, url: str, path: str, body: dict[str, Any], name: str, count: int) -> list[Any]:
-        """Post ``body`` and return the list ``name`` of the answer, which has ``count`` entries."""
+    def _list(
+        self, url: str, path: str, body: dict[str, Any], name: str, count: int
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Post ``body`` and return the answer, and its list ``name``, which has ``count`` entries."""
         found: Any = self._http[url].post(path, body)
         if not isinstance(found, dict):
             raise VerifierFailure(url, f"expected a JSON object, got {type(found).__name__}")
@@ -250,7 +271,7 @@ class VerifierClient(Counted):
         if not isinstance(entries, list) or len(entries) != count:
             got = len(entries) if isinstance(entries, list) else self._http[url].shown(found.get(name, found))
             raise VerifierFailure(url, f"expected {count} {name}, got {got}")
-        return entries
+        return found, entries
 
     def _score(self, url: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:

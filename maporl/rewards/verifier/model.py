@@ -132,11 +132,13 @@ class Verifier:
         return (last_outputs(self.model, rows) / self.temperature).sigmoid().tolist()
 
     def digest(self) -> str:
-        """SHA-256 over the names of the weights and their values in bfloat16, which tells one verifier from another.
+        """SHA-256 over what decides its scores, which tells one verifier from another.
 
+        That is the names of the weights and their values in bfloat16, the temperature, the chat template and the vocabulary.
         A verifier has the same digest whether it was loaded in float32 or in bfloat16, as servers do on an accelerator.
         """
-        digest = hashlib.sha256()
+        reads = [self.temperature, self.tokenizer.chat_template, sorted(self.tokenizer.get_vocab().items())]
+        digest = hashlib.sha256(json.dumps(reads).encode())
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
             value = value.detach().cpu()

@@ -1,6 +1,6 @@
 """A reward model behind a server, as a reward function of trainers of one policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from maporl.config.parse import validated
@@ -26,8 +26,8 @@ class ServedReward:
             ``MAPORL_VERIFIER_URLS`` has them, with commas between them.
         reference: the column of the data set with the right answers, for a server that grades (``maporl serve --labels``).
         name: the name of the reward in metrics and errors.
-        options: ``api``, ``model``, ``batch_size``, ``timeout``, ``retries``, ``concurrency`` and ``on_failure`` (stop or
-            wait), which are those of the YAML section ``reward.verifier``.
+        options: ``api``, ``model``, ``batch_size``, ``timeout``, ``retries``, ``concurrency``, ``on_failure`` (stop or
+            wait) and ``on_change``, which are those of the YAML section ``reward.verifier``.
 
     Raises:
         ConfigError: an option or an address cannot be used, or no address was given.
@@ -48,6 +48,18 @@ class ServedReward:
         self.client, self.reference = VerifierClient(section, found), reference
         self.__name__ = name
         """The name by which trainers call the function."""
+
+    def remembered(self) -> dict[str, str]:
+        """Return which verifier has scored, for checkpoints of :class:`trl_ext.PPOv2Trainer`."""
+        return self.client.identity.remembered()
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare it with the one that an earlier process of the run has had.
+
+        Raises:
+            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
+        """
+        self.client.identity.recall(kept, f"verifier {' or '.join(self.client.urls)}")
 
     def __call__(self, prompts: list, completions: list, **columns: Any) -> list[float]:
         """Return each completion's score, a number in [0, 1].

@@ -1,7 +1,7 @@
 """The verifier as a reward source. Every score is checked before a policy learns from it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Val
 from maporl.rewards.verifier.client import Outcome, VerifierClient, server_urls
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.encoding import chat_of, joint_text
+from maporl.rewards.verifier.identity import Identity
 from maporl.rewards.verifier.model import Verifier, VerifierError
 from maporl.tasks.base import Task
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
@@ -35,8 +36,11 @@ def load_verifier(section: VerifierSection) -> RewardSource:
         return LearningVerifier(section)
     if section.model is None:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
-    scores = _loaded(section.model, section.batch_size, section.attn_implementation).score
-    return (dialogue_source if section.reads == "dialogue" else verifier_source)(scores, section.model)
+    verifier = _loaded(section.model, section.batch_size, section.attn_implementation)
+    score = (dialogue_source if section.reads == "dialogue" else verifier_source)(verifier.score, section.model)
+    identity = Identity(section.on_change)
+    identity.see(verifier.digest(), section.model, f"reward.verifier.model {section.model}")
+    return LocalVerifier(score, identity, section.model)
 
 
 def dialogue_source(scores_of: Scores, name: str) -> RewardSource:
@@ -63,10 +67,35 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
     return FunctionSource(score, answers_only=True)
 
 
+class LocalVerifier(RewardSource):
+    """A verifier in this process that does not learn: ``score`` gives its scores, and ``identity`` says which one it is."""
+
+    def __init__(self, score: RewardSource, identity: Identity, name: str):
+        self.score, self.identity, self.name = score, identity, name
+        self.answers_only = score.answers_only
+
+    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
+        """Its scores."""
+        return self.score(dialogues, task)
+
+    def remembered(self) -> dict[str, str]:
+        """Which verifier it is."""
+        return self.identity.remembered()
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare it with the one that the run has had.
+
+        Raises:
+            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
+        """
+        self.identity.recall(kept, f"reward.verifier.model {self.name}")
+
+
 class Asked(Protocol):
     """Who is asked for scores: servers (:class:`maporl.rewards.verifier.client.VerifierClient`), or processes of the run."""
 
     urls: tuple[str, ...]
+    identity: Identity
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
         """Return a score in [0, 1] for the last message of each chat, or the failure to score it."""
@@ -118,6 +147,18 @@ class ServedVerifier(RewardSource):
         self.client.count("labelled", len(missing))
         found = iter(checked(scores, asked, " or ".join(self.client.urls)))
         return [[next(found) for _ in d.utterances] for d in dialogues]
+
+    def remembered(self) -> dict[str, str]:
+        """Which verifier has scored."""
+        return self.client.identity.remembered()
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare it with the one that the run has had.
+
+        Raises:
+            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
+        """
+        self.client.identity.recall(kept, f"verifier {' or '.join(self.client.urls)}")
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Counts since the last update: requests, retries, waits, servers left out, answers that the grader labelled."""
