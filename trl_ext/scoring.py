@@ -22,7 +22,7 @@ from trl_ext.learner import NonFiniteError
 from trl_ext.model_checks import sees_later_tokens
 from trl_ext.plain_text import encode_pieces, encode_text
 from trl_ext.token_batch import Completion
-from trl_ext.waits import Threads, result
+from trl_ext.waits import SLICE, Threads, check, result
 
 RewardFunction = Callable[..., Any]
 """``f(prompts, completions, **columns) -> list[float | list[float] | None]``, plain or ``async``.
@@ -337,10 +337,19 @@ def _run(coroutine):
 
     def run():
         with torch.set_grad_enabled(gradients):
-            return asyncio.run(coroutine)
+            return asyncio.run(_wanted(coroutine))
 
     with Threads(1, "awaits rewards") as threads:
         return result(threads.submit(run))
+
+
+async def _wanted(coroutine):
+    """Await a coroutine, which is cancelled when nobody wants its result any more."""
+    task = asyncio.ensure_future(coroutine)
+    while not task.done():
+        await asyncio.wait({task}, timeout=SLICE)
+        check()
+    return task.result()
 
 
 def _unused(name: str, taken: dict) -> str:
