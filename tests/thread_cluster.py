@@ -60,7 +60,7 @@ class Cluster:
 
     own = True
 
-    def __init__(self, address=None, memory=0, places=0):
+    def __init__(self, address=None, memory=0, places=0, variables=(), reads_hub=()):
         type(self).running += 1
         self.started = []
 

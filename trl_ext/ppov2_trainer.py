@@ -310,7 +310,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def remembering(self) -> dict[str, Remembers]:
         """Return the reward functions that say which model is behind them, such as :class:`maporl.ServedReward`."""
-        return {reward_name(f): f for f in self._sources.functions if isinstance(f, Remembers)}
+        found: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
+        return {name: own for name, own in found.items() if isinstance(own, Remembers)}
 
     def restore_state(self, state: dict) -> None:
         """Restore the state of a checkpoint, and let the sampler take over its weights."""

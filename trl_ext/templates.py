@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.inherited import inherited
 from trl_ext.template_worker import MEMORY, SECONDS
 from trl_ext.written_calls import read_written_calls
 
@@ -79,7 +80,7 @@ class _Process:
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for the run, which then ends this process
-            env={**os.environ, "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**inherited(), "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         assert self.running.stdout is not None
         if not self.running.stdout.readline():

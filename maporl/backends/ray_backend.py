@@ -22,7 +22,7 @@ from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.remote_weights import RemotePast, RemoteUntrained
 from maporl.backends.spec import GroupSpec, without_devices
-from maporl.backends.starting import build, teller
+from maporl.backends.starting import build, reads_hub, teller
 from maporl.backends.turns import Turns
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.weights import sent_parameters
@@ -356,7 +356,13 @@ class RayBackend:
         memory = asked if free is None else min(asked, free)
         check_shared_memory(memory, self._largest(), "cluster: this machine")
         counted = self.section.devices
-        return Cluster(memory=memory, places=0 if counted == "auto" else counted.cpu)
+        places = 0 if counted == "auto" else counted.cpu
+        config = self._told["config"]
+        reads = [name for name, group in self.groups.items() if reads_hub(config, group.policies)]
+        verifier = config.reward.verifier
+        if self.verifier is not None and verifier is not None and not Path(str(verifier.model)).is_dir():
+            reads.append(SCORING)
+        return Cluster(memory=memory, places=places, variables=self.section.variables, reads_hub=reads)
 
     def _largest(self) -> int:
         """Return the bytes of the largest weights that are sent."""

@@ -5,18 +5,19 @@ them without a word. The driver replaces processes itself.
 """
 
 import os
-import secrets
+import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from maporl.backends.engine_process import EngineProcess
@@ -25,11 +26,13 @@ from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.logs import end_of, log_of, print_to
 from maporl.backends.member import MemberDied
 from maporl.backends.places import Part, Place, Plan
+from maporl.backends.ray_folder import TOKEN, make_folder
 from maporl.backends.ray_places import COUNTED, Places, kind_of, node_name
 from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command
+from trl_ext.inherited import HUB_TOKENS, only_inherited
 from trl_ext.stacks import stacks
 from trl_ext.waits import Threads
 
@@ -105,25 +108,10 @@ def _make_safe() -> None:
     os.environ |= _SAFE
 
 
-_WATCHING: list[subprocess.Popen] = []
-"""The process that ends what this one leaves. It is kept, because its standard input would close with it."""
-
-
 @cache
 def _own_folder() -> Path:
-    """Make the folder of the clusters that this process starts, with their token. Only this user can read it.
-
-    Ray reads the token once in a process, so that all clusters of a process have the same.
-    """
-    folder = Path(mkdtemp(prefix="maporl-ray-"))
-    # its standard input ends with this process, however that ends
-    command = [sys.executable, "-m", "maporl.backends.watchdog", str(folder)]
-    without = {key: value for key, value in os.environ.items() if key != "RAY_AUTH_TOKEN_PATH"}
-    _WATCHING.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=without, start_new_session=True))
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    return folder
+    """Return the folder of the clusters that this process starts. Ray reads the token once in a process, so that all have the same."""
+    return make_folder()
 
 
 class Cluster:
@@ -133,17 +121,26 @@ class Cluster:
         address: the address of a cluster to join, or None to start one here.
         memory: the bytes of shared memory of a cluster that is started here.
         places: the number of places on CPUs of a cluster that is started here.
+        variables: environment variables that its processes get besides those that they need (:mod:`trl_ext.inherited`).
+        reads_hub: the groups that read a model from the hub. Their processes get its token while they load it.
 
     Raises:
         ConfigError: Ray is missing or too old, or a cluster that is joined has no token.
     """
 
-    def __init__(self, address: str | None = None, memory: int = OBJECT_STORE, places: int = 0):
-        self.own = address is None
+    def __init__(
+        self,
+        address: str | None = None,
+        memory: int = OBJECT_STORE,
+        places: int = 0,
+        variables: Collection[str] = (),
+        reads_hub: Collection[str] = (),
+    ):
+        self.own, self._reads_hub = address is None, frozenset(reads_hub)
         if self.own:
             _make_safe()
             folder = _own_folder()
-            os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
+            os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / TOKEN)
         elif os.environ.get("RAY_AUTH_MODE") != "token":
             raise ConfigError(
                 "cluster.address: a cluster without a token lets everybody who reaches it run programs; start it with "
@@ -161,7 +158,10 @@ class Cluster:
         if self.own:
             options |= {"include_dashboard": False, "object_store_memory": memory, "_temp_dir": str(folder)}
             options |= {"resources": {COUNTED: places}} if places else {}
-        self.ray.init(address=None if self.own else address, **options)
+        with _signals_kept(), only_inherited(variables) if self.own else nullcontext():
+            self.ray.init(address=None if self.own else address, **options)
+        if self.own:
+            folder.chmod(0o700)  # Ray opens it to all users, who cannot reach it where it is
         self.host = self.ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(Host)
 
     def start(self, name: str, part: Part, spec: GroupSpec, number: int, places: Places, place: Place) -> "RayMember":
@@ -181,7 +181,10 @@ class Cluster:
         log = log_of(Path(spec.config.output_dir), name)
         options = places.options(place)
         device = options["num_gpus"] > 0
-        actor = self.host.options(**options).remote(part, spec, number, name, log, os.getcwd(), device)
+        # machines of a cluster that was joined have tokens of their own, and this one's would travel over the network
+        reads = self.own and spec.name in self._reads_hub
+        tokens = {key: os.environ[key] for key in HUB_TOKENS if reads and key in os.environ}
+        actor = self.host.options(**options).remote(part, spec, number, name, log, os.getcwd(), device, tokens)
         return RayMember(self.ray, name, actor, log, place)
 
     def reserve(self, plan: Plan, section: ClusterSection, use_cpu: bool) -> Places:
@@ -239,6 +242,19 @@ class Cluster:
         self.ray.shutdown()
 
 
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, in whose place Ray puts its own, which ends the process with status 1."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @cache
 def _settling() -> Threads:
     """Return the threads in which answers arrive. Ray's own thread would wait for itself if it were to call Ray."""
@@ -248,7 +264,19 @@ def _settling() -> Threads:
 class Host:
     """What runs in a process that Ray started: one part of a group. Ray makes an actor of it."""
 
-    def __init__(self, part: Part, spec: GroupSpec, number: int, name: str, log: Path, folder: str, device: bool):
+    def __init__(
+        self,
+        part: Part,
+        spec: GroupSpec,
+        number: int,
+        name: str,
+        log: Path,
+        folder: str,
+        device: bool,
+        tokens: dict[str, str],
+    ):
+        os.environ |= tokens
+        self._tokens = list(tokens)
         if Path(folder).is_dir():
             os.chdir(folder)  # in which relative paths of the configuration are meant
         if not device:
@@ -264,6 +292,10 @@ class Host:
         except Exception:
             traceback.print_exc()
             raise
+        finally:
+            if method == "build":  # the models are read
+                for name in self._tokens:
+                    os.environ.pop(name, None)
 
     def kept(self, method: str, *arguments: Any) -> tuple[None, Any]:
         """Call a method of the part, whose result stays in the object store."""
@@ -294,9 +326,9 @@ class RayMember:
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call (:meth:`maporl.backends.member.Member.call`)."""
         if kept:
-            signal, handle = self.actor.kept.options(num_returns=2).remote(method, *arguments)
+            answer, handle = self.actor.kept.options(num_returns=2).remote(method, *arguments)
         else:
-            signal, handle = self.actor.call.remote(method, *arguments), None
+            answer, handle = self.actor.call.remote(method, *arguments), None
         result: Future[Any] = Future()
 
         def settle(done: Future[Any]) -> None:
@@ -308,7 +340,7 @@ class RayMember:
             else:
                 result.set_exception(self._told(error))
 
-        signal.future().add_done_callback(lambda done: _settling().submit(settle, done))
+        answer.future().add_done_callback(lambda done: _settling().submit(settle, done))
         return result
 
     def _told(self, error: BaseException) -> BaseException:

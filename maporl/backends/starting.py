@@ -3,10 +3,12 @@
 import sys
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.config import Config
+from maporl.config.schema import AgentSection
 from maporl.team.loading import policy_names
 from maporl.text import printable
 
@@ -32,7 +34,17 @@ def build(part: LearnerGroup | EnginePool, tell: Callable[[str], None]) -> None:
     tell(f"group {spec.name}: {who}: ready after {time.monotonic() - began:.0f} s")
 
 
+def reads_hub(config: Config, policies: Collection[str]) -> bool:
+    """Return whether something that ``policies`` begin from is a name on the hub, and no folder of this machine."""
+    named = [(own.model, own.tokenizer, own.adapter) for own in _speaking(config, policies)]
+    return any(name is not None and not Path(name).is_dir() for names in named for name in names)
+
+
 def _models(config: Config, policies: Collection[str]) -> list[str]:
     """Return the names of the models that ``policies`` begin from, in the order of the agents."""
-    speaking = [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
+    speaking = _speaking(config, policies)
     return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))
+
+
+def _speaking(config: Config, policies: Collection[str]) -> list[AgentSection]:
+    return [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]

@@ -18,14 +18,15 @@ TRIES = 10
 
 
 def processes_of(folder: str) -> list[int]:
-    """Return the processes whose environment names the token in ``folder``, and those of Ray that have a file open there.
+    """Return the processes whose environment names a token below ``folder``, and those of Ray that have a file open there.
 
     Some processes of Ray write their titles, such as ``ray::DashboardAgent``, over the beginning of their environments.
     """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            named = f"RAY_AUTH_TOKEN_PATH={folder}/token".encode() in (process / "environ").read_bytes().split(b"\0")
+            variables = (process / "environ").read_bytes().split(b"\0")
+            named = any(own.startswith(f"RAY_AUTH_TOKEN_PATH={folder}/".encode()) for own in variables)
             titled = (process / "cmdline").read_bytes().startswith(b"ray::")
             files = [os.readlink(file) for file in (process / "fd").iterdir()] if titled else []
             if named or any(file.startswith(f"{folder}/") for file in files):
@@ -33,20 +34,28 @@ def processes_of(folder: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-def main(folder: str) -> None:
-    """Wait for the end of the driver, and end what it has left."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are for the driver
-        signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
+def end_all(folder: str) -> set[int]:
+    """Kill what belongs to a cluster whose driver has ended, and remove its ``folder``. Return the numbers of the processes."""
+    ended: set[int] = set()
     for _ in range(TRIES):
         left = processes_of(folder)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        ended.update(left)
         if not left:
             break
         time.sleep(1)
     shutil.rmtree(folder, ignore_errors=True)
+    return ended
+
+
+def main(folder: str) -> None:
+    """Wait for the end of the driver, and end what it has left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are for the driver
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_all(folder)
 
 
 if __name__ == "__main__":

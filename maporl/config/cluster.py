@@ -155,6 +155,11 @@ class ClusterSection:
             begun end with the old weights, and the next ones have the new weights. ``drain``: dialogues end first.
         scoring: processes that score.
         failures: what happens when processes die or hang.
+        variables: the names of environment variables that the processes get, besides those of the system and of the libraries that
+            train and sample (:mod:`trl_ext.inherited`). Ray that is started here passes on no others, and so no keys.
+
+    Raises:
+        ValueError: ``variables`` are given for a cluster that is joined.
     """
 
     backend: Literal["local", "ray"] = "local"
@@ -166,3 +171,13 @@ class ClusterSection:
     on_update: Literal["finish", "drain"] = "finish"
     scoring: ScoringSection = dataclasses.field(default_factory=ScoringSection)
     failures: FailuresSection = dataclasses.field(default_factory=FailuresSection)
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.variables and (self.address is not None or self.backend == "local"):
+            why = (
+                "the machines of a cluster that is joined have their own"
+                if self.address
+                else "backend: local starts no processes"
+            )
+            raise ValueError(f"variables: {why}; leave it out")
