@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import threading
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -55,10 +57,12 @@ def listening(pids):
     return [line.split()[3] for line in shown if any(f"pid={pid}," in line for pid in pids)]
 
 
-def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_killed(local, tmp_path):
+def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_killed(local, tmp_path, monkeypatch):
     """SIGKILL of an engine and of a process that trains, after the first update. Then nothing is left running."""
     psutil = pytest.importorskip("psutil")
     folder = tmp_path / "run"
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    monkeypatch.setenv("HF_TOKEN", "a token")
     trainer = build_trainer(config_of(folder, 3, sections()), quiet=True)
     backend = trainer.backend
     try:
@@ -72,6 +76,12 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert refused.returncode != 0 and "token" in refused.stderr.lower()
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (token.parents[1], token.parent, token)]
+        assert modes == [0o700, 0o700, 0o600]
+        assert os.environ["OPENAI_API_KEY"] == "a key", "this process has it again"
+        told = [child.environ() for child in children if child.is_running() and child.environ()]
+        assert len(told) > 4 and not [own for own in told if own.keys() & {"OPENAI_API_KEY", "HF_TOKEN"}]
         victims = [next(iter(backend.pools["ann"]._members)), backend.learners["bob"].members[0]]
         pids = [member.pid() for member in victims]
         assert [psutil.Process(pid).nice() for pid in pids] == [psutil.Process().nice()] * 2

@@ -5,6 +5,7 @@ Starting Ray and a process that imports torch takes seconds each, so that few ru
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,27 @@ class Terminal:
         _, alive = psutil.wait_procs(self.children, timeout=15)
         assert alive == []
         return self.said.read_text()
+
+
+@pytest.mark.parametrize("part", ["engine", "learner"])
+def test_sigterm_saves_a_run_whose_process_hangs(part, tmp_path):
+    """A process is stopped, so that it answers nothing. Its deadline is 15 minutes away."""
+    folder = tmp_path / "run"
+    config, metrics = config_of(folder, UPDATES, sections("ray"), save_steps=0), folder / "metrics.jsonl"
+    own = Terminal(tmp_path, config, "-q")
+    own.wait_for(metrics, 3)
+    log = (folder / f"logs/ann-{part}-0.log").resolve()
+    hung = next(p for p in own.children if p.is_running() and log in {Path(file.path) for file in p.open_files()})
+    hung.suspend()
+    time.sleep(3)  # the run waits for it by now
+    updates = len(metrics.read_text().splitlines())
+    own.process.terminate()
+    said = own.ended(143)
+    saved = int(
+        re.search(rf"SIGTERM: stopped after update (\d+) of {UPDATES}; saved in {folder}/checkpoint-\1; ", said)[1]
+    )
+    assert saved in (updates, updates + 1), "an update that was begun is finished"
+    assert ("ann learner 0: does not answer within 5 s" in said) == (part == "learner")
 
 
 def test_ctrl_c_and_sigterm_save_a_run_and_leave_nothing_and_it_ends_as_a_calm_one(tmp_path):

@@ -105,9 +105,9 @@ ELSEWHERE = {
     "is in a thread that nobody waits for": {
         "maporl/environments/isolated.py": {"_whole"},
         "maporl/environments/workers.py": {"Workers._awaited"},
-        "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks"},
+        "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
-        "trl_ext/interruptions.py": {"leave_soon.leave"},
+        "trl_ext/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
     },
     "is before a run or in a command without one, where Python's own handlers end the process": {
         "maporl/backends/ray_cluster.py": {"check_reached", "Cluster.facts"},
@@ -125,10 +125,10 @@ ELSEWHERE = {
         "trl_ext/templates.py": {"_Process.stop", "_Process._ask", "_Process._start"},
     },
     "waits for the disk": {"trl_ext/checkpoint.py": {"_SavingLearners.finish"}},
-    "waits for a moment only": {"trl_ext/stacks.py": {"Listener.close"}},
+    "waits for a moment only": {"maporl/backends/ray_folder.py": {"_take"}, "trl_ext/stacks.py": {"Listener.close"}},
     "is in another process, which ends with the run": {
         "maporl/backends/vllm_rows.py": {"VLLMRows"},
-        "maporl/backends/watchdog.py": {"main"},
+        "maporl/backends/watchdog.py": {"end_all"},
         "maporl/environments/isolated_host.py": {"_reaped", "_exactly"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.answer", "_read_all"},
         "maporl/tasks/grading/symbolic_worker.py": {"serve", "main"},

@@ -44,6 +44,9 @@ class Member:
 
         return self.thread.submit(work)
 
+    def answers(self, seconds):
+        return not self.ended
+
     def stacks(self):
         return ""
 

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -49,22 +49,30 @@ class Interruptions:
     threads that work for the block. Such a block has not changed anything that cannot be done again. Elsewhere the signal
     waits for the end of the update. Only the main thread receives signals, so the context manager does nothing in other
     threads.
+
+    Args:
+        heard: is called once, in a thread of its own, when the first signal has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
         self.asked = 0
         self.nothing_to_lose = False
         """Whether every update that was made is in a checkpoint. Only then a second Ctrl-C ends the process at once."""
+        self._heard, self._signal, self._over = heard, threading.Event(), False
         self._drop = threading.Event()
         self._droppable = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruptions":
         if threading.current_thread() is threading.main_thread():
+            # a handler cannot start a thread: it may have interrupted the start of one
+            threading.Thread(target=self._listen, name="hears of signals", daemon=True).start()
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._over = True
+        self._signal.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -95,8 +103,14 @@ class Interruptions:
         """The name of the signal."""
         return signal.Signals(self.asked).name
 
+    def _listen(self) -> None:
+        self._signal.wait()
+        if not self._over:
+            self._heard()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         again, self.asked = bool(self.asked), self.asked or number
+        self._signal.set()
         if again and number == signal.SIGINT:
             if self.nothing_to_lose:
                 raise KeyboardInterrupt

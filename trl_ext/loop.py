@@ -47,7 +47,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`sampled_here`,
     :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
     :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`,
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`signal_heard`, :meth:`work_dropped`, :meth:`how_to_resume`,
     :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
@@ -168,7 +168,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     @contextmanager
     def _signals_heard(self) -> Iterator[Interruptions]:
         try:
-            with Interruptions() as self._interruptions:
+            with Interruptions(self.signal_heard) as self._interruptions:
                 yield self._interruptions
         finally:
             self._interruptions = None
@@ -309,6 +309,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     def how_to_resume(self) -> str:
         """Hook: return the command, or the call, that goes on with the run."""
         return "train(resume_from_checkpoint=True)" if self.state.global_step else "train()"
+
+    def signal_heard(self) -> None:
+        """Hook: a signal has come, and the run ends soon. This is called in a thread of its own. By default it does nothing."""
 
     def work_dropped(self) -> None:
         """Hook: a signal ends the run. Give up what is going on in the background, so that the run can be saved. By default this does nothing."""

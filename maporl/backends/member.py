@@ -33,6 +33,10 @@ class Member(Protocol):
         """
         ...
 
+    def answers(self, seconds: float) -> bool:
+        """Return whether the process says within ``seconds`` that it is there, although it may be busy with a call."""
+        ...
+
     def stacks(self) -> str:
         """Return what every thread of the process is doing, although it may be busy with a call."""
         ...

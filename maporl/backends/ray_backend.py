@@ -41,7 +41,10 @@ from maporl.training.args import MultiAgentPPOConfig
 from trl_ext import stacks
 from trl_ext.losses import OBJECTIVES
 from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.waits import Threads, result
 
+ANSWER = 5.0
+"""The seconds in which a process that trains must say that it is there, when a signal ends the run."""
 logger = logging.getLogger(__name__)
 
 
@@ -294,6 +297,21 @@ class RayBackend:
         """End the processes that sample, which may be in a long answer and keep the devices of those that train."""
         for pool in self.pools.values():
             pool.end()
+
+    def end_hung(self) -> None:
+        """End the processes that train and do not answer at all. They would keep a run from being saved for the whole deadline.
+
+        Others take their place, with the weights of the last update.
+        """
+        members = [member for group in self.learners.values() for member in group.members]
+        with Threads(len(members), "asks learners") as threads:
+            asked = [threads.submit(member.answers, ANSWER) for member in members]
+            for member, answers in zip(members, asked, strict=True):
+                if not result(answers):
+                    logger.warning(
+                        "%s: does not answer within %g s, and is replaced to save the run", member.name, ANSWER
+                    )
+                    member.end()
 
     def run_ended(self) -> None:
         """End all processes, unless this is in a block ``with backend:``."""

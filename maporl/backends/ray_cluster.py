@@ -361,6 +361,14 @@ class RayMember:
         """Return the number of the process, for tests that kill it."""
         return self.ray.get(self.actor.pid.options(concurrency_group="control").remote(), timeout=60)
 
+    def answers(self, seconds: float) -> bool:
+        """Return whether the process says within ``seconds`` that it is there, although it may be busy with a call."""
+        try:
+            self.ray.get(self.actor.pid.options(concurrency_group="control").remote(), timeout=seconds)
+        except self.ray.exceptions.RayError:
+            return False
+        return True
+
     def stacks(self) -> str:
         """Return what every thread of the process is doing, although it may be busy with a call."""
         try:

@@ -57,6 +57,10 @@ class Backend(Protocol):
         """End the processes that sample, because a signal ends the run. Those that train are asked to save afterwards."""
         ...
 
+    def end_hung(self) -> None:
+        """End and replace the processes that train and do not answer at all, because a signal has come. This is asked in a thread."""
+        ...
+
     def run_ended(self) -> None:
         """End the processes, unless the user keeps them (``with backend:``). A trainer calls this when its run is over."""
         ...

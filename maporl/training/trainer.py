@@ -454,6 +454,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if self.backend is not None:
             self.backend.stop_sampling()
 
+    def signal_heard(self) -> None:
+        """Let no process that hangs keep the run from being saved."""
+        if self.backend is not None:
+            self.backend.end_hung()
+
     def how_to_resume(self) -> str:
         """Return the command that goes on with a run from a configuration, or the call that goes on with one from Python."""
         if self.record.config is None:
