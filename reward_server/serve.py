@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maporl.config.command_line import PrintableFormatter
-from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
 from reward_server.app import create_app
 from reward_server.guard import error_body
 from reward_server.options import ServerError, ServerOptions
@@ -73,6 +73,9 @@ def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
     log = logging.StreamHandler()
     log.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
+    for scorer in scorers[:1]:
+        if isinstance(scorer, VerifierScorer) and (doubt := chance_of(scorer.verifier.record)) is not None:
+            logger.warning("%s: %s", scorer.verifier.name, doubt)
     info, token = scorers[0].info, "a token" if options.token else "no token"
     logger.info("serving %s %s with %d worker(s) and %s", info.kind, info.name, len(scorers), token)
     server(scorers, options).run()

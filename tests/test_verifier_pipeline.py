@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
 from maporl.cli.main import app
+from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.verifier.encoding import answer_start, chat_of, encode
-from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
+from maporl.rewards.verifier.source import load_verifier
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.types import Example, Grade
@@ -515,6 +517,46 @@ def test_the_saved_verifier_scores_what_the_trained_adapter_scored(base, tmp_pat
     verifier = Verifier.load(str(tmp_path / "v"))
     expected = measures.sigmoid(np.array(kept["outputs"]) / verifier.temperature)
     assert verifier.score([s.chat() for s in read_samples([file])]) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_verifier_that_is_no_better_than_chance_says_so_wherever_it_goes(base, tmp_path, caplog):
+    """Its labels are thrown by a coin, so that there is nothing to learn. The one with real labels says nothing."""
+    lines = [json.loads(line) for line in separable(tmp_path, questions=30).read_text().splitlines()]
+    rng = random.Random(0)
+    file = tmp_path / "coin.jsonl"
+    file.write_text("".join(json.dumps({**line, "correct": rng.random() < 0.5}) + "\n" for line in lines))
+    options = TrainOptions(str(base), learning_rate=1e-2, held_out=0.5, use_cpu=True)
+    record = train_verifier(file, tmp_path / "coin", options, quiet=True)
+    said = "the verifier is no better than chance: its AUC on"
+    assert f"{tmp_path / 'coin'}: {said}" in caplog.text and "--epochs" in caplog.text
+    assert f"**Warning**: {said}" in (tmp_path / "coin/README.md").read_text()
+    assert record["metrics"]["held_out"]["auc"] <= record["metrics"]["auc_reached_by_chance"] < 0.7
+    caplog.clear()
+    load_verifier(VerifierSection(model=str(tmp_path / "coin")))
+    assert f"reward.verifier.model {tmp_path / 'coin'}: {said}" in caplog.text
+    caplog.clear()
+    train_verifier(separable(tmp_path, questions=30), tmp_path / "v", options, quiet=True)
+    load_verifier(VerifierSection(model=str(tmp_path / "v")))
+    assert "chance" not in caplog.text and "Warning" not in (tmp_path / "v/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "reached"),
+    [(100, 100, 0.5673), (10, 10, 0.7176), (1, 1, 1.3225), (50, 200, 0.5752), (5, 0, None), (0, 5, None)],
+)
+def test_what_chance_reaches_is_that_of_coins(right, wrong, reached):
+    labels = np.array([1] * right + [0] * wrong)
+    found = measures.reached_by_chance(labels)
+    assert found is None if reached is None else found == pytest.approx(reached, abs=1e-4)
+    if min(right, wrong) >= 10:
+        rng = np.random.default_rng(0)
+        above = np.mean([measures.auc(rng.random(len(labels)), labels) > found for _ in range(2000)])
+        assert 0.035 < above < 0.065
+    record = {"metrics": {"held_out": {"auc": 0.58, "answers": right + wrong}, "auc_reached_by_chance": found}}
+    assert (chance_of(record) is None) == (reached is not None and reached < 0.58)
+    assert chance_of(None) is None and chance_of({"metrics": {"held_out": {"auc": 0.5}}}) is None, (
+        "made by an earlier version"
+    )
 
 
 def test_the_loss_on_every_answer_token_and_on_the_last_written_out():

@@ -6,6 +6,8 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from rich.table import Table
 
+from maporl.rewards.verifier.model import chance_of
+
 _BODY = """
 # {name}
 
@@ -15,7 +17,7 @@ train` on {trained} labelled answers ({data_sha256}), binary cross-entropy at {w
 | held-out answers | accuracy | AUC | ECE |
 |---|---|---|---|
 {rows}
-
+{doubt}
 Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verifier.json` has all measures, also by
 question and by answer length; `reliability.png` shows the calibration.
 
@@ -44,6 +46,7 @@ def write_card(folder: Path, name: str, record: dict[str, Any]) -> None:
         where="every token" if record["loss"] == "every" else "the last token",
         rows="\n".join("| " + " | ".join(row) + " |" for row in _rows(record)),
         temperature=record["temperature"],
+        doubt="" if (doubt := chance_of(record)) is None else f"\n**Warning**: {doubt}.\n",
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n{body}").save(folder / "README.md")
 

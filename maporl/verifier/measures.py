@@ -39,6 +39,22 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     return float((mean_ranks[inverse][right].sum() - count * (count + 1) / 2) / (count * others))
 
 
+def reached_by_chance(labels: np.ndarray) -> float | None:
+    """The AUC that scores without any meaning exceed in one of twenty cases, or None without right or without wrong answers.
+
+    It is 1/2 plus 1.645 standard errors of the Mann-Whitney statistic: ``sqrt((R + W + 1) / (12 R W))`` for R right and W wrong
+    answers. It may be above 1 for very few answers, which can show nothing.
+
+    >>> round(reached_by_chance(np.array([1] * 100 + [0] * 100)), 3), round(reached_by_chance(np.array([1, 0])), 2)
+    (0.567, 1.32)
+    """
+    right = int((labels > 0.5).sum())
+    wrong = len(labels) - right
+    if not right or not wrong:
+        return None
+    return 0.5 + 1.645 * math.sqrt((len(labels) + 1) / (12 * right * wrong))
+
+
 def calibration_bins(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[tuple[int, float, float]]:
     """(answers, mean score, share right) for each of ``bins`` equal intervals of the score that holds an answer."""
     place = np.minimum((scores * bins).astype(int), bins - 1)

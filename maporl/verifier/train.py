@@ -6,6 +6,7 @@ by the code that will serve it.
 """
 
 import json
+import logging
 import random
 import shutil
 from collections import Counter
@@ -30,12 +31,20 @@ from transformers import (
 )
 
 from maporl.rewards.verifier.encoding import answer_start, encode
-from maporl.rewards.verifier.model import RECORD, VerifierError, last_outputs, token_outputs
+from maporl.rewards.verifier.model import RECORD, VerifierError, chance_of, last_outputs, token_outputs
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.loading import read_chat_template
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
-from maporl.verifier.measures import by_length, by_question, fit_temperature, reliability_plot, sigmoid, summary
+from maporl.verifier.measures import (
+    by_length,
+    by_question,
+    fit_temperature,
+    reached_by_chance,
+    reliability_plot,
+    sigmoid,
+    summary,
+)
 from maporl.verifier.options import TrainOptions
 from trl_ext import distributed
 from trl_ext.atomic import new_folder
@@ -45,6 +54,7 @@ from trl_ext.run_lock import RunLock
 from trl_ext.weights import WeightsError, read_model, read_pretrained
 
 PLOT = "reliability.png"
+logger = logging.getLogger(__name__)
 _DTYPES = {False: torch.float32, True: torch.bfloat16}
 
 
@@ -243,6 +253,7 @@ def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float
         "held_out": summary(outputs, labels),
         "by_question": by_question(outputs, labels, [row.question for row in rows]),
         "by_answer_tokens": by_length(outputs, labels, np.array([len(row.ids) - row.start for row in rows])),
+        "auc_reached_by_chance": reached_by_chance(labels),
     }
     curves = {"as trained": (sigmoid(outputs), labels)}
     if fitting.any():
@@ -298,6 +309,13 @@ def _train(file: Path, folder: Path, options: TrainOptions, quiet: bool, work: P
         "metrics": metrics,
     }
     if distributed.is_main():
+        if (doubt := chance_of(record)) is not None:
+            logger.warning(
+                "%s: %s. It is saved, and its verifier.json says so; train it on more answers, longer or otherwise "
+                "(--epochs, --learning-rate, maporl verifier generate), or hold out more questions (--held-out)",
+                folder,
+                doubt,
+            )
         _save(merged, tokenizer, record, curves, folder)
     return record
 

@@ -172,6 +172,22 @@ def read_record(source: str) -> dict[str, Any] | None:
     return record
 
 
+def chance_of(record: dict[str, Any] | None) -> str | None:
+    """Return what a verifier's record says against it, in words: that it is no better than chance. None if it says nothing."""
+    metrics = (record or {}).get("metrics")
+    if not isinstance(metrics, dict) or "auc_reached_by_chance" not in metrics:
+        return None  # of an earlier version, or of another trainer
+    reached, found = metrics["auc_reached_by_chance"], metrics["held_out"]
+    if reached is None or found["auc"] is None:
+        return "the verifier was measured on answers that are all right or all wrong, so that nothing shows what its scores are worth"
+    if found["auc"] > reached:
+        return None
+    return (
+        f"the verifier is no better than chance: its AUC on {found['answers']} held-out answers is {found['auc']:.3f}, and scores "
+        f"without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
+    )
+
+
 def temperature_of(record: dict[str, Any] | None) -> float:
     """The number by which outputs are divided before the sigmoid; 1 without a record."""
     return float((record or {}).get("temperature", 1.0))

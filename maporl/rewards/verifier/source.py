@@ -1,5 +1,6 @@
 """The verifier as a reward source. Every score is checked before a policy learns from it."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -15,11 +16,12 @@ from maporl.rewards.verifier.client import Outcome, VerifierClient, server_urls
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.identity import Identity
-from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
 from maporl.tasks.base import Task
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Message, Utterance
 
+logger = logging.getLogger(__name__)
 Scores = Callable[[list[list[Message]]], Sequence[float]]
 
 
@@ -37,6 +39,8 @@ def load_verifier(section: VerifierSection) -> RewardSource:
     if section.model is None:
         raise ConfigError("reward.verifier: expected a model to load here, or urls of servers; got neither")
     verifier = _loaded(section.model, section.batch_size, section.attn_implementation)
+    if (doubt := chance_of(verifier.record)) is not None:
+        logger.warning("reward.verifier.model %s: %s; as a reward it is noise", section.model, doubt)
     score = (dialogue_source if section.reads == "dialogue" else verifier_source)(verifier.score, section.model)
     identity = Identity(section.on_change)
     identity.see(verifier.digest(), section.model, f"reward.verifier.model {section.model}")
