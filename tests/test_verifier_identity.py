@@ -34,7 +34,7 @@ def test_another_verifier_stops_or_is_warned_of(caplog):
     one.see(A, "first", "server x")
     one.see(A, "first under another name", "server x")
     assert one.remembered() == {"sha256": A, "name": "first"}
-    told = r"server x: is another verifier now, 'second' with sha256 b{16}; the run has had 'first' with sha256 a{16}, .*; serve the first"
+    told = r"server x: is another verifier now, 'second' with sha256 b{16}; the run has had 'first' with sha256 a{16}, whose scores .*; serve the first"
     with pytest.raises(VerifierChanged, match=told):
         one.see(B, "second", "server x")
     with pytest.raises(VerifierChanged, match=r"'\?' with sha256 unknown; the run has had 'first'"):

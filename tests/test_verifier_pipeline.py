@@ -519,7 +519,7 @@ def test_the_saved_verifier_scores_what_the_trained_adapter_scored(base, tmp_pat
     assert verifier.score([s.chat() for s in read_samples([file])]) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_a_verifier_that_is_no_better_than_chance_says_so_wherever_it_goes(base, tmp_path, caplog):
+def test_a_verifier_that_is_not_better_than_chance_says_so_wherever_it_goes(base, tmp_path, caplog):
     """Its labels are thrown by a coin, so that there is nothing to learn. The one with real labels says nothing."""
     lines = [json.loads(line) for line in separable(tmp_path, questions=30).read_text().splitlines()]
     rng = random.Random(0)
@@ -527,7 +527,7 @@ def test_a_verifier_that_is_no_better_than_chance_says_so_wherever_it_goes(base,
     file.write_text("".join(json.dumps({**line, "correct": rng.random() < 0.5}) + "\n" for line in lines))
     options = TrainOptions(str(base), learning_rate=1e-2, held_out=0.5, use_cpu=True)
     record = train_verifier(file, tmp_path / "coin", options, quiet=True)
-    said = "the verifier is no better than chance: its AUC on"
+    said = "the verifier is not better than chance: its AUC on"
     assert f"{tmp_path / 'coin'}: {said}" in caplog.text and "--epochs" in caplog.text
     assert f"**Warning**: {said}" in (tmp_path / "coin/README.md").read_text()
     assert record["metrics"]["held_out"]["auc"] <= record["metrics"]["auc_reached_by_chance"] < 0.7

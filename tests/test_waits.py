@@ -666,3 +666,31 @@ def test_a_run_that_waits_ends_within_five_seconds(name, number, parts, tmp_path
         time.sleep(0.05)
         process.send_signal(number)  # and impatient
     ended(process, tmp_path, 143 if number == signal.SIGTERM else 130, updates, 5 if number == signal.SIGTERM else 12)
+
+
+@pytest.mark.slow
+def test_a_loop_that_waits_keeps_its_complete_parts(parts, tmp_path):
+    """Its first round is sampled and its second one waits for the server, which then comes back."""
+    folder = tmp_path / "run"
+    served_loop = {
+        **served(parts.url, on_failure="wait", retries=0, timeout=0.5),
+        "branching": {"how": "fork_every", "group": 2},
+        "loop": {"rounds": 2, "questions": 4, "stages": [{"train": "sft", "build": {"threshold": {"above": -1.0}}}]},
+    }
+    parts.most = 10**9
+    process = begin(tmp_path, served_loop)
+    waits_for(lambda: (folder / "round-1/train-1").is_dir(), process)
+    parts.most = 0
+    waits_for(lambda: parts.waits.is_set() and "next in" in process.output()[1], process)
+    process.terminate()
+    assert process.wait(60) == 143
+    said = process.output()[1]
+    told = f"SIGTERM: stopped; the parts of the loop that are complete are kept; to go on: maporl train {folder}/config.yaml --resume"
+    assert told in said and "Traceback" not in said, said
+    assert (folder / "round-1/train-1").is_dir() and not (folder / "round-2/sample").exists()
+    parts.most = 10**9
+    again = begin(tmp_path, served_loop, "--resume")
+    assert again.wait(120) == 0, again.output()[1]
+    assert (folder / "final").is_dir() and json.loads((folder / "verifiers.json").read_text())["verifier"][0][
+        "sha256"
+    ] == "a"

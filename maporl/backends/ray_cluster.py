@@ -322,6 +322,8 @@ class RayMember:
 
     def __init__(self, ray: Any, name: str, actor: Any, log: Path, place: Place):
         self.ray, self.name, self.actor, self.log, self.place = ray, name, actor, log, place
+        self._lock = threading.Lock()
+        self._unanswered: set[Future[Any]] = set()
 
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call (:meth:`maporl.backends.member.Member.call`)."""
@@ -330,12 +332,18 @@ class RayMember:
         else:
             answer, handle = self.actor.call.remote(method, *arguments), None
         result: Future[Any] = Future()
+        with self._lock:
+            self._unanswered.add(result)
 
         def settle(done: Future[Any]) -> None:
             error = done.exception()
+            if error is None and handle is not None:  # so that it outlives its machine
+                self.ray.wait([handle], fetch_local=True)
+            with self._lock:
+                if result not in self._unanswered:  # end() has answered
+                    return
+                self._unanswered.remove(result)
             if error is None:
-                if handle is not None:  # so that it outlives its machine
-                    self.ray.wait([handle], fetch_local=True)
                 result.set_result(done.result() if handle is None else handle)
             else:
                 result.set_exception(self._told(error))
@@ -377,5 +385,9 @@ class RayMember:
             return f"no stacks: {type(error).__name__}"
 
     def end(self) -> None:
-        """End the process at once."""
+        """End the process at once. What it was asked raises MemberDied, also if Ray does not notice that it is gone."""
         self.ray.kill(self.actor, no_restart=True)
+        with self._lock:
+            left, self._unanswered = self._unanswered, set()
+        for own in left:
+            own.set_exception(MemberDied(f"{self.name}: the process was ended before it answered"))

@@ -17,7 +17,7 @@ Begin with [bold]maporl train configs/ppo/quickstart.yaml[/bold], or a published
 Everything a run writes is in its output_dir; [bold]report.html[/bold] in it opens by double click.
 """
 EPILOG = """Exit status: 0 done, 1 it failed (the line after "error:" says why), 2 a configuration or the command's words are wrong, 130
-Ctrl-C (once: the run is saved; twice: it ends at once). Colours are off where output is not a terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
+Ctrl-C and 143 SIGTERM (the run is saved; a second Ctrl-C ends it at once if nothing would be lost, and SIGQUIT always). Colours are off where output is not a terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
 in your shell."""
 COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Train": {

@@ -5,6 +5,7 @@
 
 import json
 import random
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -34,13 +35,15 @@ from maporl.storage.run_folder import RunFolder, has_final
 from maporl.tasks import build_task
 from maporl.team.initial import INITIAL
 from maporl.text import printable
-from maporl.training.run_record import AFTER, BEFORE, FINAL, RunRecord, record_evaluation
+from maporl.training.run_record import AFTER, BEFORE, CONFIG, FINAL, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
 from trl_ext.atomic import new_folder, replace_file
+from trl_ext.interruptions import Interrupted, Interruptions, Terminated
 from trl_ext.manifest import verify, write_manifest
 from trl_ext.run_lock import RunLock
 from trl_ext.set_aside import ABANDONED, set_aside
+from trl_ext.waits import Discarded
 
 Tell = Callable[[str], None]
 EVALUATION = "evaluation.json"
@@ -63,15 +66,32 @@ def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | Non
             a round is damaged.
         FolderInUse: another process works in the folder.
         RunError: the data set of a stage is empty.
+        Interrupted: the user pressed Ctrl-C. The parts that are complete are kept.
+        SystemExit: with status 143, after SIGTERM. The parts that are complete are kept.
     """
     stages, folder = stages_of(config), Path(config.output_dir)
     (must_hold_run if resume else must_be_free)(folder)
     with RunLock(folder):
         claim(folder, config, resume)
         try:
-            return Loop(config, stages, quiet, tell or partial(_tell, quiet=quiet)).run()
+            return _interruptible(Loop(config, stages, quiet, tell or partial(_tell, quiet=quiet)))
         finally:
             RunRecord(folder, config).report(warn=False)
+
+
+def _interruptible(loop: "Loop") -> list[dict[str, Any]]:
+    """Run ``loop``. A signal drops the part that is being made, and the others are kept."""
+    with Interruptions() as interruptions:
+        try:
+            with interruptions.droppable():
+                return loop.run()
+        except (Discarded, Interrupted, Terminated) as stopped:  # the last two are those of a stage that trains by PPO
+            error = interruptions.error if isinstance(stopped, Discarded) else stopped
+            name = "SIGTERM" if isinstance(error, Terminated) else "SIGINT"
+            again = f"maporl train {shlex.quote(str(loop.folder / CONFIG))} --resume"
+            told = f"{name}: stopped; the parts of the loop that are complete are kept; to go on: {again}"
+            print(told, file=sys.stderr, flush=True)
+            raise error from None
 
 
 def _tell(line: str, quiet: bool) -> None:

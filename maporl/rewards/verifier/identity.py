@@ -56,7 +56,7 @@ class Identity:
                 return
             told = (
                 f"{where}: is another verifier now, {now['name']!r:.100} with sha256 {now['sha256'][:16] or 'unknown'}; the run has had "
-                f"{self._known.get('name', '')!r:.100} with sha256 {(before or '')[:16]}, and their scores are no common measure"
+                f"{self._known.get('name', '')!r:.100} with sha256 {(before or '')[:16]}, whose scores cannot be compared with these"
             )
             if before and self.on_change == "stop":
                 raise VerifierChanged(

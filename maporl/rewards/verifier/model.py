@@ -173,7 +173,7 @@ def read_record(source: str) -> dict[str, Any] | None:
 
 
 def chance_of(record: dict[str, Any] | None) -> str | None:
-    """Return what a verifier's record says against it, in words: that it is no better than chance. None if it says nothing."""
+    """Return what a verifier's record says against it, in words: that it is not better than chance. None if it says nothing."""
     metrics = (record or {}).get("metrics")
     if not isinstance(metrics, dict) or "auc_reached_by_chance" not in metrics:
         return None  # of an earlier version, or of another trainer
@@ -183,7 +183,7 @@ def chance_of(record: dict[str, Any] | None) -> str | None:
     if found["auc"] > reached:
         return None
     return (
-        f"the verifier is no better than chance: its AUC on {found['answers']} held-out answers is {found['auc']:.3f}, and scores "
+        f"the verifier is not better than chance: its AUC on {found['answers']} held-out answers is {found['auc']:.3f}, and scores "
         f"without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
     )
 
