@@ -694,3 +694,19 @@ def test_a_loop_that_waits_keeps_its_complete_parts(parts, tmp_path):
     assert (folder / "final").is_dir() and json.loads((folder / "verifiers.json").read_text())["verifier"][0][
         "sha256"
     ] == "a"
+
+
+def test_who_waits_no_longer_for_a_device_does_not_get_it():
+    turns, dropped = Turns(), Threads(1)
+    turns.ask(["a", "b"])
+    waiting = dropped.submit(turns.wait, ["a"])
+    until(lambda seconds: pause(0.01) or bool(turns._waiting), 20)
+    behind = turns.ask(["a", "c"])
+    dropped.give_up()
+    with pytest.raises(Discarded):
+        result(waiting, 20)
+    assert not behind.done()
+    turns.give(["a", "b"])
+    result(behind, 20)
+    turns.give(["a", "c"])
+    assert not turns._busy and not turns._waiting

@@ -20,7 +20,7 @@ from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
 from trl_ext.checkpoint_folder import list_checkpoints
-from trl_ext.waits import finished, result
+from trl_ext.waits import finished
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -159,7 +159,7 @@ class LearnerGroup:
             raise GroupFailed(ENDED.format(self.spec.name))
         places = [member.place for member in self.members]
         with self._activity.doing(self, IDLE):
-            result(self.turns.ask(places))
+            self.turns.wait(places)
         try:
             yield
         except MemberDied:

@@ -42,6 +42,18 @@ class Turns:
         for asked in begun:
             self._telling.submit(asked.set_result, None)
 
+    def wait(self, devices: Collection[Hashable]) -> None:
+        """Ask for devices, and wait until they are free. Whoever waits no longer, because of an error, does not get them."""
+        asked = self.ask(devices)
+        try:
+            result(asked)
+        except BaseException:
+            with self._lock:
+                waiting = [own for own in self._waiting if own[1] is not asked]
+                granted, self._waiting = len(waiting) == len(self._waiting), waiting
+            self.give(devices if granted else ())
+            raise
+
     def run(self, devices: Collection[Hashable], begin: Callable[[], Future[Result]]) -> Future[Result]:
         """Call ``begin`` when the devices are free, and give them back when what it returns is done. Return its result to come."""
         result: Future[Result] = Future()
@@ -69,7 +81,7 @@ class Turns:
     @contextmanager
     def taken(self, devices: Collection[Hashable]) -> Iterator[None]:
         """Wait until the devices are free, and hold them in the context."""
-        result(self.ask(devices))
+        self.wait(devices)
         try:
             yield
         finally:
