@@ -85,7 +85,8 @@ ELSEWHERE = {
         "trl_ext/templates.py": {"_Process.answer"},
         "trl_ext/waits.py": {"result"},
     },
-    "waits for moments, in `until`": {
+    "waits for moments, in `until` or between two checks": {
+        "maporl/environments/adapters/event_loop.py": {"Loop.wait", "Loop._replaced_if_blocked", "_Task", "wait"},
         "maporl/rollout/interleaving.py": {"Interleaving._take"},
         "maporl/sandbox/frames.py": {"_wait"},
         "maporl/tasks/grading/symbolic.py": {"_received"},
@@ -168,7 +169,8 @@ def waits_of(tree):
                 )
                 waits |= name == "join" and (not child.args or "thread" in called.lower())
                 waits |= name == "get" and "timeout" in options
-                if waits and imported.get(called) not in THROUGH and not (name == "Retrying" and "sleep" in options):
+                through = imported.get(called) in THROUGH or called in ("self.turns.wait", "self.wait")
+                if waits and not through and not (name == "Retrying" and "sleep" in options):
                     found.append((own, called))
             visit(child, own)
 
