@@ -712,3 +712,20 @@ def test_who_waits_no_longer_for_a_device_does_not_get_it():
     result(behind, 20)
     turns.give(["a", "c"])
     assert not turns._busy and not turns._waiting
+
+
+def test_a_device_that_a_dropped_thread_gives_back_is_given_to_the_next_one():
+    turns, dropped, has_it = Turns(), Threads(1), threading.Event()
+
+    def work():
+        with turns.taken(["gpu"]):
+            has_it.set()
+            pause(600)
+
+    working = dropped.submit(work)
+    assert has_it.wait(20)
+    behind = turns.ask(["gpu"])
+    dropped.give_up()
+    with pytest.raises(Discarded):
+        result(working, 20)
+    result(behind, 20)

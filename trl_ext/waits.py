@@ -163,10 +163,11 @@ class Threads:
     Args:
         most: the most threads.
         name: what stacks call them.
+        for_all: whether they work for everybody, so that what is submitted is done although the one who submits it is dropped.
     """
 
-    def __init__(self, most: int, name: str = "works for maporl"):
-        self.most, self.name = max(1, most), name
+    def __init__(self, most: int, name: str = "works for maporl", for_all: bool = False):
+        self.most, self.name, self.for_all = max(1, most), name, for_all
         self._given_up = threading.Event()
         self._work: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
@@ -177,7 +178,8 @@ class Threads:
     def submit(self, function: Callable[..., Value], *arguments: Any) -> Future[Value]:
         """Begin to call ``function``, for the thread that calls this. Return its result to come."""
         future: Future[Value] = Future()
-        self._work.put(_Task(future, function, arguments, (*_HERE.events, self._given_up)))
+        events = () if self.for_all else _HERE.events
+        self._work.put(_Task(future, function, arguments, (*events, self._given_up)))
         if not self._idle.acquire(blocking=False):
             with self._lock:
                 number, self._started = self._started, min(self._started + 1, self.most)

@@ -86,7 +86,7 @@ class EnginePool:
         """What was written of processes that did not answer in time."""
         self._known: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
-        self._background = Threads(spec.replicas, f"engines of {spec.name}")
+        self._background = Threads(spec.replicas, f"engines of {spec.name}", for_all=True)
         self._failed: Exception | None = None
         self.started = 0
         self.replaced = 0

@@ -258,7 +258,7 @@ def _signals_kept() -> Iterator[None]:
 @cache
 def _settling() -> Threads:
     """Return the threads in which answers arrive. Ray's own thread would wait for itself if it were to call Ray."""
-    return Threads(4, "answers from Ray")
+    return Threads(4, "answers from Ray", for_all=True)
 
 
 class Host:

@@ -22,7 +22,7 @@ class Turns:
         self._busy: set[Hashable] = set()
         self._waiting: list[tuple[frozenset[Hashable], Future[None]]] = []
         # who gives devices back may hold locks that the next one wants
-        self._telling = Threads(1, "turns")
+        self._telling = Threads(1, "turns", for_all=True)
 
     def ask(self, devices: Collection[Hashable]) -> Future[None]:
         """Ask for devices. The future is done when they are free; whoever asked must then :meth:`give` them back."""
