@@ -5,6 +5,8 @@ import select
 import time
 from collections.abc import Mapping
 
+from trl_ext.waits import until
+
 
 def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: float) -> tuple[dict[int, bytes], bool]:
     """Write to some pipes, and read others to their ends, or until one gives more than its number of bytes.
@@ -25,7 +27,7 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
         poller.register(descriptor, select.POLLIN)
     open_ones = set(read)
     while open_ones:
-        ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        ready = until(lambda seconds: poller.poll(seconds * 1000), max(0.0, deadline - time.monotonic()))
         if not ready:
             return found, False
         for descriptor, _ in ready:
