@@ -69,8 +69,9 @@ def answered(method, given):
     return {}
 
 
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" in asked:
-        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": answered(asked["method"], asked.get("params"))}
-        print(json.dumps(answer), flush=True)
+if __name__ == "__main__":
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" in asked:
+            answer = {"jsonrpc": "2.0", "id": asked["id"], "result": answered(asked["method"], asked.get("params"))}
+            print(json.dumps(answer), flush=True)

@@ -154,7 +154,7 @@ def supervise(folder, monkeypatch):
         SFTConfig=None,
         SFTTrainer=trainer,
     )
-    monkeypatch.setattr(sft, "TeamTools", Thing(from_config=lambda *a: tools))
+    monkeypatch.setattr(sft, "tools_of_config", lambda config: tools)
     made = Thing(
         protocol=None,
         agents={},
@@ -248,7 +248,9 @@ OTHERWISE = {
     "trl_ext/checkpoint.py:save_adapter": {"path.name"},
     # names that stand in the code
     "maporl/report/read.py:RunReader._new": {"name"},
-    "maporl/report/read.py:RunReader._older": {"name"},
+    "maporl/report/read.py:RunReader._take": {"name"},
+    "maporl/report/read.py:RunReader._whole": {"name"},
+    "maporl/report/read.py:RunReader.read": {"name"},
     "maporl/report/read.py:RunReader._set_back": {"name"},
     "maporl/report/read.py:_must_be_run": {"name"},
     "maporl/runs/loop.py:Loop._part": {"name"},

@@ -89,7 +89,8 @@ def test_an_output_that_holds_something_else_is_left_alone(tmp_path, settings):
 
 
 def test_a_runs_folder_brings_its_configuration_and_final_weights(tmp_path):
-    (tmp_path / "run/final").mkdir(parents=True)
+    (tmp_path / "run/final/ann").mkdir(parents=True)
+    (tmp_path / "run/final/ann/config.json").write_text("{}")
     (tmp_path / "run/config.yaml").write_text(Path(QUICK).read_text())
     config, checkpoint = load_team_config([str(tmp_path / "run"), "updates=3"], None, None, None)
     assert config.updates == 3 and checkpoint == tmp_path / "run/final"

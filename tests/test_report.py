@@ -111,6 +111,7 @@ def write_run(folder, updates=4, dialogues=(), before=BEFORE, after=AFTER, **con
             (folder / f"evaluation_{when}.jsonl").write_text("".join(to_json(d) + "\n" for d in played))
     if after:
         (folder / "final").mkdir()
+        (folder / "final/config.json").write_text("{}")
     return folder
 
 

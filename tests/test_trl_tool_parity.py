@@ -239,7 +239,9 @@ def test_several_environments_come_by_name(tmp_path):
     given = {"till": Till, "other": Other}
     trainer = trainer_of(tmp_path, ("ann", "bob"), tools, reward_funcs=[reading], environments=given)
     here(trainer, "ann")
-    assert seen == [(name, ["other", "till"]) for name in ("ann", "bob") for _ in range(4)]
+    assert seen == [("ann", ["other", "till"])] * 4 + [("bob", "NoneType")] * 4, (
+        "they belong to ann, whose tools name them"
+    )
 
 
 class Other:

@@ -102,6 +102,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
     record = read_run(run)
     if record.damaged:
         raise RunError(f"{record.damaged[0]} Mend it, or remove it, and push again")
+    must_not_be_links(record.folder / FINAL)
     if not record.config or not _policies(record):
         raise RunError(
             f"{run}: has no final weights and config.yaml; push a run that has ended, or a folder that Team.save wrote"

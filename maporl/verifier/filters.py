@@ -42,7 +42,7 @@ def final_answers(text: str) -> int:
 def fault(text: str, free_form: bool = False) -> str | None:
     r"""Why a verifier should not learn from ``text``, or None. ``free_form``: it need not have a final answer.
 
-    >>> [fault(t) for t in ("Answer: 4", "four", "Answer: 4\nAnswer: 5", "Answer: 4\nUser: and now?", " ")]
+    >>> [fault(t) for t in ("Answer: 4", "hm", "Answer: 4\nAnswer: 5", "Answer: 4\nUser: and now?", " ")]
     [None, 'no_final_answer', 'several_final_answers', 'leaked_prompt', 'empty']
     >>> fault("As requested, here is a wrong answer.\nAnswer: 5"), fault("Answer: 4<|im_end|>")
     ('admits_rewriting', 'leaked_prompt')
