@@ -3,8 +3,7 @@
 import sys
 
 from maporl.cli.main import app
-from maporl.config.command_line import printable_messages
+from maporl.config.command_line import run_program
 
 if __name__ == "__main__":
-    printable_messages()
-    app(args=["train", *sys.argv[1:]], prog_name="train_multi_agent.py")
+    run_program(app, args=["train", *sys.argv[1:]], prog_name="train_multi_agent.py")

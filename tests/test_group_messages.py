@@ -115,7 +115,7 @@ class FakeCluster:
 
     own = True
 
-    def __init__(self, memory, places):
+    def __init__(self, memory, places, variables, reads_hub):
         pass
 
     def reserve(self, plan, section, use_cpu):

@@ -7,7 +7,7 @@ import typer
 
 from maporl.cli import crossplay, look, plan, recipes, share, train, verifier
 from maporl.cli.common import echo
-from maporl.config.command_line import printable_messages
+from maporl.config.command_line import run_program
 from reward_server.cli import serve
 from trl_ext.threads import wait_briefly
 
@@ -86,5 +86,4 @@ def common(
 
 def main() -> None:
     """Entry point of the ``maporl`` script and of ``python -m maporl``."""
-    printable_messages()
-    app()
+    run_program(app)

@@ -78,9 +78,7 @@ def known_errors(quiet: bool = False) -> Iterator[None]:
         try:
             yield
         except (Interrupted, Terminated) as stopped:  # the run has already said where it is saved
-            status = TERMINATED if isinstance(stopped, Terminated) else 130
-            leave_soon(status)
-            sys.exit(status)
+            sys.exit(TERMINATED if isinstance(stopped, Terminated) else 130)
         except UserError as error:
             _fail(error, error.exit_status)
         except OSError as error:
@@ -95,6 +93,20 @@ class PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of ``record``."""
         return printable(super().format(record))
+
+
+def run_program(app: Callable[..., Any], **given: Any) -> None:
+    """Run the typer ``app`` as the whole program: nothing of this process goes on after it.
+
+    A run that a signal has stopped is saved by then, and the process ends within seconds, whatever hangs.
+    """
+    printable_messages()
+    try:
+        app(**given)
+    except SystemExit as end:
+        if isinstance(end.__context__, Interrupted | Terminated):
+            leave_soon(int(end.code or 0))
+        raise
 
 
 def printable_messages() -> None:
