@@ -576,7 +576,9 @@ def test_whole_records_are_not_said_to_be_lost(ended, caplog):
     assert "missing" not in caplog.text
 
 
-@pytest.mark.parametrize("left", ["empty", "empty folders", "a link", "a link that leads nowhere", "a file"])
+@pytest.mark.parametrize(
+    "left", ["empty", "empty folders", "hidden", "a link", "a link that leads nowhere", "links", "a file"]
+)
 def test_a_final_without_weights_is_no_end(calm, ended, tmp_path, caplog, left):
     (ended / "final").rename(tmp_path / "elsewhere")
     final = ended / "final"
@@ -584,6 +586,11 @@ def test_a_final_without_weights_is_no_end(calm, ended, tmp_path, caplog, left):
         (final if left == "empty" else final / "ann").mkdir(parents=True)
     elif left == "a file":
         final.write_text("")
+    elif left in ("hidden", "links"):
+        (final / "ann").mkdir(parents=True)
+        (final / ".DS_Store").write_text("")
+        if left == "links":
+            (final / "ann/model.safetensors").symlink_to(tmp_path / "elsewhere/ann/model.safetensors")
     else:
         final.symlink_to(tmp_path / ("elsewhere" if left == "a link" else "nowhere"))
     assert not read_run(ended).finished

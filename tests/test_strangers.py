@@ -199,6 +199,14 @@ def test_a_harmless_configuration_from_the_hub_is_read(hub):
     assert pretrained.read_team("org/team")[0].agents["ann"].chat_template == template, "the text itself names no file"
 
 
+def test_a_configuration_from_the_hub_leaves_its_folder_by_no_dots(hub):
+    team = hub(HARMLESS)
+    for path in (f"{team}/..", f"{team}/../here", f"{team}/../base", f"{team}/ann/../../here"):
+        hub(put(HARMLESS, "agents.ann.model", path))
+        with pytest.raises(RunError, match=r"org/team: its config\.yaml sets agents.ann.model"):
+            pretrained.read_team("org/team")
+
+
 @pytest.mark.parametrize("key, value", [(key, value) for key, values in REACHES.items() for value in values])
 def test_a_configuration_from_the_hub_names_nothing_of_this_machine(hub, key, value):
     team = hub(put(HARMLESS, key, value))

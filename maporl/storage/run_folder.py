@@ -21,12 +21,16 @@ class RunExists(UserError, RuntimeError):
 
 
 def has_final(folder: Path) -> bool:
-    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it, and no link.
+    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it, which are no links.
 
-    An empty one, which a person or a broken copy has left, would pass for weights that are nowhere.
+    An empty one, which a person or a broken copy has left, would pass for weights that are nowhere. Hidden files, which file
+    managers leave, do not count.
     """
     final = folder / "final"
-    return final.is_dir() and not final.is_symlink() and any(path.is_file() for path in final.rglob("*"))
+    if not final.is_dir() or final.is_symlink():
+        return False
+    files = (path for path in final.rglob("*") if not path.name.startswith("."))
+    return any(path.is_file() and not path.is_symlink() for path in files)
 
 
 def must_be_empty(folder: Path) -> None:

@@ -102,7 +102,11 @@ def _harmless(value: Any, root: Path) -> bool:
         return False
     named = _ON_THE_HUB.fullmatch(value) is not None and not _FILE.search(value) and ".." not in value
     place = Path(value)
-    own = place.is_absolute() and (place.parent == root or (place.parent.parent == root and place.name == "base"))
+    own = (
+        place.is_absolute()
+        and ".." not in place.parts
+        and (place.parent == root or (place.parent.parent == root and place.name == "base"))
+    )
     return (named and not place.exists()) or own
 
 
