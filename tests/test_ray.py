@@ -217,10 +217,10 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(ROOT / "docs/cluster.md", "python"))
     names = {"__name__": "__page__"}
+    before = set(psutil.Process().children(recursive=True))  # of tests before this one
     exec(compile(code, "cluster.md", "exec"), names)
-    left = [
-        process for process in psutil.Process().children(recursive=True) if "watchdog" not in str(process.cmdline())
-    ]
+    begun = set(psutil.Process().children(recursive=True)) - before
+    left = [process for process in begun if "watchdog" not in str(process.cmdline())]
     assert not psutil.wait_procs(left, timeout=15)[1]
     trained = load_file("runs/groups/final/ann/model.safetensors")
     assert all(
@@ -231,11 +231,11 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
 
 
 def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    from maporl.backends import ray_backend
+    from maporl.backends import ray_cluster
     from maporl.backends.ray_places import Kind
 
     groups = {"ann": {"policies": ["ann"], "learner": {"devices": 8}}, "bob": {"policies": ["bob"]}}
-    monkeypatch.setattr(ray_backend, "kind_of", lambda devices, use_cpu, resources: Kind("CPU"))
+    monkeypatch.setattr(ray_cluster, "kind_of", lambda devices, use_cpu, resources: Kind("CPU"))
     with pytest.raises(
         ConfigError, match=r"ask for 11 devices \(ann to train 8, ann to sample 1, bob to .* and Ray has 2"
     ):
