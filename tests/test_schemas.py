@@ -76,6 +76,19 @@ MEANT = [
     ({"type": "number", "multipleOf": 0.1}, 0.3, 0.3),
     ({"type": "array", "uniqueItems": True}, [[1], [1.0]], "a: [1.0] stands in it more than once"),
     ({"type": "array", "uniqueItems": True}, [1, True, "1"], [1, True, "1"]),
+    ({"type": "string", "pattern": r"^\d{4}$"}, "2024", "2024"),
+    ({"type": "string", "pattern": r"^\d{4}$"}, "2024\n", r"a: '2024\n' does not match '^\\d{4}$'"),
+    ({"type": "string", "pattern": r"^[\d]$"}, "\u0663", "a: '\u0663' does not match '^[\\\\d]$'"),
+    ({"type": "string", "pattern": r"^[^\D]\W$"}, "1\u00e9", "1\u00e9"),
+    ({"type": "string", "pattern": "^[^][$]$"}, "\n$", "\n$"),
+    ({"type": "string", "pattern": "[]"}, "x", "a: 'x' does not match '[]'"),
+    ({"type": "string", "pattern": r"^\cA[\cB]\u{1F600}$"}, "\x01\x02\U0001f600", "\x01\x02\U0001f600"),
+    ({"type": "string", "pattern": r"^(?<q>['\"]).*\k<q>\$$"}, "'x'$", "'x'$"),
+    ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "4", 4),
+    ({"type": "integer", "minimum": 3, "exclusiveMinimum": True}, "3", "a: 3 is less than or equal to the minimum of 3"),
+    ({"type": "integer", "maximum": 3, "exclusiveMaximum": False}, "3", 3),
+    ({"type": "array", "items": [INTEGER, TEXT]}, ["1", "2"], [1, "2"]),
+    ({"type": "array", "items": [], "additionalItems": INTEGER}, ["1", "2"], [1, 2]),
     ({"type": "string", "pattern": r"^\p{L}+$"}, "\u00e9t\u00e9", "\u00e9t\u00e9"),
     ({"type": "string", "pattern": "^[a-z]+$"}, "A1", "a: 'A1' does not match '^[a-z]+$'"),
 ]  # fmt: skip
@@ -104,6 +117,35 @@ def test_references_are_followed():
     assert check(elsewhere, {"a": '{"row": "3"}'}) == {"a": {"row": 3}}
     named = {"$id": "http://example.org/s", **schema({"$defs": {"n": INTEGER}}, a={"$ref": "#/$defs/n"})}
     assert check(named, {"a": "4"}) == {"a": 4}
+
+
+def test_references_by_a_name_are_followed_too():
+    anchor = schema({"$defs": {"n": {"$anchor": "num", **INTEGER}}}, a={"$ref": "#num"})
+    assert check(anchor, {"a": "5"}) == {"a": 5}
+    number = {"$id": "num", "$defs": {"q": INTEGER}, "type": "array", "items": {"$ref": "#/$defs/q"}}
+    named = {"$id": "http://example.org/s", **schema({"$defs": {"n": number}}, a={"$ref": "num"}, id=INTEGER)}
+    assert check(named, {"a": ["5"], "id": "6"}) == {"a": [5], "id": 6}
+    draft = "http://json-schema.org/draft-0{}/schema#"
+    for number, key in ((4, "id"), (7, "$id")):
+        older = schema(
+            {"$schema": draft.format(number), "definitions": {"n": {key: "#n", **INTEGER}}}, a={"$ref": "#n"}
+        )
+        assert check(older, {"a": "5"}) == {"a": 5}
+    tree = {"$anchor": "tree", **schema(v=INTEGER, inner={"type": "array", "items": {"$ref": "#tree"}})}
+    assert check(schema({"$defs": {"t": tree}}, a={"$ref": "#tree"}), {"a": {"inner": [{"v": "2"}]}}) == {
+        "a": {"inner": [{"v": 2}]}
+    }
+
+
+def test_a_schema_without_a_type_is_one_of_arguments():
+    assert check({}, {}) == {} and check({}, {"a": 1}) == "unknown a; it takes nothing"
+    assert check({"$schema": "https://json-schema.org/draft/2020-12/schema"}, {}) == {}
+    assert check({"properties": {"a": INTEGER}}, {"a": "1"}) == {"a": 1}
+    assert check({"$ref": "#/$defs/x", "$defs": {"x": schema(a=INTEGER)}}, {"a": "1"}) == {"a": 1}
+    assert Tool("act", "Act.", {}, str).parameters == {"type": "object", "properties": {}}
+    for parameters in ({"type": "string"}, {"a": "integer"}, {"items": INTEGER}, {"type": None}):
+        with pytest.raises(ConfigError, match="tool act: expected parameters to be a JSON schema of an object"):
+            Tool("act", "Act.", parameters, str)
 
 
 def test_drafts_and_properties_that_are_called_as_keywords_are():

@@ -11,7 +11,7 @@ from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json
 from trl_ext.templates import read_calls
 from trl_ext.tool_calls import NativeCalls
-from trl_ext.written_calls import MARKS, MOST, THINKING, call_of, read_written_calls
+from trl_ext.written_calls import MARKS, MOST, THINKING, TOLD, call_of, read_written_calls
 from trl_ext.written_values import DEEPEST, Unreadable, read_value, whole_value
 
 
@@ -132,6 +132,7 @@ FAMILIES = {
         ),
         ('<|channel|>analysis to=add code<|message|>{"a": 1, "b": 2}<|call|>', [ADDED]),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", [("python", {"code": "print(1)"})]),
+        ("<|channel|>commentary to=functions.ping <|constrain|>json<|message|><|call|>", [("ping", {})]),
         ('<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}', [ADDED]),
     ],
     "DeepSeek V3, R1, V3.1 and V3.2": [
@@ -166,6 +167,7 @@ FAMILIES = {
         ("<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>", [PARIS]),
         ("call:add{a:1,b:2}<tool_call|>", [ADDED]),
         ('```tool_code\nweather(city="Paris")\n```', [PARIS]),
+        ('```tool_code\nprint(default_api.weather(city="Paris"))\nprint(add(a=1, b=2))\n```', [PARIS, ADDED]),
     ],
     "Phi-4, Granite 3, Hunyuan, Nemotron Nano 2, Cohere, InternLM": [
         ('<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|/tool_call|><|end|>', [ADDED]),
@@ -173,6 +175,12 @@ FAMILIES = {
         ('<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|end_of_text|>', [ADDED]),
         ('<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2}}]', [ADDED]),
         ('<tool_calls>[{"name": "add", "arguments": {"a": 1, "b": 2}}]</tool_calls>', [ADDED]),
+        (
+            "<tool_calls><tool_call>add<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+            "<arg_value>2</arg_value>\n</tool_call></tool_calls>",
+            [ADDED],
+        ),
+        ('<tool_call>add<tool_sep>```json\n{"a": 1, "b": 2}\n```</tool_call>', [ADDED]),
         ('<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "b": 2}}]</TOOLCALL>', [ADDED]),
         (
             '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1, "b": 2}}\n]'
@@ -185,6 +193,13 @@ FAMILIES = {
         ("<|tool_call_start|>[add(a=1, b=2)]<|tool_call_end|><|im_end|>", [ADDED]),
         ("<|tool_call_start|>[weather(city='Paris'), ping()]<|tool_call_end|>", [PARIS, ("ping", {})]),
         ("<function_calls>\nadd(a=1, b=2)\n</function_calls>", [ADDED]),
+        ('<function_calls>\nadd(a=1, b=2)\nweather(city="Paris")\nping()\n</function_calls>', [ADDED, PARIS, ("ping", {})]),
+        ("<function_calls>[add(a=1, b=2), ping()]</function_calls>", [ADDED, ("ping", {})]),
+        (
+            "<longcat_tool_call>add\n<longcat_arg_key>a</longcat_arg_key>\n<longcat_arg_value>1</longcat_arg_value>\n"
+            "<longcat_arg_key>b</longcat_arg_key>\n<longcat_arg_value>2</longcat_arg_value>\n</longcat_tool_call>",
+            [ADDED],
+        ),
         (
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
             '{"a": 1, "b": 2}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
@@ -271,6 +286,17 @@ WITHOUT = {
         '<tool_call>{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}</tool_call>',
         [ADDED],
     ),
+    "a message of OpenAI's API": (
+        '{"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}}]}',
+        [ADDED],
+    ),
+    "a whole message of OpenAI's API": (
+        '{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "ping", "arguments": "{}"}}]}',
+        [("ping", {})],
+    ),
+    "a brace too many": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}}\n</tool_call>', [ADDED]),
+    "a fence within": ('<tool_call>\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```\n</tool_call>', [ADDED]),
+    "a comment": ('<tool_call>{"name": "add", "arguments": {"a": 1, // one "}"\n"b": 2 /* two */}}</tool_call>', [ADDED]),
     "the mark twice": ('<tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
     "two in one mark": (
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n{"name": "ping", "arguments": {}}\n</tool_call>',
@@ -358,6 +384,26 @@ UNREAD = {
     'You could write {"name": "add", "arguments": {"a": 1}} here.': (
         "it stands in the midst of other words; write it alone, with the marks of a call"
     ),
+    "To add, one writes call:add{a:1,b:2}, but I will not.": (
+        "it stands in the midst of other words; write it alone, with the marks of a call"
+    ),
+    'To add, one writes add[ARGS]{"a": 1, "b": 2}, but I will not.': (
+        "it stands in the midst of other words; write it alone, with the marks of a call"
+    ),
+    '<tool_call>{"name": "ping", "arguments": {}}</tool_call> The tag </think> ends a thought.': (
+        "it stands before the end of a thought that nothing began"
+    ),
+    '<tool_call>{"name": "add", "parameters": {"type": "object", "properties": {}}}</tool_call>': (
+        "it describes a tool; a call has the values of its arguments"
+    ),
+    '{"name": "add", "description": "Add.", "parameters": {"a": 1, "b": 2}}': (
+        'a description stands beside its parameters; a call has "name" and "arguments" only'
+    ),
+    '[{"name": "ping", "arguments": {}}, {"name": "add", "description": "Add.", "parameters": {}}]': (
+        "a call stands among the descriptions of tools"
+    ),
+    '<function_calls>\nadd(a=1)\nadd(a=\n</function_calls>': "Expecting value at character 0",
+    '[add(a=1, b=[7 // 2\n])]': "Expecting ',' delimiter at character 3",
     "add 1 and 2</tool_call>": "</tool_call> ends a call that begins nowhere",
     '<think>I call <tool_call>{"name": "ping", "arguments": {}}</tool_call>': "it stands in thinking that has no </think>",
     "<|channel|>commentary <|constrain|>json<|message|>{\"a\": 1}<|call|>": (
@@ -388,13 +434,54 @@ def test_what_looks_like_a_call_and_is_none_is_told(text):
         '```python\ndef add(a, b):\n    return a + b\n```',
         "<|channel|>analysis<|message|>I could call to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
         '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
-        'so I call <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
+        'so I could use <tool_call></think>4',
         "<think>I think on and on",
         "<html><body>a < b</body></html>",
     ],
 )  # fmt: skip
 def test_what_is_no_call(text):
     assert read(text) == []
+
+
+SCHEMA = (
+    '{"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}'
+)
+RESULT = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SCHEMA,
+        f"[{SCHEMA}]",
+        f"{SCHEMA}\n{SCHEMA}",
+        f'{{"type": "function", "function": {SCHEMA}}}',
+        f'[{{"type": "function", "function": {SCHEMA}}}]',
+        '{"name": "add", "parameters": {"type": "object", "properties": {}}}',
+        '{"name": "add", "arguments": {"type": "object", "required": []}}',
+        '{"name": "add", "description": "Add.", "parameters": {"a": {"type": "integer"}}}',
+        '{"name": "add", "description": "Add.", "inputSchema": {"type": "object"}}',
+        f"<tools>\n{SCHEMA}\n</tools>",
+        f"<tools>\n{RESULT}\n</tools>",
+        f"<tool_response>\n{RESULT}\n</tool_response>",
+        f"<tool_response>\n{RESULT}",
+        f"<tool_response><tool_call>{RESULT}</tool_call></tool_response>",
+        f"[TOOL_RESULTS]{RESULT}[/TOOL_RESULTS]",
+        "I use functools[0] and recall:add{a:1}.",
+    ],
+)
+def test_what_the_model_was_told_is_no_call(text):
+    assert read(text) == []
+    call = '\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
+    assert read(text + call) == [("ping", {})]
+
+
+def test_a_tool_may_have_arguments_that_are_called_as_those_of_a_schema():
+    parameters = {"type": "object", "properties": {"type": {"type": "string"}, "properties": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "make", "description": "", "parameters": parameters}}
+    text = '{"name": "make", "parameters": {"type": "object", "properties": {"x": 1}}}'
+    given = {"type": "object", "properties": {"x": 1}}
+    assert read_written_calls(text, "", [tool]) == [{"name": "make", "arguments": given}]
 
 
 def test_thinking_that_the_prompt_opened():
@@ -447,7 +534,14 @@ def _pieces():
         *THINKING,
         *THINKING.values(),
         *INSIDE,
+        *TOLD,
+        *TOLD.values(),
         "<arg_key>",
+        "<tool_sep>",
+        "//",
+        "/*",
+        "print(",
+        "```json",
         "[ARGS]",
         SEP,
     ]
@@ -480,7 +574,7 @@ def test_random_texts_around_calls_raise_nothing_and_lose_no_call():
         assert read(before + "\n" + call + after) == [ADDED]
 
 
-@pytest.mark.parametrize("piece", ["<tool_call>", '<tool_call>{"a":', "<function=f>", "<think>", "</think>", '{"name":', "<tool_call>add",
+@pytest.mark.parametrize("piece", ["<tool_call>", '<tool_call>{"a":', "<function=f>", "<think>", "</think>", '{"name":', "<tool_call>add", "add(a=1)\n", "<tools>", '{"name":/*',
                                    "<|channel|>", "<|channel|>x<|message|>", "[TOOL_CALLS]", "</tool_call>", "<arg_key>", "call:f{", "\\", '"',
                                    "<function=f><parameter=a>", "</parameter>", "a ", " ", "<|start|>", '<tool_call>["', "to=functions.f "])  # fmt: skip
 def test_hostile_repetitions_end_with_a_bounded_number_of_calls(piece):

@@ -10,11 +10,12 @@ of those. Documented forms, all of them literal tests:
 - a bare JSON object, ``<|python_tag|>``, ``<function=add>{...}</function>`` and ``[add(a=1)]`` (Llama 3 and 4);
 - ``[TOOL_CALLS]`` (Mistral), messages with a recipient (gpt-oss), ``<\uff5ctool\u2581call\u2581begin\uff5c>`` and DSML (DeepSeek),
   ``call:add{...}`` (Gemma 4, FunctionGemma), ``<|tool_call|>`` (Phi-4, Granite 3), ``<|tool_call_start|>`` (LFM2), and the
-  marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano and OLMo 3.
+  marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano, LongCat and OLMo 3.
 
 What has a mark of a call and cannot be read is told as such. An argument ends where its own value ends: a mark inside a
 program is part of it. Where that cannot be known, because an end mark stands twice, the call is not read. Nothing that
-stands in the model's thinking is a call. The time is linear in the length of the text.
+stands in the model's thinking is a call, and nothing that repeats what it was told: the schemas of tools and their results. The
+time is linear in the length of the text.
 """
 
 import re
@@ -38,8 +39,28 @@ THINKING = {
 """The marks around what a model thinks."""
 BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
+TOLD = {
+    "<tools>": "</tools>",
+    "<functions>": "</functions>",
+    "<AVAILABLE_TOOLS>": "</AVAILABLE_TOOLS>",
+    "[AVAILABLE_TOOLS]": "[/AVAILABLE_TOOLS]",
+    "<|tool_list_start|>": "<|tool_list_end|>",
+    "<start_function_declaration>": "<end_function_declaration>",
+    "<tool_response>": "</tool_response>",
+    "<TOOL_RESPONSE>": "</TOOL_RESPONSE>",
+    "<function_response>": "</function_response>",
+    "<function_results>": "</function_results>",
+    "[TOOL_RESULTS]": "[/TOOL_RESULTS]",
+    "<|tool_response>": "<tool_response|>",
+    "<|tool_response_start|>": "<|tool_response_end|>",
+    "<start_function_response>": "<end_function_response>",
+    "<|START_TOOL_RESULT|>": "<|END_TOOL_RESULT|>",
+    "<\uff5ctool\u2581output\u2581begin\uff5c>": "<\uff5ctool\u2581output\u2581end\uff5c>",
+}
+"""The marks around what a model is told: its tools and their results. A model that writes them itself calls nothing there."""
 MARKS = {
     "<tool_call>": "</tool_call>",
+    "<longcat_tool_call>": "</longcat_tool_call>",
     "<tool_calls>": "</tool_calls>",
     "<function_call>": "</function_call>",
     "<function_calls>": "</function_calls>",
@@ -67,6 +88,8 @@ MARKS = {
 """The marks around a call. Some models write none at its end."""
 IN_THINKING = "it stands in thinking that has no "
 """Begins the reason why a call is not read that stands in thinking without end."""
+IN_THOUGHT = "it stands before the end of a thought that nothing began"
+"""The reason why a call is not read after which a thought ends that neither the prompt nor the model began."""
 _NAME = r"[A-Za-z_][\w.\-/]{0,127}"
 _FUNCTION = re.compile(
     rf"<(?P<space>[\w\uff5c]{{1,16}}[:\uff5c])?(?:(?:function|tool)\s*=|(?:function|invoke) name=)\s*[\"']?(?P<name>{_NAME})[\"']?\s*>"
@@ -74,28 +97,28 @@ _FUNCTION = re.compile(
 """How a call with named parameters begins: ``<function=add>``, ``<invoke name="add">``, with a name space or without."""
 _PARAMETER = re.compile(
     r"<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter(?:\s*=\s*| name=)[\"']?(?P<key>[^>\n\"']{1,128}?)[\"']?(?: [^>\n]{0,64})?\s*>"
-    r"|<arg_key>\s*(?P<other>[^<>\n]{1,128}?)\s*</arg_key>\s*<arg_value>"
+    r"|<(?:longcat_)?arg_key>\s*(?P<other>[^<>\n]{1,128}?)\s*</(?:longcat_)?arg_key>\s*<(?:longcat_)?arg_value>"
 )
 _END_OF_TEXT = r"(?:<\|[A-Za-z_]{1,32}\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>|<end_of_turn>|<turn\|>|<eos>|\Z)"
 _SPACE = r"(?:[\w\uff5c]{1,16}[:\uff5c])?"
-_AFTER_ALL = rf"</tool_call>|</(?:seed|minimax):tool_call>|{_END_OF_TEXT}"
+_AFTER_ALL = rf"</(?:longcat_)?tool_call>|</(?:seed|minimax):tool_call>|{_END_OF_TEXT}"
 _PARAMETER_END = re.compile(
     rf"</{_SPACE}parameter>(?=\s*(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|{_AFTER_ALL}))"
 )
-_VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{_AFTER_ALL}))")
+_VALUE_END = re.compile(rf"</(?:longcat_)?arg_value>(?=\s*(?:<(?:longcat_)?arg_key>|{_AFTER_ALL}))")
 _NEXT_TAG = re.compile(
-    r"\n?[ \t]{0,32}(?=<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter[ =]|</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|invoke)>|</tool_call>)"
+    r"\n?[ \t]{0,32}(?=<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter[ =]|</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|invoke)>|</(?:longcat_)?tool_call>)"
 )
 _FUNCTION_END = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|tool|invoke)>")
 _TEXT_END = re.compile(rf"\s*{_END_OF_TEXT}")
-_STRAY = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:parameter|function|invoke)>|</arg_value>")
+_STRAY = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:parameter|function|invoke)>|</(?:longcat_)?arg_value>")
 _NEXT_CALL = re.compile(
     rf"{_FUNCTION.pattern}\s{{0,32}}(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|\{{)"
-    rf"|<tool_call>\s{{0,32}}[A-Za-z_][\w.\-/]{{0,127}}\s{{0,32}}<arg_key>"
+    rf"|<(?:longcat_)?tool_call>\s{{0,32}}{_NAME}\s{{0,32}}(?:<tool_sep>\s{{0,32}})?<(?:longcat_)?arg_key>"
 )
 """How a further call with named parameters begins. Up to there an end mark may be that of an argument."""
 _CLOSERS = sorted({close for close in MARKS.values() if close and close != "```"}, key=len, reverse=True)
-_BARE = r'(?P<bare>(?:\[\s{0,32})?\{\s{0,32}"(?:name|type|function|tool|tool_name|tool_call_id|id|call_id|arguments|parameters)"\s{0,32}:)'
+_BARE = r'(?P<bare>(?:\[\s{0,32})?\{\s{0,32}"(?:name|type|function|tool|tool_name|tool_call_id|id|call_id|arguments|parameters|tool_calls|role)"\s{0,32}:)'
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -103,12 +126,12 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 _OPENING = (
-    rf"(?P<mark>{_any_of(word for word in MARKS if word != 'functools')}|functools(?=\[))"
+    rf"(?P<mark>{_any_of(word for word in MARKS if word != 'functools')}|functools(?=\[\s{{0,32}}\{{))"
     r"|(?P<function><(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function\s*=|tool\s*=|(?:function|invoke) name=))"
 )
 _SCAN = re.compile(
-    rf"(?P<think>{_any_of(THINKING)})|(?P<thought>{_any_of(set(THINKING.values()) - {'<|eo'})})|{_OPENING}"
-    rf"|(?P<inside>\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>|<arg_key>|call:(?={_NAME}\{{))"
+    rf"(?P<think>{_any_of(THINKING)})|(?P<told>{_any_of(TOLD)})|(?P<thought>{_any_of(set(THINKING.values()) - {'<|eo'})})|{_OPENING}"
+    rf"|(?P<inside>\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>|<tool_sep>|<(?:longcat_)?arg_key>|\bcall:(?={_NAME}\{{))"
     rf"|(?P<close>{_any_of(_CLOSERS)})|{_BARE}"
 )
 _OPENS = re.compile(_OPENING)
@@ -118,10 +141,12 @@ _HARMONY = re.compile(r"\s*(?:to=|<\|start\|>|<\|channel\|>)")
 _HARMONY_CALL = re.compile(r"<\|channel\|>[^<{\n]{0,80}\bto=")
 _CALLED = re.compile(
     rf"(?:function{re.escape(SEPARATOR)})?(?:functions\.)?(?P<name>{_NAME})\s*(?::\d+)?\s*(?:\[CALL_ID\][\w-]*)?\s*"
-    rf"(?:\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>)?\s*(?:```(?:json)?\s*)?(?=\{{)"
+    rf"(?:\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>|<tool_sep>)?\s*(?:```(?:json)?\s*)?(?=\{{)"
 )
 """A name before arguments in JSON."""
-_NAMED = re.compile(rf"(?:call:)?(?P<name>{_NAME})\s*")
+_NAMED = re.compile(rf"(?:call:)?(?P<name>{_NAME})\s*(?:<tool_sep>\s*)?")
+_KEY = re.compile(r"<(?:longcat_)?arg_key>")
+_FENCE = re.compile(r"```(?:json|python|tool_code|tool_call)?\s*")
 _PYTHON = re.compile(rf"(?P<name>{_NAME})\s*\(")
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 _BEFORE = re.compile(rf"(?:function|{_NAME}(?::\d+)?(?:\[CALL_ID\][\w-]*)?)\s*\Z")
@@ -129,7 +154,21 @@ _LIST_OF_CALLS = re.compile(rf"\[\s*{_NAME}\s*\(")
 _NAMES = ("name", "tool_name", "tool", "function", "recipient_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "params", "kwargs", "input")
 _SAYS_ARGUMENTS = re.compile(rf'["\'](?:{"|".join(_ARGUMENTS)})["\']\s*:')
-_BESIDES = ("type", "id", "call_id", "tool_call_id", "index", "description", "status")
+_MIDST = "it stands in the midst of other words; write it alone, with the marks of a call"
+_BESIDES = ("type", "id", "call_id", "tool_call_id", "index", "status")
+_DESCRIBES = ("description", "input_schema", "inputSchema")
+"""What stands beside the name of a tool that is described, and not called."""
+_SCHEMA = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "description",
+    "title",
+    "$schema",
+    "$defs",
+    "definitions",
+}
 
 Found = dict[str, Any]
 
@@ -147,18 +186,26 @@ def read_written_calls(text: str, prefix: str, tools: list[dict[str, Any]]) -> l
     known = {one["name"]: one.get("parameters") or {} for one in functions}
     begins = _HARMONY.match(text) and ("<|channel|>" in text or text.lstrip().startswith("to=functions."))
     if begins:
-        return _Harmony(text, known).read()
-    found = _Reader(text, known).read(prefix)
-    return _Harmony(text, known).read() if not found and _HARMONY_CALL.search(text) else found
+        found = _Harmony(text, known).read()
+    else:
+        found = _Reader(text, known).read(prefix)
+        if not found and _HARMONY_CALL.search(text):
+            found = _Harmony(text, known).read()
+    if len(found) > MOST:  # one mark may be around thousands
+        found[MOST:] = [{"error": f"there are more than {MOST} calls; what follows is not read"}]
+    return found
 
 
-def call_of(value: Any) -> tuple[str, dict[str, Any]]:
+def call_of(value: Any, own: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments of a call that is a JSON object, whatever it calls its arguments.
+
+    ``own`` are the names of the arguments that the tool takes, by which a call is known from the tool's description.
 
     >>> call_of({"name": "add", "parameters": {"a": 1}})
     ('add', {'a': 1})
 
     Raises:
+        Described: it describes a tool, as the prompt does, and calls none.
         Unreadable: it does not have the form of a call, or it is not clear what its arguments are.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
@@ -167,7 +214,12 @@ def call_of(value: Any) -> tuple[str, dict[str, Any]]:
     if not names:
         raise Unreadable('it is not an object with "name" and "arguments"')
     given = {key: value[key] for key in _ARGUMENTS if value.get(key) not in (None, {}, "")}
-    others = [key for key in value if key not in (names[0], *_ARGUMENTS, *_BESIDES)]
+    described = set(given) <= {"parameters"} and any(key in value for key in _DESCRIBES)
+    if any(_is_schema(one, own) for one in given.values()) or (described and _all_schemas(given.get("parameters", {}))):
+        raise Described("it describes a tool; a call has the values of its arguments")
+    if described:
+        raise Unreadable('a description stands beside its parameters; a call has "name" and "arguments" only')
+    others = [key for key in value if key not in (names[0], *_ARGUMENTS, *_BESIDES, *_DESCRIBES)]
     if len(given) > 1 or (not given and others):
         words = ", ".join(map(str, [*given, *others]))[:80]
         raise Unreadable(f'its arguments must stand under "arguments", and it has {words}')
@@ -177,6 +229,24 @@ def call_of(value: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict):
         raise Unreadable(f"its arguments are not an object: {str(arguments)[:80]}")
     return value[names[0]], arguments
+
+
+def _is_schema(value: Any, own: Iterable[str]) -> bool:
+    """Return whether ``value`` is a JSON schema of arguments, and not an object of a tool's ``own`` arguments."""
+    return (
+        isinstance(value, dict)
+        and value.get("type") == "object"
+        and set(value) <= _SCHEMA
+        and not set(value) <= set(own)
+    )
+
+
+def _all_schemas(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(part, dict) for part in value.values())
+
+
+class Described(Unreadable):
+    """An object describes a tool, as the prompt does, and calls none."""
 
 
 class _Unclear(Unreadable):
@@ -194,8 +264,12 @@ class _Reader:
         self.text, self.known, self.thinks = text, known, thinks
         self.found: list[Found] = []
         self.place = self.said_from = self.tried = 0
+        self.last: dict[str, int] = {}
+        """Where the marks in :data:`TOLD` that end something stand for the last time."""
         self.thought = False
         """Whether the model's thinking has ended, so that a further mark of its end ends nothing."""
+        self.nested = False
+        """Whether the last thinking was begun once more within, so that a further mark of its end ends it."""
 
     def read(self, prefix: str = "") -> list[Found]:
         for mark, end in THINKING.items():
@@ -215,10 +289,19 @@ class _Reader:
         if kind == "think":
             self._past_thinking(match.end(), THINKING[match[0]])
         elif kind == "thought":
-            if not self.thought:  # the prompt had opened it, so all before it was thinking
+            if not self.thought:  # nobody has opened it; all before it may have been thinking
+                called = not self.nested and any("error" not in call for call in self.found)
                 self.found.clear()
+                if called:
+                    self._refuse(IN_THOUGHT)
                 self.said_from = match.end()
             self.place, self.thought = match.end(), True
+        elif kind == "told":
+            end = TOLD[match[0]]
+            if end not in self.last:
+                self.last[end] = self.text.rfind(end)
+            ends = self.last[end] >= match.end()
+            self.place = self.text.find(end, match.end()) + len(end) if ends else self._limit(match.end())
         elif kind == "close":
             self._take_close(match)
         else:
@@ -238,7 +321,8 @@ class _Reader:
         else:
             self.place = stop + len(end)
             # what opens it once more within it may end it once more
-            self.thought = not any(other == end and mark in self.text[start:stop] for mark, other in THINKING.items())
+            self.nested = any(other == end and mark in self.text[start:stop] for mark, other in THINKING.items())
+            self.thought = not self.nested
         self.said_from = self.place
 
     def _refuse(self, why: str) -> None:
@@ -254,8 +338,13 @@ class _Reader:
             self.place = start
             return
         before = len(self.found)
+        fence = _FENCE.match(self.text, start) if close != "```" else None
         try:
-            end = past_space(self.text, self._body(start, close))
+            end = past_space(self.text, self._body(fence.end() if fence else start, close))
+            if fence and self.text.startswith("```", end):
+                end = past_space(self.text, end + 3)
+            if close and self.text.startswith("}", end) and self.text.startswith(close, past_space(self.text, end + 1)):
+                end = past_space(self.text, end + 1)  # one brace too many
         except Unreadable as error:
             del self.found[before:]
             self._refuse(str(error))
@@ -297,14 +386,14 @@ class _Reader:
             fence = past_space(self.text, end)
             return fence + 3 if self.text.startswith("```", fence) and close != "```" else end
         if _PYTHON.match(self.text, place):
-            return self._python_call(place)
+            return self._python_lines(place, bool(close))
         if (named := _NAMED.match(self.text, place)) is not None:
             name, end = named["name"], named.end()
             if self.text.startswith("{", end):
                 arguments, end = read_value(self.text, end)
                 self._add(name, arguments)
                 return end
-            if self.text.startswith("<arg_key>", end):
+            if _KEY.match(self.text, end):
                 arguments, end = self._parameters(name, end)
                 self._check_end(end)
                 self._add(name, arguments)
@@ -318,19 +407,37 @@ class _Reader:
         """Read a JSON object, a list of them, or several one after the other."""
         while True:
             value, place = read_value(self.text, place)
+            if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+                value = value["tool_calls"]  # a message as APIs have it
             for one in value if isinstance(value, list) else [value]:
                 if isinstance(one, dict) and len(one) == 1 and isinstance(next(iter(one.values())), dict):
                     name, arguments = next(iter(one.items()))
                     if name in self.known:
                         self._add(name, arguments)
                         continue
-                self._add(*call_of(one))
+                self._add(*self._call_of(one))
             after = past_space(self.text, place)
             if self.text[after : after + 1] in (";", ","):
                 after = past_space(self.text, after + 1)
             if not self.text.startswith("{", after):
                 return place
             place = after
+
+    def _call_of(self, value: Any) -> tuple[str, dict[str, Any]]:
+        named = value.get("function", value) if isinstance(value, dict) else None
+        name = named.get("name") if isinstance(named, dict) else None
+        return call_of(value, _properties(self.known.get(name)) if isinstance(name, str) else ())
+
+    def _python_lines(self, place: int, marked: bool) -> int:
+        """Read calls as Python writes them, one on a line. Without marks around them a further one must name a tool."""
+        while True:
+            end = self._python_call(place)
+            place = past_space(self.text, end)
+            following = _PYTHON.match(self.text, place)
+            if following is None or "\n" not in self.text[end:place]:
+                return end
+            if not marked and _plain(following["name"].removesuffix(".call")) not in self.known:
+                return end
 
     def _python_list(self, place: int) -> int:
         place = past_space(self.text, place + 1)
@@ -344,10 +451,17 @@ class _Reader:
                 raise Unreadable("the list of calls has no ]")
 
     def _python_call(self, place: int) -> int:
-        """Read ``add(a=1)``. Arguments without a name are those of the schema, in its order."""
+        """Read ``add(a=1)``, or ``print(add(a=1))``. Arguments without a name are those of the schema, in its order."""
         match = _PYTHON.match(self.text, place)
         if match is None:
             raise Unreadable("it does not have the form of a call")
+        if match["name"] == "print" and "print" not in self.known:
+            inner = _PYTHON.match(self.text, past_space(self.text, match.end()))
+            if inner is not None and inner["name"] != "print":
+                end = past_space(self.text, self._python_call(inner.start()))
+                if not self.text.startswith(")", end):
+                    raise Unreadable("print has no end")
+                return end + 1
         name = _plain(match["name"].removesuffix(".call"))
         names = list(_properties(self.known.get(name)))
         arguments: dict[str, Any] = {}
@@ -455,9 +569,10 @@ class _Reader:
             end = self._body(start, "")
             if any(call["name"] not in self.known for call in self.found[count:]):
                 raise Unreadable("the mark at its beginning is missing")
-            self.place = end
-            if close := self._closed_at(end):
-                self.place = past_space(self.text, end) + len(close)
+            close = self._closed_at(end)
+            if not close and not self._begins_line(start):
+                raise Unreadable(_MIDST)
+            self.place = past_space(self.text, end) + len(close) if close else end
         except Unreadable as error:
             del self.found[count:]
             self._refuse(str(error))
@@ -478,6 +593,13 @@ class _Reader:
         named = self._named_near(start)
         try:
             end = self._json(start)
+        except Described:
+            silent = count == len(self.found)
+            del self.found[count:]
+            self.place = read_value(self.text, start)[1] if silent else self._limit(match.end())
+            if not silent:
+                self._refuse("a call stands among the descriptions of tools")
+            return
         except Unreadable as error:
             del self.found[count:]
             self.place = match.end()
@@ -490,13 +612,17 @@ class _Reader:
         self.place = end
         if any(call["name"] not in self.known for call in calls) or not _SAYS_ARGUMENTS.search(self.text, start, end):
             return
-        line = self.text[max(0, start - 160) : start].rpartition("\n")[2].strip()
-        if line and not line.endswith((">", "```", "```json", ";")):
-            self._refuse("it stands in the midst of other words; write it alone, with the marks of a call")
+        if not self._begins_line(start):
+            self._refuse(_MIDST)
             return
         self.found += calls
         if close := self._closed_at(end):
             self.place = past_space(self.text, end) + len(close)
+
+    def _begins_line(self, start: int) -> bool:
+        """Return whether nothing but marks stands before ``start`` in its line."""
+        line = self.text[max(0, start - 160) : start].rpartition("\n")[2].strip()
+        return not line or line.endswith((">", "```", "```json", ";"))
 
     def _named_near(self, start: int) -> bool:
         """Return whether the JSON at ``start`` seems to name a tool, even if it is broken."""
@@ -581,6 +707,9 @@ class _Harmony(_Reader):
             return end
         self.tried += 1
         name = _plain(recipient)
+        if not self.text[start:stop].strip() and name in self.known and not _needed(self.known[name]):
+            self._add(name, {})
+            return end
         try:
             value, after = read_value(self.text, start)
         except Unreadable as error:
@@ -613,9 +742,14 @@ def _properties(schema: Any) -> dict[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
+def _needed(schema: Any) -> list[str]:
+    needed = schema.get("required") if isinstance(schema, dict) else None
+    return needed if isinstance(needed, list) else []
+
+
 def _only_text(schema: Any) -> str | None:
     """Return the only required argument of a tool, if it is a text."""
-    needed = schema.get("required", []) if isinstance(schema, dict) else []
+    needed = _needed(schema)
     return (
         needed[0] if len(needed) == 1 and kinds_of(_properties(schema).get(needed[0]), schema) == {"string"} else None
     )

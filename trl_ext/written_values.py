@@ -12,6 +12,8 @@ from typing import Any
 DEEPEST = 64
 """Most lists and objects inside each other. What is deeper cannot be copied, recorded or checked without end."""
 _SPACE = re.compile(r"\s*")
+_COMMENTS = re.compile(r"\s*(?:(?://(?!\s*[\d(.-])[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)\s*)*")
+"""Space with the comments that models write into JSON. ``7 // 2`` is a division of Python, and no comment."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_][\w-]*")
 _TEXTS = [
@@ -113,6 +115,11 @@ def past_space(text: str, place: int) -> int:
     return match.end() if match else place
 
 
+def _past_comments(text: str, place: int) -> int:
+    match = _COMMENTS.match(text, place)
+    return match.end() if match else place
+
+
 def _reason(error: ValueError, place: int) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos - place}"
@@ -129,7 +136,7 @@ class _Loose:
         """Return the value at ``place`` and the place after it."""
         if depth > DEEPEST:
             raise Unreadable(_TOO_DEEP)
-        place = past_space(self.text, place)
+        place = _past_comments(self.text, place)
         first = self.text[place : place + 1]
         if first and first in "{[(":
             return self._several(place, depth)
@@ -163,7 +170,7 @@ class _Loose:
         closing = _CLOSING[opening]
         named: dict[str, Any] = {}
         plain: list[Any] = []
-        place = past_space(self.text, place + 1)
+        place = _past_comments(self.text, place + 1)
         while not self.text.startswith(closing, place):
             if opening == "{":
                 key, place = self._key(place)
@@ -171,9 +178,9 @@ class _Loose:
             else:
                 part, place = self.value(place, depth + 1)
                 plain.append(part)
-            place = past_space(self.text, place)
+            place = _past_comments(self.text, place)
             if self.text.startswith(",", place):
-                place = past_space(self.text, place + 1)
+                place = _past_comments(self.text, place + 1)
             elif not self.text.startswith(closing, place):
                 raise Unreadable(self.reason)
         return (named if opening == "{" else plain), place + 1
@@ -181,7 +188,7 @@ class _Loose:
     def _key(self, place: int) -> tuple[str, int]:
         word = _WORD.match(self.text, place)
         key, place = (word[0], word.end()) if word else self.string(place)
-        place = past_space(self.text, place)
+        place = _past_comments(self.text, place)
         if not self.text.startswith(":", place):
             raise Unreadable(self.reason)
         return key, place + 1

@@ -33,7 +33,8 @@ class Tool:
     Args:
         name: the name by which agents call it.
         description: what agents are told about it.
-        parameters: a JSON schema of an object with its arguments.
+        parameters: a JSON schema of an object with its arguments. Without a ``type``, it has the type ``object``; ``{}``
+            stands for no arguments at all.
         run: the function. It gets the arguments by name, already checked against ``parameters``. It returns text, a
             :class:`maporl.types.Result`, or anything that ``str`` makes readable. A coroutine function is awaited.
             What it raises is told to the agent.
@@ -57,6 +58,8 @@ class Tool:
                 f"tool {self.name!r:.80}: its name must have only letters, digits, _ and -, begin with a letter or _, and "
                 "have at most 64 characters"
             )
+        if isinstance(self.parameters, dict) and "type" not in self.parameters and _of_an_object(self.parameters):
+            object.__setattr__(self, "parameters", {"type": "object", "properties": {}, **self.parameters})
         if not isinstance(self.parameters, dict) or self.parameters.get("type") != "object":
             raise ConfigError(
                 f'tool {self.name}: expected parameters to be a JSON schema of an object, as {{"type": "object", '
@@ -132,6 +135,16 @@ def _check_signature(function: Callable[..., Any], called: str) -> None:
 
 MOST_SHOWN = 12
 """Most values and parts of an argument that its type in words names."""
+
+
+_OF_OBJECTS = ("properties", "$ref", "allOf", "anyOf", "oneOf", "additionalProperties", "patternProperties", "required")
+
+
+def _of_an_object(schema: dict[str, Any]) -> bool:
+    """Return whether a schema without a ``type`` may be that of arguments."""
+    return all(key.startswith("$") or key in ("title", "description") for key in schema) or any(
+        key in schema for key in _OF_OBJECTS
+    )
 
 
 def _properties(schema: Any) -> dict[str, Any]:

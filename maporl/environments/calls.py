@@ -15,7 +15,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
 from trl_ext.errors import UserError
-from trl_ext.written_calls import IN_THINKING, MOST, call_of, read_written_calls
+from trl_ext.written_calls import IN_THINKING, IN_THOUGHT, MOST, call_of, read_written_calls
 from trl_ext.written_values import Unreadable, past_space, read_value, whole_value
 
 OPEN, CLOSE = "<call>", "</call>"
@@ -113,7 +113,8 @@ class PlainFormat(CallFormat):
         if found:
             return found
         schemas = [tool.schema() for tool in self.tools.values()]
-        other = read_written_calls(text, "", schemas)
+        # without the prompt it is not known whether that had opened the thinking that ends
+        other = [one for one in read_written_calls(text, "", schemas) if one.get("error") != IN_THOUGHT]
         reasons = [one["error"] for one in other if one.get("error", "").startswith(IN_THINKING)]
         reasons += [f"calls are not written so here; write {self.example()}"]
         return [Written("", error=reasons[0])] if other else []

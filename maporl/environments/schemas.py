@@ -5,6 +5,7 @@ bounds what that may cost: a pattern that never ends, alternatives of alternativ
 that go in a circle. A schema that cannot be right is named before anybody calls the tool.
 """
 
+import functools
 import json
 import re
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 import regex
 from jsonschema.exceptions import ValidationError, best_match
@@ -62,7 +64,8 @@ class BoundedSchema:
     """A JSON schema that can be checked in bounded time.
 
     ``unevaluatedItems`` and ``unevaluatedProperties`` are not looked at, and ``nullable: true``, which OpenAPI and
-    transformers write, allows null.
+    transformers write, allows null. Patterns are those of ECMA, as JSON schema says: ``$`` is the end of the text, ``\\d`` is a
+    digit of ASCII. Without a ``$schema``, ``exclusiveMinimum: true`` and lists of ``items`` are read as older drafts have them.
 
     Args:
         schema: the schema.
@@ -78,7 +81,7 @@ class BoundedSchema:
         kind = validator_for(schema)
         own = _bounded(kind)
         try:
-            plain = _Copy().schema(schema, ())
+            plain = _Copy(older="$schema" not in schema).schema(schema, ())
             _begin()
             error = best_match(islice(own(kind.META_SCHEMA).iter_errors(plain), 50))
             if error is not None:
@@ -89,7 +92,7 @@ class BoundedSchema:
         except TooMuch as error:
             raise ConfigError(f"parameters: {error}; give a smaller JSON schema") from None
         self.schema: dict[str, Any] = plain
-        """The schema as it is checked: with null among the types of what is ``nullable``."""
+        """The schema as it is checked: with null among the types of what is ``nullable``, and references that begin with #/."""
         # without a registry a reference to another address would be fetched
         self._validator: Any = own(plain, registry=Registry())
 
@@ -133,10 +136,13 @@ def _fault(where: tuple[Any, ...], what: str) -> ConfigError:
 
 
 class _Copy:
-    """Copies schemas for the checker, and checks their patterns. References of theirs stay as they are."""
+    """Copies schemas for the checker, and checks their patterns. References of theirs stay as they are.
 
-    def __init__(self) -> None:
-        self.parts = 0
+    ``older`` tells that no draft is named, so that what older drafts wrote otherwise is written as the newest one has it.
+    """
+
+    def __init__(self, older: bool) -> None:
+        self.parts, self.older = 0, older
 
     def schema(self, schema: Any, where: tuple[Any, ...]) -> Any:
         """Return the schema as it is checked: without ``$schema``, which would choose another checker, and with null
@@ -147,6 +153,8 @@ class _Copy:
         if not isinstance(schema, dict):
             return schema
         made = {key: self._value(key, value, (*where, key)) for key, value in schema.items() if key != "$schema"}
+        if self.older:
+            _renew(made)
         if schema.get("nullable") is True:
             kinds = made.get("type")
             if isinstance(kinds, str | list):
@@ -171,6 +179,21 @@ class _Copy:
         return self.schema(value, where) if isinstance(value, dict) and key not in ("const", "default") else value
 
 
+def _renew(made: dict[str, Any]) -> None:
+    """Write the keywords of a schema as the newest draft has them."""
+    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if made.get(exclusive) is False:
+            del made[exclusive]
+        elif made.get(exclusive) is True and inclusive in made:
+            made[exclusive] = made.pop(inclusive)
+    if isinstance(made.get("items"), list) and "prefixItems" not in made:
+        made["prefixItems"] = made.pop("items")
+        if "additionalItems" in made:
+            made["items"] = made.pop("additionalItems")
+        if not made["prefixItems"]:
+            del made["prefixItems"]
+
+
 def _check_pattern(pattern: str, where: tuple[Any, ...]) -> None:
     """Check a pattern.
 
@@ -179,12 +202,51 @@ def _check_pattern(pattern: str, where: tuple[Any, ...]) -> None:
     """
     if len(pattern) > LONGEST_PATTERN:
         raise _fault(where, f"a pattern of {len(pattern)} characters; at most {LONGEST_PATTERN} are read")
-    if _repeats(pattern) > MOST_REPEATS:
+    read = _ecma(pattern)
+    if _repeats(read) > MOST_REPEATS:
         raise _fault(where, f"the pattern {pattern!r:.80} repeats something more than {MOST_REPEATS} times")
     try:
-        regex.compile(pattern)
+        regex.compile(read)
     except (regex.error, RecursionError, OverflowError) as error:
         raise _fault(where, f"{pattern!r:.80} is not a regular expression: {str(error)[:120]}") from None
+
+
+_CLASSES = {
+    "d": "0-9",
+    "D": r"\x00-\x2f\x3a-\U0010ffff",
+    "w": "A-Za-z0-9_",
+    "W": r"\x00-\x2f\x3a-\x40\x5b-\x5e\x60\x7b-\U0010ffff",
+}
+_ECMA = re.compile(
+    r"\\c(?P<control>[A-Za-z])|\\u\{(?P<code>[0-9A-Fa-f]{1,6})\}|\\k<(?P<group>\w+)>|\\(?P<set>[dDwW])|\\.|(?P<any>\[\^\])"
+    r"|(?P<none>\[\])|(?P<open>\[\^?)|(?P<close>\])|(?P<end>\$)",
+    re.DOTALL,
+)
+"""What of a pattern ECMA reads otherwise than the package ``regex``."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _ecma(pattern: str) -> str:
+    """Return a pattern of ECMA as the package ``regex`` has to be given it."""
+    inside = False
+
+    def meant(found: re.Match[str]) -> str:
+        nonlocal inside
+        kind, words = found.lastgroup, found[0]
+        if kind == "control":
+            return f"\\x{ord(found['control']) % 32:02x}"
+        if kind == "code" and int(found["code"], 16) <= 0x10FFFF:
+            return f"\\U{int(found['code'], 16):08x}"
+        if kind == "set":
+            return _CLASSES[found["set"]] if inside else f"[{_CLASSES[found['set']]}]"
+        if not inside and kind in ("any", "none", "end"):
+            return {"any": r"[\s\S]", "none": "(?!)", "end": r"\Z"}[kind]
+        if not inside and kind == "group":
+            return f"(?P={found['group']})"
+        inside = kind == "open" or (inside and kind not in ("close", "any", "none"))  # in a set, [ is a character
+        return words
+
+    return _ECMA.sub(meant, pattern)
 
 
 def _repeats(pattern: str) -> int:
@@ -221,6 +283,7 @@ def _check_references(schema: dict[str, Any], dialect: str) -> None:
     walk = _Walk()
     walk.visit(schema, Registry().with_resource(resource.id() or "", resource).resolver(resource.id() or ""), ())
     walk.check_circles()
+    walk.point(schema)
 
 
 class _Walk:
@@ -228,6 +291,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.seen: dict[int, Any] = {}
+        self.references: list[tuple[dict[str, Any], Any]] = []
         self.same: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
         """Which schemas each one applies to the same value, and not to a part of it, and where it says so."""
 
@@ -243,6 +307,8 @@ class _Walk:
                     found = resolver.lookup(value)
                 except (Unresolvable, ValueError, LookupError, TypeError, AttributeError):
                     raise _fault((*where, key), f"{value!r:.80} is not in the schema") from None
+                if key == "$ref":
+                    self.references.append((schema, found.contents))
                 if key == "$ref" and isinstance(found.contents, dict):
                     own.append((id(found.contents), (*where, key)))
                 self.visit(found.contents, found.resolver, (*where, key))
@@ -256,6 +322,25 @@ class _Walk:
                 if key in _SAME_PLACE and isinstance(part, dict):
                     own.append((id(part), place))
                 self.visit(part, resolver, place)
+
+    def point(self, root: dict[str, Any]) -> None:
+        """Make every ``$ref`` begin with ``#/``, whatever anchor or ``$id`` it named, so that all who follow it need no others."""
+        places = {id(root): "#"}
+        waiting: list[Any] = [root]
+        while waiting:
+            one = waiting.pop()
+            for key, part in one.items() if isinstance(one, dict) else enumerate(one):
+                if isinstance(part, dict | list) and id(part) not in places:
+                    name = quote(str(key).replace("~", "~0").replace("/", "~1"), safe="$")
+                    places[id(part)] = f"{places[id(one)]}/{name}"
+                    waiting.append(part)
+        if all(id(found) in places for _, found in self.references):
+            for schema, found in self.references:
+                schema["$ref"] = places[id(found)]
+            for schema in self.seen.values():
+                for key in ("$id", "id"):
+                    if isinstance(schema.get(key), str):
+                        del schema[key]
 
     def check_circles(self) -> None:
         """Check that no schema comes back to itself with the same value, which would never end."""
@@ -312,7 +397,7 @@ def _found(pattern: str, text: str) -> bool:
     if time.monotonic() > _spent.deadline:
         raise TooMuch("it takes too long to be checked")
     try:
-        return regex.search(pattern, text, timeout=PATTERN_SECONDS, concurrent=True) is not None
+        return regex.search(_ecma(pattern), text, timeout=PATTERN_SECONDS, concurrent=True) is not None
     except TimeoutError:
         raise TooMuch(f"the pattern {pattern!r:.80} takes too long to be looked for in it") from None
 
