@@ -21,7 +21,7 @@ class RunExists(UserError, RuntimeError):
 
 
 def has_final(folder: Path) -> bool:
-    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it, which are no links.
+    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it. Links do not count.
 
     An empty one, which a person or a broken copy has left, would pass for weights that are nowhere. Hidden files, which file
     managers leave, do not count.
