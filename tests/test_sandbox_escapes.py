@@ -159,6 +159,56 @@ def test_what_a_snippet_breaks_is_whole_for_the_next(sandbox, code):
     assert sandbox.worker is worker
 
 
+# makes the memory of the modules writable, and replaces modules there by the code of PAYLOAD
+POISON = """
+import ctypes, marshal, sys
+archive = sys.meta_path[2]
+address = ctypes.c_void_p.from_address(id(archive._memory) + 16).value
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+changed = libc.mprotect(address, len(archive._memory) + 4095 & ~4095, 3)
+code = marshal.dumps(compile(PAYLOAD, "x", "exec"))
+for name in ("colorsys", "pprint", "encodings.utf_16_be"):
+    ctypes.memmove(address + archive._places[name][0], code, len(code))
+"""
+IMPORTED = "import colorsys, pprint\ndef f(): return [colorsys.rgb_to_hsv(1, 1, 1), pprint.pformat([1])]"
+FORGED = 'import os\nos.write(3, b\'{"reason": "ok", "value": null, "message": ""}\\n\' * 3)\nos._exit(0)'
+
+
+def test_what_a_snippet_writes_into_the_memory_of_modules_stays_there(sandbox):
+    before = sandbox.run(IMPORTED, "f")
+    assert before.value == [[0.0, 0.0, 1], "[1]"]
+    attack = POISON.replace("PAYLOAD", "'forged = 1'")
+    assert sandbox.run(attack + "import colorsys\ndef f(): return [changed, colorsys.forged]", "f").value == [0, 1]
+    assert sandbox.run(IMPORTED, "f") == before
+    # the tests of the same program import too, by a statement or because of an answer in another encoding
+    answer = "import os\ndef f():\n    text = b''.join(b'\\0%c' % c for c in b'{\"value\": 7}')\n    os.write(5, len(text).to_bytes(4, 'big') + text)\n"
+    for program in ("def f(): return 0", answer):
+        tests = ["assert f() == 7", "import pprint\nassert f() == 7"]
+        for code in (POISON.replace("PAYLOAD", repr(FORGED)) + program, program):
+            assert [outcome.ok for outcome in sandbox.run_tests(code, tests, "import colorsys")] == [False, False]
+    assert sandbox.run(IMPORTED, "f") == before
+
+
+def test_no_memory_that_forks_share_can_be_made_writable():
+    body = f"""
+        import ctypes, sys
+        sys.path.insert(0, {str(Path(module.__file__).parent)!r})
+        from sandboxed.modules import load
+        maps = open("/proc/self/maps")
+        load()
+        mprotect = ctypes.CDLL(None).mprotect
+        mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        rows = [line.split() for line in maps]
+        spans = [[int(end, 16) for end in row[0].split("-")] for row in rows if row[1][3] == "s"]
+        modules = [row[1] for row in rows if "memfd:modules" in " ".join(row)]
+        print(modules, [mprotect(start, end - start, 3) for start, end in spans if end - start])
+    """
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", textwrap.dedent(body)], capture_output=True, text=True)
+    modules, _, results = done.stdout.rstrip().partition("] ")
+    assert modules == "['r--p'" and set(results) <= set("[-1, ]"), done
+
+
 # what is searched for never stands in the text of the search
 SEARCH = """
 import ctypes, os, re

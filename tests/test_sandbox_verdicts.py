@@ -2,7 +2,7 @@
 
 import pytest
 
-from maporl.sandbox.outcomes import Outcome
+from maporl.sandbox.outcomes import Outcome, decode
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
 
@@ -50,6 +50,24 @@ def passed(sandbox, code, tests, setup="", name=""):
 )  # fmt: skip
 def test_only_the_right_value_passes(sandbox, code, passes):
     assert passed(sandbox, code, TESTS) == passes
+
+
+def frame(text, encoding="utf-8"):
+    data = text.encode(encoding)
+    return f"import os\ndef f(x): os.write(5, {len(data).to_bytes(4, 'big') + data!r})"
+
+
+def test_an_answer_is_json_in_utf_8_and_chooses_no_other_encoding(sandbox):
+    tests = [
+        "assert f(1) == 2",
+        "import sys\nassert {'encodings.utf_16_be', 'encodings.utf_32_le'}.isdisjoint(sys.modules)",
+    ]
+    assert passed(sandbox, frame('{"value": 2}'), tests) == [True, True]
+    for encoding in ("utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "utf-8-sig"):
+        assert passed(sandbox, frame('{"value": 2}', encoding), tests) == [False, True]
+        verdict = '{"reason": "ok", "value": 1, "message": ""}'
+        assert decode(verdict.encode()) == Outcome(1, "ok")
+        assert decode(verdict.encode(encoding)) == Outcome(None, "killed")
 
 
 RECORDS = """

@@ -111,7 +111,7 @@ def plain_outcome(record: Any) -> Outcome | None:
 
 def _loaded(payload: bytes) -> Any:
     try:
-        return json.loads(payload)
+        return json.loads(payload.decode())  # UTF-8 only: from bytes, json would guess another encoding
     except (ValueError, RecursionError):
         return None
 

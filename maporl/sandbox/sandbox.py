@@ -333,7 +333,7 @@ class Sandbox:
         control.settimeout(_LOADING_SECONDS)
         trial = "killed"
         try:
-            self._landlock = json.loads(control.recv(4096))["landlock"]
+            self._landlock = json.loads(control.recv(4096).decode())["landlock"]
             request = _request({"code": "def f(): return 1", "call": "f"})
             trial = self._ask(b"s", [request], _SAID_JSON).outcome().reason
         except TimeoutError:

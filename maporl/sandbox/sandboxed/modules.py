@@ -1,8 +1,9 @@
 """The modules of a snippet: Python's standard library, which its process can import although it can open no file.
 
 What programs use most is loaded before the first fork, and so is every part that is compiled for this machine, because
-such a part needs executable memory. The rest lies as byte code in memory that all forks share, and costs a fork nothing
-until it is imported. (A fork costs time for each module that is loaded before it.)
+such a part needs executable memory. The rest lies as byte code in memory that costs a fork nothing until it is imported:
+a page of it is shared until a process writes to it, and what is written is seen by that process only. (A fork costs time
+for each module that is loaded before it.)
 """
 
 import importlib.util
@@ -50,7 +51,8 @@ class Archive:
             if (code := _byte_code(name, path)) is not None:
                 self._places[name] = (length, len(code), path.name == "__init__.py")
                 length += os.write(descriptor, code)
-        self._memory = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
+        # private: a snippet can make it writable (mprotect), and must not write what the worker and other forks import
+        self._memory = mmap.mmap(descriptor, length, mmap.MAP_PRIVATE, mmap.PROT_READ)
         os.close(descriptor)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -32,6 +32,15 @@ def read_frame(descriptor: int, most: int | None = None) -> bytes:
     return _read(descriptor, length)
 
 
+def read_json(descriptor: int, most: int | None = None) -> Any:
+    """The value in the next frame, as :func:`read_frame` reads it: JSON in UTF-8, whatever encoding its bytes look like.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return json.loads(read_frame(descriptor, most).decode())  # from bytes, json would guess the encoding and import it
+
+
 def _read(descriptor: int, count: int) -> bytes:
     pieces = []
     while count:

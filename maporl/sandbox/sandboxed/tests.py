@@ -21,7 +21,7 @@ from .snippet import (
     compiled,
     last_line,
     module_of_snippet,
-    read_frame,
+    read_json,
     tell,
     write_frame,
 )  # fmt: skip
@@ -93,7 +93,7 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
         if len(payload) > limits["output_bytes"] + 100:
             payload = b'{"ended": "output", "message": ""}'
         write_frame(REPLIES, payload)
-        act, values, named = json.loads(read_frame(CALLS))
+        act, values, named = read_json(CALLS)
 
 
 # -- the tests' side ------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Program:
 
     def _read(self) -> dict[str, Any]:
         try:
-            answer = json.loads(read_frame(REPLIES, self._most))
+            answer = read_json(REPLIES, self._most)
         except EOFError:
             self._end("lost", "")
         except OverflowError:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 # relative: the worker runs without the rest of the library, and with nothing of it in reach
 from .kernel import SystemCallFilter, confine, forbid_paths
 from .modules import load
-from .snippet import VERDICT, read_frame, run_snippet
+from .snippet import VERDICT, read_json, run_snippet
 from .tests import CALLS, REPLIES, run_tests, serve_program
 
 NOTHING, FIRST_FREE = 15, 16
@@ -61,7 +61,7 @@ class Worker:
         child = os.fork()
         if child == 0:
             try:
-                asked = json.loads(read_frame(request))
+                asked = read_json(request)
                 lock_in(places, self._limits, self._calls)
                 body(asked, self._limits)
             finally:
