@@ -2,7 +2,7 @@
 
 import pytest
 
-from maporl.sandbox.outcomes import Outcome, decode
+from maporl.sandbox.outcomes import Ended, Outcome, decode
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
 
@@ -50,6 +50,46 @@ def passed(sandbox, code, tests, setup="", name=""):
 )  # fmt: skip
 def test_only_the_right_value_passes(sandbox, code, passes):
     assert passed(sandbox, code, TESTS) == passes
+
+
+SECOND = "n = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    return x + 1"
+
+
+@pytest.mark.parametrize(
+    ("second", "reasons"),
+    [
+        ("__import__('time').sleep(60)", ["ok", "timeout"] * 3), ("__import__('os')._exit(0)", ["ok", "killed"] * 3),
+        ("raise MemoryError", ["ok", "memory"] * 3), ("return 'x' * 70_000", ["ok", "output"] * 3), ("pass", ["ok"] * 10),
+    ],
+)  # fmt: skip
+def test_a_program_that_ends_its_processes_is_given_three(monkeypatch, second, reasons):
+    with Sandbox(Limits(cpu_seconds=1, wall_seconds=0.4), cache=False) as box:
+        asked, exchange = [], box._exchange
+        monkeypatch.setattr(box, "_exchange", lambda order, *rest: asked.append(order) or exchange(order, *rest))
+        found = box.run_tests(SECOND.format(second), [f"assert f({n}) == {n + 1}" for n in range(10)])
+        assert [outcome.reason for outcome in found] == reasons + [reasons[-1]] * (10 - len(reasons))
+        assert asked == [b"t"] * (1 if second == "pass" else 3)
+
+
+def test_the_time_of_the_tests_before_is_not_held_against_a_test():
+    slow, tests = "import time\ndef f(x): time.sleep({}); return x", [f"assert f({n}) == {n}" for n in range(5)]
+    with Sandbox(Limits(cpu_seconds=1, wall_seconds=1), cache=False) as box:
+        assert passed(box, slow.format(0.3), tests) == [True] * 5
+        found = [outcome.reason for outcome in box.run_tests(slow.format(0.3), tests * 3)]
+        assert found == ["ok"] * found.index("timeout") + ["timeout"] * (15 - found.index("timeout"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "heard", "seconds", "mostly"),
+    [
+        (1, [(0.1, 10), (0.2, 20)], 1.0, True), (2, [(0.1, 10), (0.2, 20)], 1.0, True), (2, [(0.1, 10), (0.6, 20)], 1.0, False),
+        (1, [(0.6, 20)], 1.0, False), (1, [(0.4, 10), (0.6, 20)], 1.0, True), (2, [(0.9, 20), (1.0, 25)], 1.0, False),
+        (1, [(0.5, 10)], 1.0, False), (1, [(0.1, 4), (0.7, 10)], 1.0, False),
+    ],
+)  # fmt: skip
+def test_the_time_after_a_verdict_counts_from_when_it_was_whole(lines, heard, seconds, mostly):
+    ended = Ended(b"123456789\n" * 2 + b"12345", b"", (0, 0), True, False, tuple(heard), seconds)
+    assert ended.mostly_after(lines) is mostly
 
 
 def frame(text, encoding="utf-8"):

@@ -42,7 +42,8 @@ class Ended:
     """What the sandbox saw of a snippet: its verdict and what it printed, as bytes, and how its processes ended.
 
     ``statuses`` are those of ``waitpid``. ``in_time`` says whether the verdict was complete before the time was up, and
-    ``flooded`` whether more came than may.
+    ``flooded`` whether more came than may. ``heard``: the seconds after the beginning at which parts of the verdict came,
+    each with the bytes of the verdict up to there. ``seconds``: how long it all took.
     """
 
     verdict: bytes
@@ -50,6 +51,8 @@ class Ended:
     statuses: tuple[int, ...]
     in_time: bool
     flooded: bool
+    heard: tuple[tuple[float, int], ...] = ()
+    seconds: float = 0.0
 
     def outcome(self) -> Outcome:
         """The outcome of one snippet."""
@@ -74,6 +77,12 @@ class Ended:
         if lost or not outcomes or (len(outcomes) < most and self._reason(1)):
             outcomes.append(Outcome(None, self._reason(0 if lost else 1) or "killed"))
         return outcomes
+
+    def mostly_after(self, lines: int) -> bool:
+        """Whether more than half of the time passed after the first ``lines`` lines of the verdict were there."""
+        size = sum(len(line) + 1 for line in self.verdict.split(b"\n")[:lines])
+        began = next((seconds for seconds, come in self.heard if come >= size), 0.0)
+        return self.seconds - began > self.seconds / 2
 
     def _reason(self, process: int) -> str | None:
         """Why a process has no verdict of its own, or None if it ended in good order."""

@@ -4,18 +4,28 @@ import os
 import select
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trl_ext.waits import until
 
 
-def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: float) -> tuple[dict[int, bytes], bool]:
+class Exchanged(NamedTuple):
+    """What :func:`exchange` read.
+
+    ``found``: what each descriptor gave. ``heard``: for each descriptor, when something came (a time of the monotonic
+    clock), and how many bytes it had then given. ``in_time``: whether all of it came before the deadline.
+    """
+
+    found: dict[int, bytes]
+    heard: dict[int, list[tuple[float, int]]]
+    in_time: bool
+
+
+def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: float) -> Exchanged:
     """Write to some pipes, and read others to their ends, or until one gives more than its number of bytes.
 
     ``written``: for each descriptor what is written to it; one that nobody reads from loses what is left. ``read``: for
     each descriptor how many bytes are expected at most. ``deadline`` is a time of the monotonic clock.
-
-    Returns:
-        (what was read, by descriptor; whether that was all before the deadline)
     """
     poller = select.poll()
     left = {descriptor: memoryview(data) for descriptor, data in written.items() if data}
@@ -23,13 +33,14 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
         os.set_blocking(descriptor, False)
         poller.register(descriptor, select.POLLOUT)
     found = dict.fromkeys(read, b"")
+    heard: dict[int, list[tuple[float, int]]] = {descriptor: [] for descriptor in read}
     for descriptor in read:
         poller.register(descriptor, select.POLLIN)
     open_ones = set(read)
     while open_ones:
         ready = until(lambda seconds: poller.poll(seconds * 1000), max(0.0, deadline - time.monotonic()))
         if not ready:
-            return found, False
+            return Exchanged(found, heard, False)
         for descriptor, _ in ready:
             if descriptor in left:
                 try:
@@ -42,9 +53,10 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
                 continue
             piece = os.read(descriptor, 65536)
             found[descriptor] += piece
+            heard[descriptor].append((time.monotonic(), len(found[descriptor])))
             if len(found[descriptor]) > read[descriptor]:
-                return found, True
+                return Exchanged(found, heard, True)
             if not piece:
                 poller.unregister(descriptor)
                 open_ones.discard(descriptor)
-    return found, True
+    return Exchanged(found, heard, True)

@@ -53,7 +53,9 @@ _SAVE_EVERY = 500
 _FATAL = ("timeout", "cpu", "memory", "output", "killed")
 """After these, nothing more runs in the process of a program."""
 _MOST_FATAL = 3
-"""After so many tests that ended like this, no more tests of the same code are run."""
+"""After so many processes that ended like this, no more tests of the same code are run."""
+_USED_UP = ("timeout", "cpu")
+"""A test can end like these because the tests before it had used the time of their process."""
 _SAID_JSON = 6 * SAID_BYTES + 200
 """Most bytes of a verdict without its value: JSON takes up to six bytes for a character of the message."""
 UNCACHED = ("timeout", "killed")
@@ -235,9 +237,10 @@ class Sandbox:
         themselves only, and a test can call them, read their attributes and go through them.
 
         The program is imported: what stands under its main guard does not run. All tests run in one process, in which
-        what one of them changes stays changed. One that does not end or uses too much begins new processes, and the others
-        go on there. After three of them, the rest have the outcome of the third. If ``code`` or ``setup`` fails, each test
-        has that outcome. Nothing is cached.
+        what one of them changes stays changed. If one does not end or uses too much, the others go on in new processes. It
+        runs there again if it had less than half of the time that its process may take, and the tests before it the rest.
+        After three processes that ended so, the rest have the outcome of the third: all tests together take at most
+        three times the limits. If ``code`` or ``setup`` fails, each test has that outcome. Nothing is cached.
 
         Raises:
             SandboxError: the worker process does not start, or ends again and again.
@@ -246,16 +249,21 @@ class Sandbox:
         if not self._is_source(code):
             return [Outcome(None, "source")] * len(tests)
         program = _request({"code": code})
+        fatal = 0
         while len(done) < len(tests):
             left = list(tests[len(done) :])
             requests = [program, _request({"setup": setup, "tests": left, "name": name})]
-            first, *own = self._exchange(b"t", requests, _SAID_JSON * (len(left) + 1)).outcomes(len(left) + 1)
+            ended = self._exchange(b"t", requests, _SAID_JSON * (len(left) + 1))
+            first, *own = ended.outcomes(len(left) + 1)
             if not first.ok or not own:
                 return done + [first if not first.ok else Outcome(None, "killed")] * len(left)
-            # the last one may have died of what the others had used up, so it begins the next process
-            done += own[:-1] if own[-1].reason in _FATAL and len(own) > 1 else own
-            if sum(outcome.reason in _FATAL for outcome in done) >= _MOST_FATAL:
-                return done + [done[-1]] * (len(tests) - len(done))
+            last = own[-1]
+            fatal += last.reason in _FATAL
+            # another process is another chance, and a program that ends only its first one would be paid for it
+            again = last.reason in _USED_UP and len(own) > 1 and not ended.mostly_after(len(own))
+            done += own[:-1] if again else own
+            if fatal >= _MOST_FATAL:
+                return done + [last] * (len(tests) - len(done))
         return done
 
     def execute(self, code: str, call: str) -> Outcome:
@@ -284,7 +292,8 @@ class Sandbox:
 
     def _ask(self, order: bytes, requests: list[bytes], most: int) -> Ended:
         control = self._running()
-        deadline = time.monotonic() + self.limits.wall_seconds
+        began = time.monotonic()
+        deadline = began + self.limits.wall_seconds
         control.settimeout(_GRACE_SECONDS)
         ends: list[int] = []
         try:
@@ -297,7 +306,8 @@ class Sandbox:
                 written, read[ends[2]] = {ends[0]: requests[0]}, self.limits.output_bytes
             else:
                 written = {ends[0]: requests[0], ends[2]: requests[1]}
-            found, in_time = exchange(written, read, deadline)
+            found, heard, in_time = exchange(written, read, deadline)
+            seconds = time.monotonic() - began
             control.send(b".")
             statuses = control.recv(8)
             if len(statuses) != 8:
@@ -309,7 +319,8 @@ class Sandbox:
                 os.close(descriptor)
         flooded = any(len(found[descriptor]) > limit for descriptor, limit in read.items())
         printed = found[ends[2]] if order == b"s" else b""
-        return Ended(found[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded)
+        times = tuple((when - began, come) for when, come in heard[ends[1]])
+        return Ended(found[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded, times, seconds)
 
     def _running(self) -> socket.socket:
         """The socket to the worker, which is started if it is not running. A fork of this process starts its own."""
