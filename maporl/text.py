@@ -1,9 +1,11 @@
 """Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration safely."""
 
+import builtins
 import codecs
 import dataclasses
 import re
 import string
+import symtable
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator
@@ -21,7 +23,11 @@ LONGEST = 20_000
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 PATTERN_SECONDS = 5.0
 """A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
-_PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
+_PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:\{[ \t]*\.?)?(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
+_QUOTED = re.compile(r"(?:^[ \t]*>[^\n]*(?:\n|\Z))+", re.MULTILINE)
+_QUOTED_FENCE = re.compile(r"^[ \t]*>[ \t>]*(?:```|~~~)", re.MULTILINE)
+_QUOTE_MARK = re.compile(r"^[ \t]*> ?", re.MULTILINE)
+_INDENTATION = re.compile(r"^[ \t\xa0]+", re.MULTILINE)
 _END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _THOUGHT = re.compile(
     r"(?P<opens><(?:think|thinking|thought|reasoning|reflection)>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)\b"
@@ -251,7 +257,9 @@ def code_of(text: str, name: str = "") -> str:
     With a ``name``, it is the last block that defines this function, if any does: examples of its use often follow it. If
     blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins inside
     a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others would be read
-    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away.
+    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away; so are the marks of a
+    quotation (``>``), and a byte order mark. Blocks before it are part of the program where they define a name that it uses
+    and does not define. Without any such block, the last one is taken although it is not closed, if Python can read it.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
@@ -259,26 +267,78 @@ def code_of(text: str, name: str = "") -> str:
     'x = 2\\n'
     >>> code_of("1.  ```python\\n    def f(x):\\n        return x\\n    ```\\n2.  ```python\\n    f(2)\\n    ```", "f")
     'def f(x):\\n    return x\\n'
+    >>> code_of("```python\\nimport math\\n```\\nNow:\\n```python\\ndef f(x):\\n    return math.sqrt(x)\\n```", "f")
+    'import math\\n\\ndef f(x):\\n    return math.sqrt(x)\\n'
     """
-    text = spoken(text)
+    text = _unquoted(spoken(text))
     marked = _marked_blocks(text)
     fences = text.split("```")
     inner = [_without_mark(block) for block in fences[1:-1]]
     if name:
         # what stands between blocks and before them is looked at too: nobody knows where the first one began
-        everywhere = (*reversed(marked), *reversed(inner), *fences[:-1][:1])
         defines = re.compile(
             rf"^(?:async[ \t]+def|def|class)[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*(?::[^=\n]*)?=(?!=)",
             re.MULTILINE,
         )
-        for block in everywhere:
-            if defines.search(level := _unindented(block)):
-                return level
+        for blocks in (marked, inner, fences[:-1][:1]):
+            levels = [_level(block) for block in blocks]
+            for place in reversed(range(len(levels))):
+                if defines.search(levels[place]):
+                    return _with_what_it_needs(levels[:place], levels[place])
+        opening = list(_PYTHON_FENCE.finditer(text))[-1:]
+        cut_off = _level(text[opening[0].end() :]) if opening else ""
+        if defines.search(cut_off) and _names(cut_off):
+            return _with_what_it_needs([_level(block) for block in marked], cut_off)
     if marked:
-        return _unindented(marked[-1])
+        return _level(marked[-1])
     if len(fences) < 3:
         return ""
-    return _unindented(inner[-1] if len(fences) % 2 else inner[-2])
+    return _level(inner[-1] if len(fences) % 2 else inner[-2])
+
+
+def _unquoted(text: str) -> str:
+    """``text`` without the marks before the lines of a quotation that has a fenced block, or of one in another."""
+
+    def bare(quotation: re.Match[str]) -> str:
+        found = quotation[0]
+        return _QUOTE_MARK.sub("", found) if _QUOTED_FENCE.search(found) else found
+
+    for _ in range(2):
+        if _QUOTED_FENCE.search(text):
+            text = _QUOTED.sub(bare, text)
+    return text
+
+
+def _with_what_it_needs(earlier: list[str], code: str) -> str:
+    """``code`` after those of the ``earlier`` blocks that define a name that it uses, or that another one of them uses."""
+    missing = list((_names(code) or (set(), set()))[1]) if earlier else []
+    read = [_names(block) or (set(), set()) for block in earlier] if missing else []
+    last = {name: place for place, (defined, _) in enumerate(read) for name in defined}
+    needed: set[int] = set()
+    while missing:
+        place = last.get(missing.pop())
+        if place is not None and place not in needed:
+            needed.add(place)
+            missing += read[place][1]
+    return "".join([*(f"{earlier[place].rstrip()}\n\n" for place in sorted(needed)), code])
+
+
+def _names(code: str) -> tuple[set[str], set[str]] | None:
+    """The names that a program defines for itself, and those that it uses and nobody defines; None if it is not Python."""
+    try:
+        tables = [symtable.symtable(code, "<program>", "exec")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    defined, used = set(), set()
+    for table in tables:  # which grows
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            own = table is tables[0] or symbol.is_global()
+            if own and (symbol.is_assigned() or symbol.is_imported()):
+                defined.add(symbol.get_name())
+            if own and symbol.is_referenced():
+                used.add(symbol.get_name())
+    return defined, used - defined - set(vars(builtins))
 
 
 def _marked_blocks(text: str) -> list[str]:
@@ -300,8 +360,14 @@ def _without_mark(block: str) -> str:
     return rest if newline and first.strip().lower() in ("", "python", "python3", "py") else block
 
 
-def _unindented(block: str) -> str:
-    """``block`` without the blanks before all its lines. Only a block whose first line is indented has any."""
+def _level(block: str) -> str:
+    """``block`` without the blanks before all its lines. Only a block whose first line is indented has any.
+
+    A byte order mark before it goes too, and no-break spaces that indent lines become spaces where it is not Python else.
+    """
+    block = block.removeprefix("\ufeff")
+    if "\xa0" in block and _names(block) is None:
+        block = _INDENTATION.sub(lambda blanks: blanks[0].replace("\xa0", " "), block)
     first = next((line for line in block.splitlines() if line.strip()), "")
     if not first[:1].isspace():
         return block

@@ -1,6 +1,8 @@
 """Programs of agents: what the sandbox says of them, the tools, MBPP and HumanEval, and the protocol ``code``."""
 
 import json
+import re
+import textwrap
 import threading
 from pathlib import Path
 
@@ -400,6 +402,13 @@ FORMS = {
     "a main guard": "```python\n{code}\nif __name__ == '__main__':\n    print({name}(int(input())))\n```",
     "tildes": "~~~python\n{code}~~~\n",
     "the fence of the prompt": "{code}```\nFor example:\n```python\n{name}(1)\n```",
+    "Pandoc's mark": "```{.python}\n{code}```\n",
+    "a byte order mark": "```python\n\ufeff{code}```\n",
+    "no-break spaces": "```python\n{nbsp}```\n",
+    "a quotation": "He said:\n{quoted}\nIndeed.",
+    "a quotation in one": "{quoted twice}",
+    "cut off after its end": "Here:\n```python\n{code}",
+    "ended in good order": "```python\nimport sys\n{code}\nsys.exit(0)\n```\n",
     "fences in a text": "```python\n{code}\nNOTE = '''see ``` there'''\n```\n### Tests\n```python\nassert True\n```",
 }
 
@@ -415,6 +424,9 @@ def test_a_right_program_passes_however_it_stands_in_an_answer(mbpp):
             texts.append(
                 form.replace("{code}", code)
                 .replace("{indented}", indented)
+                .replace("{nbsp}", re.sub("^ +", lambda blanks: "\xa0" * len(blanks[0]), code, flags=re.MULTILINE))
+                .replace("{quoted}", textwrap.indent(fenced, "> "))
+                .replace("{quoted twice}", textwrap.indent(fenced, "> > "))
                 .replace("{name}", example.meta["entry_point"])
             )
         grades = mbpp.grade_many(examples, texts)
@@ -428,6 +440,60 @@ def test_a_program_that_is_only_thought_is_no_answer(mbpp):
         == mbpp.grade(mbpp[0], f"{thought}</think> That is it.").reason
         == "no fenced block"
     )
+
+
+USES = "def f(x):\n    return close(x, math.pi)\n"
+CLOSE = "def close(a, b):\n    return abs(a - b) < EPS\n"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "code"),
+    [
+        (["import math", CLOSE, "EPS = 1", USES], f"import math\n\n{CLOSE}\nEPS = 1\n\n{USES}"),
+        (["EPS = 1", CLOSE, "import math", USES, "print(f(1))"], f"EPS = 1\n\n{CLOSE}\nimport math\n\n{USES}"),
+        (["from math import pi", "def f(x): return pi"], "from math import pi\n\ndef f(x): return pi\n"),
+        (["pi = 4", "pi = 3", "def f(x): return pi"], "pi = 3\n\ndef f(x): return pi\n"),
+        (["class A: pass", "def f(x: 'A') -> 3: return 1"], "def f(x: 'A') -> 3: return 1\n"),
+        (["g = 1", "x = 1", "def f(x):\n    g = x\n    return len([g for y in x])"], "def f(x):\n    g = x\n    return len([g for y in x])\n"),
+        (["pip install math", "math = ", "def f(x): return math"], "def f(x): return math\n"),
+        (["max = 1", "def f(x): return max(x)"], "def f(x): return max(x)\n"),
+        (["def f(x): return g(x)", "def g(x): return x"], "def f(x): return g(x)\n"),
+        (["n = 0", "def f(x):\n    global n\n    n += x\n    return n"], "def f(x):\n    global n\n    n += x\n    return n\n"),
+        (["def f(x): return y", "def f(x): return ("], "def f(x): return (\n"),
+    ],
+)  # fmt: skip
+def test_earlier_blocks_that_a_program_needs_are_part_of_it(blocks, code):
+    for between in ("", "Then:\n"):
+        assert code_of(between.join(f"```python\n{block.rstrip()}\n```\n" for block in blocks), "f") == code
+    assert code_of("".join(f"```\n{block.rstrip()}\n```\nThen:\n" for block in blocks), "f") == code
+    assert code_of("".join(f"```python\n{block.rstrip()}\n```\n" for block in blocks)) == blocks[-1].rstrip() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\ndef f(x):\n    return x", "def f(x):\n    return x"), ("```python\ndef f(x):\n    return (x", ""),
+        ("```python\ndef f(x):\n    if", ""), ("```python\ndef g(x):\n    return x", ""), ("def f(x): return x", ""),
+        ("```py\nimport math\n```\n```py\ndef f(x): return math", "import math\n\ndef f(x): return math"),
+        ("```python\ndef f(x): return 1\n```\n```python\ndef f(x): return 2", "def f(x): return 1\n"),
+        ("<think>```python\ndef f(x): return x", ""), ("> ```python\n> def f(x):\n>     return x\n> ```", "def f(x):\n    return x\n"),
+        ("```python\ndef f(x):\n    return '\xa0'\n```", "def f(x):\n    return '\xa0'\n"), ("```{ .py }\ndef f(x): return\n```", "def f(x): return\n"),
+        ("```python\n>>> f(1)\n```\n> no code\n```python\ndef f(x): return 1 > 2\n```", "def f(x): return 1 > 2\n"),
+    ],
+)  # fmt: skip
+def test_a_program_is_found_in_a_quotation_and_where_it_is_cut_off(text, code):
+    assert code_of(text, "f") == code
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["(", "-", "not ", "lambda: ", "f(", "f'{", "[0 for x in ", "if 1:\n ", "> ", ">", "\xa0", "{", "```{", "```py\n", "a.", "x=", "class A:", "\x00", "1 if 1 else "],
+)  # fmt: skip
+def test_no_text_ends_the_search_for_a_program(part):
+    deep = part * (40_000 // len(part))
+    for text in (f"```python\ng = 1\n```\n```python\ndef f(x): return g\ny = {deep}", deep, f"{deep}```python\nx\n```"):
+        for end in ("", "\n```"):
+            assert isinstance(code_of(text + end, "f"), str)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def passed(sandbox, code, tests, setup="", name=""):
         ("def isinstance(*a): return True\ndef f(x): return 7", [False, False]),
         ("def f(x): raise SystemExit(0)", [False, False]),
         ("import os\ndef f(x): os._exit(0)", [False, False]),
+        ("import sys\ndef f(x): return x + 1\nsys.exit(0)", [True, True]),
+        ("def f(x): return x + 1\nexit()", [True, True]),
+        ("import sys\ndef f(x): return x + 1\nsys.exit(1)", [False, False]),
+        ("import sys\nsys.exit(0)\ndef f(x): return x + 1", [False, False]),
         ("def f(x): raise StopIteration", [False, False]),
         # answers written by hand
         ("import os\nfor n in range(9): os.write(5, b'\\0\\0\\0\\x0f{\"value\": true}')\ndef f(x): return 0", [False, False]),
@@ -50,6 +54,22 @@ def passed(sandbox, code, tests, setup="", name=""):
 )  # fmt: skip
 def test_only_the_right_value_passes(sandbox, code, passes):
     assert passed(sandbox, code, TESTS) == passes
+
+
+def test_what_the_sandbox_never_grants_is_an_error_that_a_program_can_catch(sandbox):
+    refused = {
+        "threads": "import threading; threading.Thread(target=print).start()",
+        "threads of a pool": "import concurrent.futures as c; c.ThreadPoolExecutor().submit(print)",
+        "coroutines": "import asyncio\n        async def g(): pass\n        asyncio.run(g())",
+        "signals": "import signal; signal.signal(signal.SIGALRM, print)",
+        "processes": "import multiprocessing; multiprocessing.Process(target=print).start()",
+        "commands": "import subprocess; subprocess.run(['true'])",
+        "files": "open('/etc/hostname')",
+        "other packages": "import numpy",
+    }
+    for what, body in refused.items():
+        code = f"def f(x):\n    try:\n        {body}\n    except (OSError, RuntimeError, ImportError): return 'refused'"
+        assert passed(sandbox, code, ["assert f(1) == 'refused'"]) == [True], what
 
 
 SECOND = "n = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    return x + 1"

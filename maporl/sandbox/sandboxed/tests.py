@@ -63,7 +63,11 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
     def answer(act: str, values: list[Any], named: dict[str, Any]) -> dict[str, Any]:
         try:
             if act == "load":
-                exec(compiled(values[0]), namespace)
+                try:
+                    exec(compiled(values[0]), namespace)
+                except SystemExit as error:  # a script that ends in good order has defined what it defines
+                    if error.code not in (None, 0):
+                        raise
                 return {"value": LOADED}
             if act == "name":
                 if values[0] not in namespace:
