@@ -79,7 +79,7 @@ SECOND = "n = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    ret
     ("second", "reasons"),
     [
         ("__import__('time').sleep(60)", ["ok", "timeout"] * 3), ("__import__('os')._exit(0)", ["ok", "killed"] * 3),
-        ("raise MemoryError", ["ok", "memory"] * 3), ("return 'x' * 70_000", ["ok", "output"] * 3), ("pass", ["ok"] * 10),
+        ("raise MemoryError", ["ok", "memory"] * 3), ("return 'x' * 1_100_000", ["ok", "output"] * 3), ("pass", ["ok"] * 10),
     ],
 )  # fmt: skip
 def test_a_program_that_ends_its_processes_is_given_three(monkeypatch, second, reasons):
@@ -112,9 +112,13 @@ def test_the_time_after_a_verdict_counts_from_when_it_was_whole(lines, heard, se
     assert ended.mostly_after(lines) is mostly
 
 
-def frame(text, encoding="utf-8"):
+def frame_of(text, encoding="utf-8"):
     data = text.encode(encoding)
-    return f"import os\ndef f(x): os.write(5, {len(data).to_bytes(4, 'big') + data!r})"
+    return f"os.write(5, {len(data).to_bytes(4, 'big') + data!r})"
+
+
+def frame(text, encoding="utf-8"):
+    return f"import os\ndef f(x): {frame_of(text, encoding)}"
 
 
 def test_an_answer_is_json_in_utf_8_and_chooses_no_other_encoding(sandbox):
@@ -128,6 +132,39 @@ def test_an_answer_is_json_in_utf_8_and_chooses_no_other_encoding(sandbox):
         verdict = '{"reason": "ok", "value": 1, "message": ""}'
         assert decode(verdict.encode()) == Outcome(1, "ok")
         assert decode(verdict.encode(encoding)) == Outcome(None, "killed")
+
+
+ENDLESS = "n = 0\ndef f(x):\n    global n\n    while True:\n        n += 1\n        yield n\ndef taken(): return n"
+
+
+def test_how_far_a_test_would_go_tells_the_program_nothing(sandbox):
+    tests = [
+        "assert 8 in f(3)",
+        "assert any(x == 5 for x in f(3))",
+        "for x in f(3): break",
+        "a, b = zip(f(1), [1, 2])",
+        "assert next(x for x in f(3) if x > 3)",
+    ]
+    found = sandbox.run_tests(ENDLESS, [*tests, "assert taken() == 5 * 100_001"])
+    assert [outcome.reason for outcome in found] == ["error:RuntimeError"] * 5 + ["ok"]
+    assert "more than 100000 values, or does not end" in found[0].message
+    assert passed(sandbox, ENDLESS, ["g = f(1)\nassert [next(g), next(g)] == [1, 2] and taken() == 2"]) == [True]
+    # by hand: a range of all numbers in the place of the values of an iterator
+    forged = "import os\nclass F:\n    def __iter__(self):\n        {}\n        return iter(())\ndef f(x): return F()".format(
+        frame_of('{"value": {"range": [0, 999999999, 1]}}')
+    )
+    assert passed(sandbox, forged, ["assert 8 in f(3)"]) == [False]
+    assert passed(sandbox, forged.replace("999999999, 1]}", "9, 1]}"), ["assert 8 in f(3)"]) == [False]
+
+
+def test_views_of_dictionaries_keep_their_order(sandbox):
+    code = "d = {3: [1], 1: 2}\ndef f(x): return [d.keys(), d.items(), d.values()]"
+    tests = [
+        "k, i, v = f(1)\nassert list(k) == [3, 1] and list(i) == [(3, [1]), (1, 2)] and list(v) == [[1], 2]",
+        "assert 3 in f(1)[0]",
+        "assert f(1)[2] != [[1], 2]",
+    ]
+    assert passed(sandbox, code, tests) == [True] * 3
 
 
 RECORDS = """
@@ -169,6 +206,8 @@ def test_objects_that_record_what_they_are_compared_with_learn_nothing(sandbox):
         ("'\\ud800'", "'\\ud800'", True), ("range(3)", "range(3)", True), ("Fraction(1, 3)", "Fraction(1, 3)", True),
         ("Decimal('0.10')", "Decimal('0.1')", True), ("int", "int", True), ("True", "1", True), ("Counter('aab')", "{'a': 2, 'b': 1}", True),
         ("[{(1, 2): [{3}, None]}]", "[{(1, 2): [{3}, None]}]", True), ("{}", "{}", True), ("''", "''", True), ("str", "int", False),
+        ("{3: 1, 2: 1}.keys()", "{2, 3}", True), ("{3: 1}.keys()", "[3]", False), ("{3: [1]}.items()", "{(3, 1)}", False), ("{3: 1}.items()", "{(3, 1)}", True),
+        ("[range(20_000)[i] for i in range(20_000)]", "list(range(20_000))", True),
     ],
 )  # fmt: skip
 def test_values_keep_their_kind(sandbox, expression, literal, passes):
@@ -269,7 +308,7 @@ def test_arguments_are_copies(sandbox):
 def test_as_many_large_values_as_tests_are_read_and_one_that_is_too_large_ends_its_test(sandbox):
     tests = [f"assert f({number}) == {'x' * 60_000!r}" for number in range(6)]
     assert passed(sandbox, "def f(x): return 'x' * 60_000", tests) == [True] * 6
-    found = sandbox.run_tests("def f(x): return 'x' * x", ["assert f(1) == 'x'", "f(70_000)", "assert f(2) == 'xx'"])
+    found = sandbox.run_tests("def f(x): return 'x' * x", ["assert f(1) == 'x'", "f(1_100_000)", "assert f(2) == 'xx'"])
     assert [outcome.reason for outcome in found] == ["ok", "output", "ok"]
 
 

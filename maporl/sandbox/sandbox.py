@@ -72,7 +72,8 @@ class Limits:
 
     ``cpu_seconds``: CPU time, in whole seconds. ``wall_seconds``: time on the clock. ``memory_mb``: address space in
     MiB, of which the interpreter takes about 40. ``output_bytes``: what it may print, and again what it may return as
-    JSON. ``source_bytes``: the length of the code. A program with tests is two processes, and each has these limits.
+    JSON; 16 times as much in a value for a test. ``source_bytes``: the length of the code. A program with tests is two
+    processes, and each has these limits.
 
     Raises:
         ValueError: a limit is too small for any snippet.
@@ -234,7 +235,8 @@ class Sandbox:
         process either. A name that neither of them nor Python knows is the program's, and so is ``name``, which may be one
         of Python's own. What the tests call there gets copies of its arguments, and its values come back as copies. The
         program sees its arguments and nothing else of a test. Values that are not plain data stay there: they are equal to
-        themselves only, and a test can call them, read their attributes and go through them.
+        themselves only, and a test can call them, read their attributes and go through them. What a test goes through is
+        fetched whole, and has at most 100,000 values; ``next`` takes single ones.
 
         The program is imported: what stands under its main guard does not run. All tests run in one process, in which
         what one of them changes stays changed. If one does not end or uses too much, the others go on in new processes. It

@@ -3,8 +3,10 @@
 A test that ran beside a program would hand it what it expects: an object of the program may look at whatever it is
 compared with, say that it is equal, and return what it saw at the next call. Here the tests are Python of their own fork.
 A name that they do not know is the program's: it is asked for there, and so is everything that is done with what has no
-plain value, such as an instance of a class of the program. The program sees the arguments of its calls, and nothing else
-of a test; a test sees values that were plain data on their way, and :class:`Remote` things, which are equal to themselves only.
+plain value, such as an instance of a class of the program. The program sees what is asked for, with the arguments of its
+calls, and nothing else of a test. What a test goes through is fetched whole before the test sees any of it, so that how far
+the test would go tells nothing. A test sees values that were plain data on their way, and :class:`Remote` things, which are
+equal to themselves only.
 """
 
 import builtins
@@ -13,6 +15,7 @@ import operator
 import os
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NoReturn
 
 from .snippet import (
@@ -32,14 +35,27 @@ CALLS, REPLIES = 4, 5
 LOADED = 0
 """The frame with which the program says that it is there, in the place of a value."""
 
+LONGEST = 16
+"""An answer may be so many times as long as what a program may print, because a value may be a long list of numbers."""
+MOST_VALUES = 100_000
+"""What a test goes through may have so many values. An endless generator has more."""
+
 ENDINGS = ("syntax", "memory", "output")
 """Why a program can do nothing more for its tests, as it says itself."""
+
+
+def _all(thing: Any) -> list[Any]:
+    values = list(islice(thing, MOST_VALUES + 1))
+    if len(values) > MOST_VALUES:
+        raise RuntimeError(f"it has more than {MOST_VALUES} values, or does not end; take single ones with next()")
+    return values
+
 
 ACTS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *values, **named: function(*values, **named),
     "getattr": getattr, "setattr": setattr, "getitem": operator.getitem, "setitem": operator.setitem,
     "delitem": operator.delitem, "len": len, "bool": bool, "str": str, "repr": repr,
-    "iter": iter, "next": next,
+    "all": _all, "next": next,
 }  # fmt: skip
 """What tests can do with things of the program."""
 
@@ -94,7 +110,7 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
             payload = b'{"ended": "memory", "message": ""}'
         except RecursionError:
             payload = b'{"error": "RecursionError", "arguments": [], "message": "RecursionError"}'
-        if len(payload) > limits["output_bytes"] + 100:
+        if len(payload) > LONGEST * limits["output_bytes"] + 100:
             payload = b'{"ended": "output", "message": ""}'
         write_frame(REPLIES, payload)
         act, values, named = read_json(CALLS)
@@ -146,13 +162,10 @@ class Remote:
         return self._ask("next", self)
 
     def __iter__(self) -> Iterator[Any]:
-        values = self._ask("iter", self)
-        while True:
-            try:
-                value = self._ask("next", values)
-            except StopIteration:
-                return
-            yield value
+        values = self._ask("all", self)
+        if type(values) is not list:  # the program may have written any answer, such as an endless range
+            raise TypeError("the program gave no list of the values that a test goes through")
+        return iter(values)
 
 
 class Program:
@@ -247,7 +260,7 @@ def run_tests(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
 
     ``name`` is the function that is tested, whose name may be one of Python's own.
     """
-    program = Program(limits["output_bytes"] + 200)
+    program = Program(LONGEST * limits["output_bytes"] + 200)
     program.loaded()
     namespace = module_of_snippet("tests")
     namespace["__builtins__"] = Names(program, asked["name"])

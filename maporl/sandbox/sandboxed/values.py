@@ -1,7 +1,7 @@
 """What leaves a snippet's process: values that JSON holds and that mean the same everywhere."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -44,6 +44,11 @@ def plain_value(value: Any) -> Any:
 
 
 _KINDS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_VIEWS: dict[str, type[Collection[Any]]] = {
+    "keys": type({}.keys()),
+    "items": type({}.items()),
+    "values": type({}.values()),
+}
 _TEXTS: dict[str, type] = {"Decimal": Decimal, "Fraction": Fraction}
 TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
@@ -72,6 +77,9 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple | set | frozenset):
         name = next(name for name, kind in _KINDS.items() if isinstance(value, kind))
         return {name: [encode(item, other) for item in value]}
+    for name, kind in _VIEWS.items():
+        if isinstance(value, kind):
+            return {name: [encode(item, other) for item in value]}
     if isinstance(value, bytes | bytearray):
         return {"bytearray" if isinstance(value, bytearray) else "bytes": value.hex()}
     if isinstance(value, complex):
@@ -103,6 +111,12 @@ def decode(record: Any, other: Callable[[Any], Any]) -> Any:
         return {decode(key, other): decode(item, other) for key, item in held}
     if name in _KINDS:
         return _KINDS[name](decode(item, other) for item in held)
+    if name == "keys":
+        return dict.fromkeys(decode(item, other) for item in held).keys()
+    if name == "items":
+        return dict(decode(item, other) for item in held).items()
+    if name == "values":
+        return dict(enumerate(decode(item, other) for item in held)).values()
     if name == "int":
         return int(held, 16)
     if name in ("bytes", "bytearray"):
