@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import regex
 
 from maporl.errors import ConfigError, UserError
+from trl_ext.written_calls import THINKING
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -29,14 +30,21 @@ _QUOTED_FENCE = re.compile(r"^[ \t]*>[ \t>]*(?:```|~~~)", re.MULTILINE)
 _QUOTE_MARK = re.compile(r"^[ \t]*> ?", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t\xa0]+", re.MULTILINE)
 _END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_TAG = r"(?:[\w|]{1,16}:)?(?:think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|analysis|monologue)(?:\s[^<>\n]{0,64})?>"
+_CLOSED_INSIDE = {end for end in THINKING.values() if end == "<|eo"}  # elsewhere it ends a message
 _THOUGHT = re.compile(
-    r"(?P<opens><(?:think|thinking|thought|reasoning|reflection)>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)\b"
-    r"|<\|begin_of_thought\|>)"
-    r"|</(?:think|thinking|thought|reasoning|reflection)>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final(?:<\|message\|>)?"
-    r"|<\|end_of_thought\|>",
+    rf"(?P<opens><\s{{0,4}}{_TAG}|<\|channel\|?>\s*(?:analysis|commentary|thought)\b|<\|begin_of_thought\|>"
+    r"|(?-i:\Aanalysis(?![\s:.,;a-z-])|assistant(?:analysis|commentary)(?![a-z]))"
+    rf"|{'|'.join(map(re.escape, THINKING))})|(?P<inside>{'|'.join(map(re.escape, _CLOSED_INSIDE))})"
+    rf"|<\s{{0,4}}/\s{{0,4}}{_TAG}|<\|channel\|?>\s*final(?:<\|message\|>)?|<\|end_of_thought\|>|(?-i:assistantfinal|\Afinal(?=[A-Z\\$*]))"
+    rf"|{'|'.join(map(re.escape, set(THINKING.values()) - _CLOSED_INSIDE))}",
     re.IGNORECASE,
 )
-_MAY_THINK = re.compile(r"<(?:/?[trTR]|\|)|\[/?THINK|◁", re.IGNORECASE)
+"""The marks of thoughts: those that :mod:`trl_ext.written_calls` knows, tags of other prompts, and the channels of gpt-oss, also
+as they read after a decoder has left their special tokens out: ``analysisLet me see.assistantfinalIt is 5.``"""
+_MAY_THINK = re.compile(
+    r"<\s{0,4}/?\s{0,4}[\w|]|\[/?THINK|◁|\Aanalysis|\Afinal|assistant(?:analysis|commentary|final)", re.IGNORECASE
+)
 _ODD = re.compile(r"[^\n\t\x20-\x7e]")
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -236,11 +244,15 @@ def spoken(text: str) -> str:
     ('7', '7', '', '7')
     >>> spoken("<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>7"), spoken("a < b")
     ('7', 'a < b')
+    >>> spoken("analysisIs it 5? No.assistantfinalIt is 7"), spoken("analysisIs it 5?"), spoken("<seed:think>5</seed:think>7")
+    ('It is 7', '', '7')
     """
     if not _MAY_THINK.search(text):
         return text
     parts, place, inside = [], 0, False
     for tag in _THOUGHT.finditer(text):
+        if tag["inside"] and not inside:
+            continue
         if tag["opens"] and not inside:
             parts.append(text[place : tag.start()])
             inside = True

@@ -16,6 +16,7 @@ from maporl.tasks.grading.expressions import read
 from maporl.tasks.grading.spans import grade_span
 from maporl.tasks.grading.values import Budget, same
 from maporl.text import code_of, spoken
+from trl_ext.written_calls import THINKING
 
 
 def graded(answer, label, meta=None):
@@ -60,10 +61,19 @@ WRONG = {
     ],
     "units": [
         ("80 cents", "80 dollars"), (r"\$80", "80 cents"), ("5 cm", "5 m"), (r"5\text{ cm}", r"5\text{ inches}"), ("20 apples", "20 miles"),
-        ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"25\%", "0.025"), (r"25\%", "4"), (r"3 \text{ dozen}", "3"),
+        (r"6:30\text{ PM}", r"6:30\text{ AM}"), ("6:30 p.m.", "6:30 a.m."), (r"5\text{ wins}", r"5\text{ losses}"), (r"5\text{ profit}", r"5\text{ loss}"),
+        (r"5\text{ left}", r"5\text{ right}"), (r"5\text{ less}", "5"), (r"5\text{ pairs}", "5"), (r"5\text{ K}", "5"), (r"5\text{ permille}", "5"), ("5‰", "5"),
+        ("18 integers", "18 ways"), ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"25\%", "0.025"), (r"25\%", "4"), (r"3 \text{ dozen}", "3"),
+    ],
+    "whole numbers": [
+        (r"\lfloor n/2\rfloor+2", r"$\lceil n / 2\rceil+1$"), (r"\lceil\log_2 n\rceil", r"$\left\lfloor\log _{2} n\right\rfloor+1$"),
+        (r"\lceil 2n/3\rceil", r"$N(n)=\left\lfloor\frac{2 n}{3}\right\rfloor+1$"), (r"mn-\lceil m/2\rceil+1", r"$m n-\lfloor m / 2\rfloor$"),
+        (r"\lfloor x\rfloor", "x"), (r"\lfloor x\rfloor+1", r"\lceil x\rceil"), ("n!", "(n+1)!"), ("(-1)^n", "(-1)^{n+1}"), ("(-1)^n", "1"), (r"\binom{n}{k}", r"\binom{n}{k+1}"),
     ],
     "options": [
         ("C) Paris", "B"), ("B) Paris or C) Rome", "B"), ("B) Rome", "(B) Paris"), ("B, C", "B"), ("not B", "B"), ("A", "B"), ("Paris", "B"),
+        (r"\text{(B)} \text{ or } 17", r"\text{(B)}"), (r"\text{(B)}+1", r"\text{(B)}"), (r"\text{(B)}?", r"\text{(B)}"), (r"\text{(B)}-1", r"\text{(B)}"),
+        ("C: never", "C"), ("A. not this one", "A"), ("A: 5; B: 6", "A"), ("A) maybe", "A"), ("C/D", "C"), ("C, not", "C"),
         (r"\text{(C)}", r"\text{(B)}"), ("B) not this but C", "B"), ("(A) and (B)", "A"),
     ],
 }  # fmt: skip
@@ -98,7 +108,7 @@ RIGHT = {
         (r"5\,\text{cm}", "5"), (r"5~\mathrm{cm}", "5"), (r"5\ \mathrm{cm}^2", "5"), (r"5\text{ m}/\text{s}", "5"), (r"5\,\frac{\text{m}}{\text{s}}", "5"),
         (r"9.8\,\mathrm{m/s^2}", "9.8"), (r"5\,\mathrm{m\,s^{-1}}", "5"), (r"\$5", "5"), (r"12\pi\text{ cm}^3", r"12\pi"), (r"2\sqrt{3}\ \text{units}", r"2\sqrt3"),
         (r"3.5\times 10^5\,\text{J}", r"3.5\times10^5"), (r"x=5\text{ cm}", "5"), (r"480 + 480\sqrt{3}\text{ feet}", r"480(1+\sqrt3)"), ("5 ft^2", "5 square feet"),
-        ("20 min", "20 minutes"), (r"20^\circ\text{C}", "20"), ("25", r"25\%"), ("0.25", r"25\%"), (r"25\%", r"\frac14"), ("18 integers", "18 ways"), (r"1.85\ \text{USD}", r"\$1.85"), ("25%", r"25\%"),
+        ("6:30 p.m.", r"6:30\text{ PM}"), ("6:30 pm", r"6:30\text{ PM}"), ("5 red apples", "5 apples"), ("20 min", "20 minutes"), (r"20^\circ\text{C}", "20"), ("25", r"25\%"), ("0.25", r"25\%"), (r"25\%", r"\frac14"), (r"1.85\ \text{USD}", r"\$1.85"), ("25%", r"25\%"),
     ],
     "lists": [
         ("1 and 2", "1,2"), ("2 and 1", "1, 2"), ("1, 2, and 3", "1,2,3"), (r"1,\ 2,\ \text{and } 3", "1,2,3"), ("a=1, b=2", "1, 2"), ("a = 1 and b = 2", "1,2"),
@@ -110,8 +120,12 @@ RIGHT = {
         ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"),
         (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
     ],
+    "whole numbers": [
+        (r"\lfloor\frac{n+1}{2}\rfloor+1", r"\lceil n/2\rceil+1"), (r"\frac{2n+1-(-1)^n}{4}", r"\lceil n/2\rceil"), (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"),
+        (r"\lceil \log_2(n+1)\rceil", r"\lfloor\log_2 n\rfloor+1"), ("n(n-1)!", "n!"), (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"), (r"\lceil x\rceil", r"-\lfloor -x\rfloor"),
+    ],
     "options": [
-        ("B) Paris", "B"), ("(B) Paris", "B"), ("B. Paris", "B"), ("B: Paris", "B"), (r"\text{(B) Paris}", "B"), (r"\textbf{(B)}\ 12", "B"), ("b", "B"), ("(b)", "B"),
+        ("B) Paris", "B"), ("B) -5", "B"), ("(B) Paris", "B"), ("B. Paris", "B"), ("B: Paris", "B"), (r"\text{(B) Paris}", "B"), (r"\textbf{(B)}\ 12", "B"), ("b", "B"), ("(b)", "B"),
         ("B", "(B) Paris"), ("Paris", "B) Paris"), (r"\mathrm{B}", "B"), ("Option B", "B"), (r"\text{(E)}", r"\text{(E)},"), ("B) 12", "B) 12.0"),
     ],
 }  # fmt: skip
@@ -157,6 +171,59 @@ def test_where_an_answer_stands(text, label, right):
     assert grade_benchmark(text, label).correct is right
 
 
+UNREAD = [
+    r"\boxed{5}\text{ or }6", r"$\boxed{5}$ or $6$", r"The answer is not \boxed{5}.", r"The answer is not $\boxed{5}$.", r"x \neq \boxed{5}", r"It isn't \boxed{5}",
+    r"\boxed{5}\text{ million}", r"\boxed{5} million", r"-\boxed{5}", r"$-\boxed{5}$", r"\sqrt{\boxed{5}}", r"\sqrt[3]{\boxed{5}}", r"\frac{\boxed{5}}{2}", r"\boxed{5}\pi", r"2\boxed{5}",
+    r"\boxed{5}x", r"\boxed{5}^2", r"\boxed{5}+1", r"\boxed{5}, or 6", r"$\boxed{5}$ or $\sqrt{3}$", r"\boxed{5} is wrong", r"\boxed{5}\cdot 2", r"2 \cdot \boxed{5}", r"\boxed{5}_6",
+]  # fmt: skip
+READ = [
+    r"\boxed{5} is the answer.", r"- \boxed{5}", r"1. \boxed{5}", r"**\boxed{5}**", r"So $x = \boxed{5}$!", r"$\boxed{5}$ cm", r"$\boxed{5}\text{ cm}$", r"\boxed{5}^\circ", r"\boxed{5} - that is all",
+    r"\boxed{5} or so I think", r"I think, not 6, but \boxed{5}", r"\[\boxed{5}\]", r"$\equiv \boxed{5} \pmod{7}$", r"$$\boxed{5}.$$", r"\text{Answer: }\boxed{5}", r"\textbf{\boxed{5}}",
+    r"\boxed{5} and that is it", r"3! - 1 = 3!-1=\boxed{5}", r"$x \ge \boxed{5}$", r"$\boxed{5}$ or $5.0$", r"$x = \boxed{5}$, $\boxed{5}$",
+]  # fmt: skip
+
+
+def test_what_stands_beside_a_box_may_change_or_deny_it():
+    assert [text for text in UNREAD if grade_benchmark(text, "5").correct] == []
+    assert [text for text in READ if not grade_benchmark(text, "5").correct] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "right"),
+    [
+        (r"$x=\boxed{5}$ or $x=\boxed{6}$", "5,6", True), (r"$x=\boxed{5}$ or $x=\boxed{6}$", "6", False), ("\\[\\boxed{5}\\]\nand\n\\[\\boxed{6}\\]", "5, 6", True),
+        ("\\[\\boxed{5}\\]\nand\n\\[\\boxed{6}\\]", "6", False), (r"$x=\boxed{5}$ and $y=\boxed{6}$", "5,6", False), (r"$-\boxed{5}$. Answer: -5", "-5", True),
+        ("Answer: (C) is incorrect", "C", False), ("Answer: C) wrong", "C", False), ("Answer: C. No, D.", "C", False), ("Answer: A. That is wrong, it is B", "A", False),
+        ("Answer: C? D", "C", False), ("Answer: (C). Wait, D.", "C", False), ("Answer: C or D", "C", False), ("Answer: (C). The other options are wrong.", "C", True),
+        ("Answer: B. Paris", "B", True), (r"\boxed{B) It does not exist}", "(B) It does not exist", True), (r"\boxed{12}", "(1,2)", False),
+    ],
+)  # fmt: skip
+def test_boxes_that_belong_together_and_options_that_are_taken_back(text, label, right):
+    assert grade_benchmark(text, label).correct is right
+
+
+def test_every_mark_of_a_thought_hides_it_also_cut_off():
+    for opening, closing in [
+        *THINKING.items(), ("<scratchpad>", "</scratchpad>"), ("<analysis>", "</analysis>"), ("< think >", "</ think >"), ('<think kind="x">', "</think>"),
+        ("analysis", "assistantfinal"), ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"), ("<|channel>thought\n", "<channel|>"),
+    ]:  # fmt: skip
+        assert spoken(rf"{opening}\boxed{{5}}{closing}Answer: 6").endswith("Answer: 6"), opening
+        assert grade_benchmark(rf"{opening}\boxed{{5}}{closing}I do not know.", "5").correct is False, opening
+        assert grade_benchmark(rf"{opening}\boxed{{5}}", "5").correct is False, opening
+    assert spoken("analysisLet me see, 5? No.assistantcommentaryHm.assistantfinalI cannot say.") == "I cannot say."
+    for said in (
+        "analysis: 5",
+        "analysis of it",
+        "Analysis. 5",
+        "An assistant. Final.",
+        "5<|eot_id|>",
+        "a <b> c",
+        "final 5",
+    ):
+        assert spoken(said) == said
+    assert grade_benchmark("finalAnswer: 5", "5").correct is True
+
+
 def test_no_grader_reads_a_thought():
     labels = ("entailment", "neutral", "contradiction")
     assert find_label("<think>Answer: entailment</think>It is neutral", labels) == "neutral"
@@ -197,8 +264,24 @@ def test_worked_solutions_give_their_last_box_or_are_refused():
         "x = 5. ",
     ):
         assert label_of(kept) == (kept.strip(), None)
-    with pytest.raises(ValueError, match=r"a worked solution as its answer, and neither"):
-        label_of("First we add the two numbers. Then it is clear that the sum is large.")
+    for refused in (
+        "First we add the two numbers. Then it is clear that the sum is large.",
+        "She makes 9 * 2 = $18 every day at the market.",
+        "First 3, then 4.\n\n7",
+    ):
+        with pytest.raises(ValueError, match=r"a worked solution as its answer, and neither"):
+            label_of(refused)
+    assert label_of("We get 3.\nAnswer: 3") == ("3", "We get 3.\nAnswer: 3")
+    labels = {
+        "(1,2)": "(1,2)",
+        "3,4": "3,4",
+        "1,234": "1234",
+        "$1,234,567.50": "$1234567.50",
+        "1,234, 5": "1,234, 5",
+        "(100,101)": "(100,101)",
+    }
+    assert {written: label_of(f"So\n#### {written}")[0] for written in labels} == labels
+    assert label_of(r"The coefficient is $\boxed{19}x^3$.")[0] == "19", "an author's box is the answer"
 
 
 def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
@@ -223,6 +306,11 @@ def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
         len(GSM8K(source=str(file)))
     file.write_text(json.dumps({"question": "Add.", "answer": worked}))
     assert GSM8K(source=str(file))[0].answer == "256"
+    file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": "So\n#### 1.234,5"}))
+    with pytest.raises(
+        TaskError, match=r"row 1 \(7\) has the answer '1\.234,5', which is not one number; write 1,234\.5 or 1234\.5"
+    ):
+        len(GSM8K(source=str(file)))
     file.write_text(json.dumps({"question": "Add.", "answer": "256"}))
     assert Mathematics(source=str(file)).remark() is None
 

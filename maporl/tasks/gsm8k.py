@@ -7,6 +7,7 @@ from typing import Literal
 
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading import grade_mathematics
+from maporl.tasks.grading import number as number_of
 from maporl.tasks.grading.answers import label_of
 from maporl.types import Example, Grade
 
@@ -53,12 +54,16 @@ class GSM8K(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row. Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas."""
+    """The example in a row. Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas between thousands."""
     question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
     name = str(row.get("id", f"gsm8k-{number}"))
     try:
         label, worked = label_of(answer)
     except ValueError as error:
         raise ValueError(f"({name:.100}) has {error}; put the number after #### or into \\boxed{{}}") from None
+    if "," in label and number_of(label) is None:
+        raise ValueError(
+            f"({name:.100}) has the answer {label!r:.100}, which is not one number; write 1,234.5 or 1234.5"
+        )
     solution = worked if worked is not None else (row.get("meta") or {}).get("solution", "")
-    return Example(name, question, label.replace(",", ""), {"solution": solution})
+    return Example(name, question, label, {"solution": solution})

@@ -118,8 +118,6 @@ class Mathematics(ReadTask):
                 f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each final "
                 "answer into \\boxed{}"
             ) from None
-        if "####" in str(given):
-            answer = answer.replace(",", "")  # GSM8K writes 1,234
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
         if worked is not None:
             meta = {"solution": worked, **meta, "label_from_solution": True}

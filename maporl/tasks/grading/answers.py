@@ -4,7 +4,8 @@ What stands in a thought, such as ``<think>...</think>``, does not count. A thou
 
 The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last* one:
 
-1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count;
+1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count, and neither does one whose
+   value what stands beside it changes or denies;
 2. ``#### ...`` to the end of the line (GSM8K);
 3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next such
    mark;
@@ -48,7 +49,33 @@ _BOX = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])"
     r"|-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}))|[{}]"
 )
-_JOINT = re.compile(r"[$\s]*(?:,|(?:,\s*)?\b(?:and|or)\b|\\text\s*\{\s*(?:and|or)\s*\}|\\quad)[$\s]*")
+_EDGE = r"(?:[$\s*]|\\[\[\]()]|\\[,;: ]|\\quad(?![A-Za-z]))*"
+_NAME_IS = r"(?:(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?)\s*=\s*)?"
+_JOINT = re.compile(
+    rf"{_EDGE}(?:,|(?:,{_EDGE})?\b(?:and|or)\b|(?:,{_EDGE})?\\(?:text|mbox|quad\\text)\s*\{{\s*(?:and|or)\s*\}}){_EDGE}{_NAME_IS}{_EDGE}"
+)
+_NAMED_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_(?:\w|\{\w+\}))?)\s*=\s*$")
+_COMMANDS = r"(?:pi|sqrt|[dtc]?frac|cdot|times|div|pm|mp|neq?|not|log|ln|sin|cos|tan|theta|binom)(?![A-Za-z])"
+_BOUND_BEFORE = re.compile(  # what changes the meaning of a box that follows it
+    rf"(?:[\w)}}\]]\s*[-+*/]|(?<![\w\s*])\s*[-+]|^[-+]|[$({{\[=:]\s*[-+]|[\^_≠±·×÷√/|]|(?<=\s)!=|\d|\\{_COMMANDS})\s*$"
+    r"|(?:\b(?:not|never|neither|nor|cannot|isnt)|n['’]t)(?:\s+(?:be|is|the|equal|to|just|only|simply))*[\s$*:]*(?:\\[\[(])?\s*"
+    r"(?:\\text\s*\{[^{}]*\}\s*)?$",
+    re.IGNORECASE,
+)
+_INSIDE_OF = re.compile(
+    r"(?:\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac\s*(?:\{[^{}]*\})?|[\^_]|\\(?:overline|bar|log|ln|sin|cos|tan|exp|binom))\s*$"
+)
+_BOUND_AFTER = re.compile(  # what changes the meaning of a box that stands before it
+    rf"[\s]*(?:\\[,;:! ]\s*)*(?:[-+/]\s*(?:[\d(]|\\|[A-Za-z](?![A-Za-z]))|\*\s*[\d(]|\^(?!\s*\{{?\s*(?:\\circ|°))|_[\d{{]|[≠±·×÷√π]"
+    rf"|\\{_COMMANDS})|[\d(A-Za-z](?![A-Za-z(])|![\d!]"
+    r"|[\s$]*(?:\\[,;:! \])]\s*)*(?:\\(?:text|mbox|mathrm)\s*\{)?\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+    r"|[\s$,.]*(?:is|was|are)\s+(?:not|wrong|incorrect|false)\b|[\s$]*(?:is|was)n['’]t\b",
+    re.IGNORECASE,
+)
+_OR_AFTER = re.compile(
+    r"(?:[\s$,]|\\[,;:! \])]|\\quad)*(?:\\(?:text|mbox)\s*\{\s*(?:or|and)\s*\}|\b(?:or|and)\b|\\(?:lor|vee)(?![A-Za-z]))\s*(?:\\[\[(])?[\s$]*"
+    r"(?P<other>[-+]?(?:[A-Za-z]\s*=\s*)?(?:\d[\d.,/]*\d|\d|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\}|\\pi)(?![A-Za-z]))"
+)
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
     r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|[:：])\**\s*[:：]?\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
@@ -71,7 +98,7 @@ CLAUSES = re.compile(
 )
 
 
-def boxed(text: str) -> str | None:
+def boxed(text: str, alone: bool = True) -> str | None:
     r"""The content of the last complete box, or None. Boxes that are joined by "and" or a comma are one list.
 
     >>> boxed(r"so \boxed{\frac{1}{2}} or rather \boxed{\sqrt{\frac{3}{4}}}")
@@ -80,16 +107,27 @@ def boxed(text: str) -> str | None:
     (True, '5', '5', '5', '5')
     >>> boxed(r"$\boxed{1}$ and $\boxed{9}$"), boxed(r"\boxed{4}. No, \boxed{5}")
     ('1, 9', '5')
+
+    A box whose value what stands beside it changes or denies is not read, unless ``alone`` is false.
+
+    >>> [boxed(t) for t in (r"-\boxed{5}", r"\boxed{5}\pi", r"$\boxed{5}$ or $6$", r"It is not \boxed{5}", r"\sqrt{\boxed{5}}")]
+    [None, None, None, None, None]
+    >>> boxed(r"$x = \boxed{5}\text{ cm}$."), boxed(r"- \boxed{5}"), boxed(r"$\boxed{0.5}$ or $\frac12$")
+    ('5', '5', '0.5')
     """
     boxes: list[tuple[int, int, int, int]] = []  # where each begins and ends, and where its content does
-    opened: list[tuple[int, int]] = []
+    around: dict[int, int] = {}  # where the brace is that was open when a box began
+    opened: list[tuple[int, int, int]] = []
     for found in _BOX.finditer(text):
         if found["bare"]:
             boxes.append((found.start(), found.end(), *found.span("bare")))
+            around[found.start()] = opened[-1][2] if opened else 0
         elif found.group() != "}":
-            opened.append((found.start(), found.end()) if found["brace"] else (-1, -1))
+            if found["brace"]:
+                around[found.start()] = opened[-1][2] if opened else 0
+            opened.append((found.start(), found.end(), found.start()) if found["brace"] else (-1, -1, found.start()))
         elif opened:
-            start, content = opened.pop()
+            start, content, _ = opened.pop()
             if start >= 0 and not _EMPTY_BOX.fullmatch(text, content, found.start()):
                 boxes.append((start, found.end(), content, found.start()))
     if not boxes:
@@ -97,12 +135,32 @@ def boxed(text: str) -> str | None:
     last = max(boxes)
     contents, start = [text[last[2] : last[3]].strip()], last[0]
     for box in sorted((box for box in boxes if box[1] <= start), reverse=True)[:MOST_CANDIDATES]:
-        if start - box[1] > 40 or not _JOINT.fullmatch(text, box[1], start):
+        joint = _JOINT.fullmatch(text, box[1], start) if start - box[1] <= 60 else None
+        named = _NAMED_BEFORE.search(text, max(0, box[0] - 20), box[0]) if joint and joint["name"] else None
+        if joint is None or (joint["name"] and (named is None or named[1] != joint["name"])):
             break
         contents, start = [text[box[2] : box[3]].strip(), *contents], box[0]
+    if alone and not _stands_alone(text, start, last[1], around[start], contents[-1]):
+        return None
     if all(content == contents[-1] or same_answer(content, contents[-1]) for content in contents):
         return contents[-1]
     return ", ".join(contents)
+
+
+def _stands_alone(text: str, start: int, end: int, brace: int, content: str) -> bool:
+    """Whether nothing beside the boxes from ``start`` to ``end`` changes or denies what the last one holds."""
+    before, after = text[max(0, start - 80) : start], text[end : end + 80]
+    line = before.rsplit("\n", 1)[-1]
+    if re.fullmatch(r"\s*[-+*]\s+|\s*\d+[.)]\s*", line):
+        line = ""  # an item of a list
+    if _BOUND_BEFORE.search(line) or (
+        text[brace : brace + 1] == "{" and _INSIDE_OF.search(text[max(0, brace - 80) : brace])
+    ):
+        return False
+    if _BOUND_AFTER.match(after):
+        return False
+    other = _OR_AFTER.match(after)
+    return other is None or bool(same_answer(right_hand_side(other["other"]), content))
 
 
 def final_answer(text: str) -> str | None:
@@ -185,18 +243,34 @@ def label_of(given: str) -> tuple[str, str | None]:
         ValueError: ``given`` is a worked solution without a box and without a marked answer.
     """
     if "####" in given:
-        return given.rsplit("####", 1)[-1].strip(), given
-    box = boxed(given)
+        return without_thousands(given.rsplit("####", 1)[-1].strip()), given
+    box = boxed(
+        given, alone=False
+    )  # an author's box is the answer to the question, as in \boxed{19}x^3 for a coefficient
     if box is not None:
         whole = re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{?(.*?)\}?[\s$.]*", given, re.DOTALL)
         return box, None if whole and whole[1].strip() == box else given
-    prose = len(given) > 200 or _SENTENCE.search(given) is not None
-    if not prose or len(_WORD.findall(given)) < 4 or reading(given) is not None or option(given) is not None:
-        return given.strip(), None
+    given = given.strip()
+    words, marks = len(_WORD.findall(given)), marked(given)
+    sentences = len(given) > 200 or _SENTENCE.search(given) or (given.endswith(".") and _EQUATION.search(given))
+    lines = "\n" in given and (marks or "\\begin" not in given)
+    prose = (words >= 4 and sentences) or (words >= 2 and lines)
+    if not prose or reading(given) is not None or option(given) is not None:
+        return without_thousands(given), None
     answer = final_answer(given)
     if answer is None:
         raise ValueError("a worked solution as its answer, and neither a \\boxed{} nor an 'Answer:' in it")
     return answer, given
+
+
+def without_thousands(label: str) -> str:
+    """``label`` without the commas between thousands if it is one number, with a unit or without.
+
+    >>> without_thousands("$1,234.50"), without_thousands("1,234 km"), without_thousands("3,4"), without_thousands("(1,234)")
+    ('$1234.50', '1234 km', '3,4', '(1,234)')
+    """
+    match = _THOUSANDS.fullmatch(label) if len(label) <= 100 else None
+    return label if match is None else match[1] + match[2].replace(",", "") + match[3]
 
 
 def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool | None:
@@ -266,6 +340,9 @@ def _rounds_to(said: Tree, truth: str) -> bool:
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
 _ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
+_LETTER = re.compile(r"(?:(?:option|choice)\s+)?(?:\([A-J]\)|[A-J])[).]?", re.IGNORECASE)
+_EQUATION = re.compile(r"\d\s*=\s*[$€£]?\s*-?\d")
+_THOUSANDS = re.compile(r"([-+]?\s*[$€£]?\s*[-+]?)([0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?(?![0-9,])[^0-9,]*)")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _OPTION = re.compile(
     r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$|[-–—]\s(?=[A-Za-z]{3})))\s*(.*)",
@@ -273,6 +350,17 @@ _OPTION = re.compile(
 )
 _OTHER_OPTION = re.compile(
     r"\([A-J]\)|(?<![A-Za-z])[A-H][).](?:\s|$)|\b(?:or|but|not|rather)\s+\(?[A-H]\b(?!['’])|^(?:and|,)\s*\(?[A-H]\b"
+)
+_HEDGED = re.compile(
+    r"^\s*[-+*/^=<>?!&|;,]|\?|\b(?:not|no|never|none|neither|nor|cannot|wrong|incorrect|false|untrue|or|but|instead|rather|actually|"
+    r"wait|maybe|perhaps|possibly|unsure|unlikely|doubt(?:ful)?|guess|correction|sorry|except|unless|either)\b|n['’]t\b"
+    r"|(?<![A-Za-z])(?-i:[B-HJ])(?![A-Za-z'’])|\b(?:option|choice|answer|is|also|and|to)\s+\(?(?-i:[A-J])\b",
+    re.IGNORECASE,
+)
+_OTHERS_DENIED = re.compile(
+    r"\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"
+    r"(?:all )?(?:wrong|incorrect|false|correct|right)\b",
+    re.IGNORECASE,
 )
 
 
@@ -285,8 +373,12 @@ def option(text: str) -> tuple[str, str] | None:
     if len(text) > LONGEST_ANSWER:
         return None
     match = _OPTION.fullmatch(plain(text).strip("* "))
-    if match is None or _OTHER_OPTION.search(match[3]):
-        return None
+    if (
+        match is None
+        or _OTHER_OPTION.search(match[3])
+        or (match[3][:1] == "-" and match.string[match.start(3) - 1] != " ")
+    ):
+        return None  # neither "B) or C)" nor the difference (B)-1 is an option
     return (match[1] or match[2]).upper(), trim(match[3])
 
 
@@ -297,9 +389,22 @@ def _same_option(answer: str, truth: str) -> bool | None:
         return None
     if said is None:
         return True if right[1] and _written_alike(answer, right[1]) else None
-    if said[0] != right[0]:
+    if said[0] != right[0] or (not right[1] and is_hedged(said[1])):
         return False
     return not (said[1] and right[1]) or _written_alike(said[1], right[1]) or bool(same_answer(said[1], right[1]))
+
+
+def is_hedged(text: str) -> bool:
+    """Whether what follows an option's letter may deny it or name another one. A label's own text is compared instead.
+
+    >>> [is_hedged(text) for text in ("is incorrect", "No, D", "not this one", "5; B: 6", "or 17", "+1", "?", "That is wrong")]
+    [True, True, True, True, True, True, True, True]
+    >>> [is_hedged(text) for text in ("", "Paris", "12.0", "The others are wrong", "-5")]
+    [False, False, False, False, False]
+    """
+    if re.fullmatch(r"-\s*[\d.\\].*", text, re.DOTALL):
+        text = text[1:]
+    return _HEDGED.search(_OTHERS_DENIED.sub("", text)) is not None
 
 
 def _written_alike(answer: str, truth: str) -> bool:
@@ -410,5 +515,9 @@ def right_hand_side(text: str, variable: bool = True) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """``text`` up to the end of its first sentence, which a full stop inside a number does not end."""
-    return re.split(r"(?<=[^\s.])[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
+    """``text`` up to the end of its first sentence, which a full stop inside a number does not end.
+
+    After the letter of an option the whole text counts: what follows may be the option's own, or take it back.
+    """
+    first = re.split(r"(?<=[^\s.])[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
+    return text if first != text and _LETTER.fullmatch(plain(first).strip("* ")) else first

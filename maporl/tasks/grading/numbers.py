@@ -41,7 +41,8 @@ _NO_UNIT = re.compile(
     "|plus|minus|times?|over|divided|multiplied|added|subtracted|squared|cubed|factorial|root|sqrt|modulo|mod|power|raised"
     "|point|negative|positive|below|under|sin|cos|tan|log|exp|alpha|beta|gamma|theta|lambda|omega|and|but|not|nor|n?either"
     "|both|versus|then|instead|rather|wait|actually|correction|sorry|never|cannot|unless|except|without|wrong|incorrect"
-    "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps|possibly|too|than|equals?)s?"
+    "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps|possibly|too|than|equals?"
+    "|less|fewer|pair|couple|permille|promille)s?"
 )
 
 _ARITHMETIC = re.compile(r"[0-9 +\-*/()]{1,100}")
@@ -242,9 +243,11 @@ def unit_scale(unit: str, marked: bool) -> int | None:
     >>> unit_scale("square feet", False), unit_scale("million", False), unit_scale("or six", False), unit_scale("N", True)
     (1, 1000000, None, 1)
     """
+    if re.fullmatch(r"[ap]\.?\s?m\.?", unit.strip(), re.IGNORECASE):
+        return 1  # half of a day
     words = re.split(r"[\s/.]+", unit.strip(" ."))
     if marked and all(len(word) == 1 or word.lower() in _SHORT_UNITS for word in words):
-        return 1 if all(word in "mghslLNJWKACVFT" or len(word) > 1 for word in words) else None
+        return 1 if all(word in "mghslLNJWACVFT" or len(word) > 1 for word in words) else None
     return _scale(unit, attached=False)
 
 

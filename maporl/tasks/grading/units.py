@@ -15,7 +15,7 @@ _KNOWN = {
         "mg": "mg milligram milligrams", "lb": "lb lbs pound pounds", "oz": "oz ounce ounces", "ton": "ton tons tonne tonnes",
         "$": "$ dollar dollars usd", "cent": "cent cents ¢", "€": "€ euro euros eur", "£": "£ gbp", "l": "l liter liters litre litres",
         "ml": "ml milliliter milliliters", "gal": "gal gallon gallons", "°": "° degree degrees deg", "rad": "rad radian radians",
-        "%": "% percent", "mi/h": "mph", "km/h": "kmh kph kmph",
+        "am": "am", "pm": "pm", "%": "% percent", "mi/h": "mph", "km/h": "kmh kph kmph",
     }.items()
     for name in names.split()
 }  # fmt: skip
@@ -75,18 +75,32 @@ def _only_units(tail: str) -> str:
 
 
 def units_differ(answer: str, truth: str) -> bool:
-    r"""Whether two answers have units of which one is known, and the other is another one. "units" may be any.
+    r"""Whether two answers have different units. "units" may be any, and one may describe the thing more closely.
 
     >>> units_differ("5 cm", "5 inches"), units_differ(r"5\text{ square feet}", "5 ft^2"), units_differ("80 cents", r"\$80")
     (True, False, True)
     >>> units_differ("5", "5 miles"), units_differ("5 apples", "5 miles"), units_differ("5 units", "5 miles"), units_differ("5 apples", "5")
     (False, True, False, False)
+    >>> units_differ("5 wins", "5 losses"), units_differ("5 apples", "5 red apples"), units_differ("6:30 p.m.", "6:30 PM")
+    (True, False, False)
     """
     mine, theirs = _words(answer), _words(truth)
     if not mine or not theirs or "unit" in mine + theirs:
         return False
     known = [unit_of(words) for words in (mine, theirs)]
-    return known != [None, None] and known[0] != known[1]
+    if known != [None, None]:
+        return known[0] != known[1]
+    names = [{_one(word) for word in re.findall(r"[^\W\d_]+", words)} for words in (mine, theirs)]
+    return not (names[0] <= names[1] or names[1] <= names[0])  # "apples" and "red apples"
+
+
+def _one(word: str) -> str:
+    """The singular of a word, roughly.
+
+    >>> [_one(word) for word in ("apples", "losses", "Loss", "boxes")]
+    ['apple', 'loss', 'loss', 'box']
+    """
+    return re.sub(r"(?<=ss|sh|ch|.x)es$|(?<=[^s])s$", "", word.casefold())
 
 
 def _words(text: str) -> str:
@@ -112,6 +126,7 @@ def unit_of(words: str) -> str | None:
     """
     found: list[str] = []
     power = ""
+    words = re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", words, flags=re.IGNORECASE)
     for word in re.findall(r"[A-Za-zµ]+|[$€£°%]|/|\^?\{?[23²³]\}?", re.sub(r"\bper\b", "/", words)):
         if word == "/":
             found.append("/")

@@ -3,7 +3,7 @@ r"""Equality of mathematics that was read whole (:mod:`maporl.tasks.grading.expr
 Fractions are compared exactly. Other values are computed with more digits than the texts can distinguish: the precision
 follows from the largest and the smallest number that occurs, so that neither ``3.1415926`` and π nor two tiny numbers are
 equal by rounding. Expressions with letters are compared where the letters have :data:`SCALES` of values: two that differ
-as functions differ there.
+as functions differ there. Letters that count, as in a factorial, have :data:`WHOLE_NUMBERS`.
 
 The work is bounded by :class:`Budget`, which counts the digits that are computed, so that no clock decides a grade.
 """
@@ -28,6 +28,10 @@ MOST_LISTED = 64
 """A list or a set of more answers is not compared."""
 SCALES = tuple(map(Fraction, ("3/8", "4/5", "8/5", "10/3", "38/3", "-3/5", "-29/10", "-46/3")))
 """About what the letters of an expression stand for, in turn. Each letter has a number of its own near each of them."""
+WHOLE_NUMBERS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 10, 27)
+"""What a letter stands for that counts, such as n in n! or in (-1)^n: even, odd, multiples of 3 and powers of 2."""
+_COUNTS = frozenset("ijklmnpqrsKLMN")
+"""The letters in the bracket of a floor or a ceiling that stand for whole numbers only. Others may be any number too."""
 _LEAST_BITS = 416
 _OWN = {"π": "pi", "e": "e", "i": "j", "\\imath": "j"}
 _NAMES = {name: name.replace("arc", "a") for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth")} | {
@@ -424,8 +428,38 @@ def _points(a: Tree, b: Tree) -> Iterator[dict[str, Fraction] | None]:
     if not letters:
         yield None
         return
-    for place, scale in enumerate(SCALES):
-        yield {letter: scale * (1 + _part(letter, place)) for letter in letters}
+    whole, rounded = _whole_letters(a) | _whole_letters(b), _rounded_letters(a) | _rounded_letters(b)
+    whole |= rounded & _COUNTS
+    for counted in (whole, whole | rounded) if rounded - whole else (whole,):
+        for place in range(len(WHOLE_NUMBERS if counted else SCALES)):
+            scale = SCALES[place % len(SCALES)]
+            point = {letter: scale * (1 + _part(letter, place)) for letter in letters}
+            sums = 0
+            for order, letter in enumerate(sorted(counted)):  # n is mostly larger than k, and not always
+                number = WHOLE_NUMBERS[(place + 5 * order) % len(WHOLE_NUMBERS)]
+                sums = number + (sums if place % 3 else 0)
+                point[letter] = Fraction(sums)
+            yield point
+
+
+def _whole_letters(tree: Any) -> set[str]:
+    """The letters that must stand for whole numbers: in a factorial, a binomial, a gcd, and the exponent of a negative number."""
+    if not isinstance(tree, tuple) or not tree:
+        return set()
+    if tree[0] == "pow" and tree[1][0] == "neg" and not _letters(tree[1]):
+        return _letters(tree[2])
+    if tree[0] == "factorial" or (tree[0] == "call" and tree[1] in ("binomial", "gcd", "lcm")):
+        return _letters(tree)
+    return set().union(*map(_whole_letters, tree))
+
+
+def _rounded_letters(tree: Any) -> set[str]:
+    """The letters in the brackets of floors and ceilings."""
+    if not isinstance(tree, tuple) or not tree:
+        return set()
+    if tree[0] == "call" and tree[1] in ("floor", "ceil"):
+        return _letters(tree)
+    return set().union(*map(_rounded_letters, tree))
 
 
 @lru_cache(4096)
