@@ -9,7 +9,8 @@ The grammar of a final answer is strict. The first of these forms that a text ha
 2. ``#### ...`` to the end of the line (GSM8K);
 3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next such
    mark;
-4. the whole text, if it is only a number, or only an equation in numbers, of which the right-hand side counts.
+4. the whole text, if it is only a number or the letter of an option, or only an equation in numbers, of which the right-hand
+   side counts.
 
 What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``, so
 that headings and prose are passed over. If it begins with a number and is something else, as in "5 because", then the text
@@ -78,9 +79,14 @@ _OR_AFTER = re.compile(
 )
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
-    r"(?:\bfinal\s+answer\b|\banswer\b)\**\s*(?:is\b|=|[:：])\**\s*[:：]?\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
+    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))\**\s*(?:is\b|would\s+be\b|=|[:：])\**\s*[:：]?\s*"
+    r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?(?:(?:\$\$|\\\[)[ \t]*\n\s*)?"
+    r"|^(?:#{1,6} |\*\*)(?:final )?answer[:：]?(?:\*\*)?[:：]?[ \t]*\n\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
     r"|<answer>\s*",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
+)
+_AFTERTHOUGHT = re.compile(
+    r"(?<=[^\s(])\s?\((?:since|because|as)\b[^()]*\)$|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$", re.IGNORECASE
 )
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
@@ -193,13 +199,15 @@ def written_answer(text: str) -> str | None:
     text = spoken(text)[-LONGEST_TEXT:]
     answer = boxed(text)
     if answer is not None:
-        answer = trim(answer)
+        answer = trim(_HEAD_IN_BOX.sub("", trim(answer)))
         return answer if 0 < len(answer) <= LONGEST_ANSWER else None
     answer = _last_candidate(heading[1] for heading in deque(_HEADED.finditer(text), MOST_CANDIDATES))
     if answer is None:
         answer = _last_candidate(_first_sentence(written) for before, written in marked(text) if _asserted(before))
     if answer is None:
         answer = trim(text)
+        if re.fullmatch(r"\([A-J]\)|[A-J]", answer):
+            return answer
         return answer if number(right_hand_side(answer, variable=False)) is not None else None
     return answer or None
 
@@ -340,6 +348,7 @@ def _rounds_to(said: Tree, truth: str) -> bool:
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
 _ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
+_HEAD_IN_BOX = re.compile(r"(?:\\(?:text|mbox)\s*\{\s*)?(?:final )?answer\s?[:：]\s?\}?(?=[^{}]*$)", re.IGNORECASE)
 _LETTER = re.compile(r"(?:(?:option|choice)\s+)?(?:\([A-J]\)|[A-J])[).]?", re.IGNORECASE)
 _EQUATION = re.compile(r"\d\s*=\s*[$€£]?\s*-?\d")
 _THOUSANDS = re.compile(r"([-+]?\s*[$€£]?\s*[-+]?)([0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?(?![0-9,])[^0-9,]*)")
@@ -482,21 +491,29 @@ def _asserted(before: str) -> bool:
 def _last_candidate(candidates: Iterable[str]) -> str | None:
     """The last candidate that can be read, or None. "" if a later one begins with a number but cannot be read."""
     for candidate in reversed(list(candidates)):
-        written = trim(candidate)
+        written = trim(_AFTERTHOUGHT.sub("", trim(candidate)))
         answer = right_hand_side(written)
         if number(answer) is not None or ("=" not in answer and is_mathematics(answer)) or option(answer):
             return written
-        if "=" in written and is_mathematics_list(written):
+        if "=" in written and is_equations(written):
             return written
         if _BEGINS_WITH_NUMBER.match(answer):
             return ""
     return None
 
 
-def is_mathematics_list(text: str) -> bool:
-    """Whether ``text`` is a list of equations such as ``a = 1, b = 2``."""
+def is_equations(text: str) -> bool:
+    """Whether ``text`` is an equation with letters, or a list of equations such as ``a = 1, b = 2``.
+
+    >>> [is_equations(text) for text in ("x^2+y^2=1", "a = 1, b = 2", "4 = 5", "1 = 2 = 3", "x")]
+    [True, True, False, False, False]
+    """
     tree = reading(text) if len(text) <= LONGEST_MATHEMATICS else None
-    return tree is not None and tree[0][0] == "list" and all(part[0] == "relation" for part in tree[0][1:])
+    if tree is None:
+        return False
+    if tree[0][0] == "relation":
+        return tree[0][1] == ("=",) and re.search(r"(?<![A-Za-z\\])[A-Za-z]", plain(text)) is not None
+    return tree[0][0] == "list" and all(part[0] == "relation" for part in tree[0][1:])
 
 
 def right_hand_side(text: str, variable: bool = True) -> str:

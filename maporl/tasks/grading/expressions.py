@@ -31,7 +31,7 @@ _SAME = {
     "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\leqq": "<=", "≤": "<=", "\\lt": "<", "\\gt": ">", "==": "=",
     "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\geqq": ">=", "≥": ">=", "\\ne": "!=", "\\neq": "!=", "≠": "!=",
     "\\in": "∈", "\\approx": "≈", "\\cong": "≈", "\\pm": "±", "\\mp": "∓", "\\cup": "∪", "\\bigcup": "∪", "\\cap": "∩",
-    "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\vert": "|", "\\lvert": "|", "\\rvert": "|",
+    "\\langle": "(", "\\rangle": ")", "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\vert": "|", "\\lvert": "|", "\\rvert": "|",
     "\\mid": "|", "\\colon": ":", "\\pi": "π", "\\infty": "∞", "\\varnothing": "∅", "\\emptyset": "∅", "√": "\\sqrt",
     "\\theta": "θ", "\\alpha": "α", "\\beta": "β", "\\gamma": "γ", "\\delta": "δ", "\\lambda": "λ", "\\mu": "μ",
     "\\sigma": "σ", "\\phi": "φ", "\\varphi": "φ", "\\omega": "ω", "\\prime": "'", "\\degree": "°", "\\lor": ",", "\\land": ",",

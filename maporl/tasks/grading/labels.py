@@ -10,7 +10,7 @@ from maporl.types import Grade
 
 _NEGATION = re.compile(
     r"\b(?:not|cannot|neither|nor|no|non|never|none|without|wrong|incorrect|false|untrue|unlikely|impossible|hardly|"
-    r"barely|scarcely|rather than|instead of|anything but|all but|far from|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|"
+    r"barely|scarcely|rather than|instead of|opposite of|reject(?:s|ed|ing)?|refut(?:e|es|ed|ing)|anything but|all but|far from|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|"
     r"except|unless|lack(?:s|ing)?|fail(?:s|ed)?|absent|den(?:y|ies|ied)|doubt(?:s|ful)?|"
     r"(?:do|does|did|is|are|was|were|ca|wo|would|could|should)nt)\b|n['’]t\b|\?"
 )
@@ -21,6 +21,8 @@ _ENDS_NEGATED = re.compile(r"(?:\bnot|n['’]t|\bcannot|\bnever|\bneither)$")
 _ENDS_OPEN = re.compile(r"\b(?:that|be|is|an?|the|think|say|believe|really|necessarily|strictly)$")
 _BESIDE = re.compile(r"[\s*_]*(?:and[\s*_]+)?")
 _NEGATES_WHAT_FOLLOWS = re.compile(r"\b(?:not|never|cannot|n['’]t)\b")
+_SIGN_OF_NEGATION = re.compile(r"(?<!\S)[!¬~](?=\w)|≠|!=")
+_JOINED = re.compile(r"(?<=\bno[tn])_")
 _REASON = re.compile(r"\b(?:because|since|as)\b")
 
 
@@ -56,7 +58,8 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     if where is None:
         named = [f"{before} {written}" for before, written in marked(text) if mention.search(written.lower())]
         where = named[-1] if named else text
-    clauses = CLAUSES.split(where.lower())
+    where = _JOINED.sub(" ", _SIGN_OF_NEGATION.sub(" not ", where.lower()))
+    clauses = CLAUSES.split(where)
     found, carried = set(), False
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))

@@ -3,6 +3,7 @@ r"""Numbers as people and models write them, read exactly. Every rule is a docte
 import ast
 import operator
 import re
+import unicodedata
 from fractions import Fraction
 
 LONGEST_ANSWER = 1000
@@ -89,7 +90,8 @@ def number(text: str) -> Fraction | None:
         if not bottom or (match["whole"] and top >= bottom):
             return None
         value = int(match["whole"] or 0) + Fraction(top, bottom)
-    if scale is None or (match["name"] and match["name"].lower().replace(" ", "-") != _name(value)):
+    name = match["name"]
+    if scale is None or (name and name.lower().replace(" ", "-") != _name(value) and _scale(name, attached=False) != 1):
         return None
     return value * scale * (-1 if "-" in (match["sign"], match["inner"]) else 1)
 
@@ -142,6 +144,10 @@ _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.from
     map(ord, "\u2009\u202f\u00a0\u3000"), " "
 )
 _WIDE |= {ord("−"): "-", ord("、"): ",", ord("。"): "."}
+_WIDE |= {
+    ord(sign): f" {n}/{d}"
+    for sign, n, d in (("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅛", 1, 8))
+}
 _LAYOUT = re.compile(
     r"(?<!\\)(?:\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|mathstrut|strut|relax|null|hfill|nonumber|notag"
     r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries|itshape|centering|medspace|thinspace"
@@ -175,7 +181,7 @@ def plain(text: str) -> str:
     ('18', '0.5', '1234567', '3 125/250', '7', '12')
     """
     if not text.isascii():
-        text = text.translate(_WIDE)
+        text = unicodedata.normalize("NFC", text).translate(_WIDE)
     if _TYPESET.search(text):
         text = _without_typesetting(text)
     elif _GROUPS.search(text):
@@ -216,6 +222,7 @@ def _without_typesetting(text: str) -> str:
     text = _WRAPPER.sub(" ", text)  # what holds braces itself stays a group
     text = re.sub(r"\\(begin|end)\{(?:array\}\s*(?:\{[clr|@ ]*\})?|smallmatrix\})", r"\\\1{matrix}", text)
     text = re.sub(r"(?<=[0-9)}])\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", "°", text)
+    text = re.sub(r"(?<=[0-9])\s*\^\s*\{\s*(?:st|nd|rd|th)\s*\}", "", text)
     text = re.sub(r"°\s+(?=[CF](?![A-Za-z]))", "°", text)
     text = re.sub(r"\{([^{}\\]{1,30})\\choose(?![A-Za-z])([^{}\\]{1,30})\}", r"\\binom{\1}{\2}", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
