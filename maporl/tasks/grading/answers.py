@@ -143,7 +143,11 @@ def boxed(text: str, alone: bool = True) -> str | None:
     for box in sorted((box for box in boxes if box[1] <= start), reverse=True)[:MOST_CANDIDATES]:
         joint = _JOINT.fullmatch(text, box[1], start) if start - box[1] <= 60 else None
         named = _NAMED_BEFORE.search(text, max(0, box[0] - 20), box[0]) if joint and joint["name"] else None
-        if joint is None or (joint["name"] and (named is None or named[1] != joint["name"])):
+        if (
+            joint is None
+            or (joint["name"] and not alone)
+            or (joint["name"] and (named is None or named[1] != joint["name"]))
+        ):
             break
         contents, start = [text[box[2] : box[3]].strip(), *contents], box[0]
     if alone and not _stands_alone(text, start, last[1], around[start], contents[-1]):
@@ -366,8 +370,9 @@ _HEDGED = re.compile(
     r"|(?<![A-Za-z])(?-i:[B-HJ])(?![A-Za-z'’])|\b(?:option|choice|answer|is|also|and|to)\s+\(?(?-i:[A-J])\b",
     re.IGNORECASE,
 )
-_OTHERS_DENIED = re.compile(
-    r"\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"
+_OTHERS_DENIED = re.compile(  # and what options often say of themselves
+    r"\b(?:none|neither|both) of (?:these|them|the above)\b|\bno (?:real )?solutions?\b|\b(?:does|do) not exist\b"
+    r"|\bcannot be determined\b|\bnot enough information\b|\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"
     r"(?:all )?(?:wrong|incorrect|false|correct|right)\b",
     re.IGNORECASE,
 )
@@ -410,6 +415,8 @@ def is_hedged(text: str) -> bool:
     [True, True, True, True, True, True, True, True]
     >>> [is_hedged(text) for text in ("", "Paris", "12.0", "The others are wrong", "-5")]
     [False, False, False, False, False]
+    >>> is_hedged("none of these"), is_hedged("It does not exist"), is_hedged("none of these; no, D")
+    (False, False, True)
     """
     if re.fullmatch(r"-\s*[\d.\\].*", text, re.DOTALL):
         text = text[1:]
