@@ -274,6 +274,11 @@ class Utterance:
     example: Example | None = None
     version: int | None = None
 
+    @property
+    def is_thought(self) -> bool:
+        """Whether it was cut off in a thought that the prompt had begun, so that its text holds no answer."""
+        return self.tags.get("no_text") == "thinking"
+
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
         return self.text if self.restated is None else f"{self.text}\n{self.restated}"

@@ -12,13 +12,15 @@ from test_vllm_engine import fake, fake_vllm  # noqa: F401  # fixtures
 from transformers import MambaConfig, MambaForCausalLM
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
-from maporl.config.schema import ApiSection
+from maporl.config.schema import ApiSection, TinySection
 from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
 from maporl.engines.transformers import reply_of
 from maporl.engines.vllm.server import Asked
-from maporl.types import Ask, Example, Stop
+from maporl.rewards.scoring import grade_answers
+from maporl.tiny import build_tiny_tokenizer
+from maporl.types import Ask, Dialogue, Example, Stop, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Trainer
 from trl_ext.ppo_options import Decoding, PPOOptions
@@ -173,6 +175,29 @@ def test_a_reply_that_ends_with_a_string_is_whole(tiny):
         )
         request = Request(Ask("ann", []), Example("1", "4", "4"), 0, 0, Transcript(ids=[5]), "one", "ann")
         assert reply_of(request, policy, [5], Sampled(ids)).stop is stop
+
+
+def test_an_answer_that_is_cut_off_in_a_thought_of_the_prompt_is_none():
+    """A template that ends prompts with <think>: the text of the answer says nothing of it."""
+    tokenizer = build_tiny_tokenizer(
+        TinySection(alphabet="".join(dict.fromkeys("<think>/ Answer: 0123456789+= Is")), context=99)
+    )
+    policy = SimpleNamespace(tokenizer=tokenizer, stop_ids=frozenset([1]), stop_strings=None)
+    example = Example("1", "2+2=", "4")
+
+    def graded(prompt, said, **more):
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        request = Request(Ask("ann", []), example, 0, 0, Transcript(ids=ids), "one", "ann")
+        reply = reply_of(request, policy, ids, Sampled(tokenizer.encode(said, add_special_tokens=False)))
+        tags = {} if reply.no_text is None else {"no_text": reply.no_text}
+        utterance = Utterance(0, "ann", "ann", 0, 0, [], reply.text, tags=tags, **more)
+        grade_answers([Dialogue(example, [utterance])], Arithmetic())
+        return utterance.grade.answer, utterance.grade.correct
+
+    assert graded("2+2=", "Answer: 4") == ("4", True) == graded("2+2= <think>", "5</think>Answer: 4")
+    assert graded("2+2= <think>", "Answer: 4") == (None, False) == graded("2+2= <think> ", "is it 4")
+    assert graded("<think>2</think>2+2=", "Answer: 4") == ("4", True) == graded("<think> 2+2=", "Answer: 4")
+    assert graded("2+2= <think>", "Is it 3", restated="Answer: 4") == ("4", True), "the model has said it since"
 
 
 @pytest.mark.parametrize("strings", ["\\n", [""], ["a", 3], [None], 5, {"a"}])

@@ -70,7 +70,8 @@ class Reply:
 
     Args:
         version: the number of updates that the weights had. None: those of the engine's last :meth:`Engine.sync`.
-        no_text: why an endpoint answered without text, such as "refusal". The utterance has it in its tag ``no_text``.
+        no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking"). The
+            utterance has it in its tag ``no_text``.
     """
 
     text: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from maporl.config.imports import told
 from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
 from maporl.tasks.base import Task
-from maporl.types import Dialogue
+from maporl.types import Dialogue, Grade
 
 
 def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
@@ -17,6 +17,10 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
         RewardFailure: the grader of the task raised an error.
     """
     asked = [(d, u) for d in dialogues for u in d.answers() if u.grade is None]
+    for _, utterance in asked:
+        if utterance.is_thought and utterance.restated is None:
+            utterance.grade = Grade(None, False, "its thought does not end")
+    asked = [(d, u) for d, u in asked if u.grade is None]
     try:
         grades = task.grade_many([d.asked(u) for d, u in asked], [u.words() for _, u in asked])
     except Exception as error:

@@ -41,7 +41,8 @@ def restate(dialogues: list[Dialogue], task: Task, say: Say) -> None:
         (d, u)
         for d in dialogues
         for u in d.answers()
-        if u.restated is None and u.policy and u.response_ids and task.grade(d.asked(u), u.text).answer is None
+        if u.restated is None and u.policy and u.response_ids
+        if u.is_thought or task.grade(d.asked(u), u.text).answer is None
     ]
     for wording in WORDINGS:
         request = wording.format(form=task.answer_form)
