@@ -4,6 +4,7 @@ Whoever writes a run listens at a pipe of the operating system. The thread that 
 answers although the run hangs.
 """
 
+import gc
 import logging
 import os
 import shutil
@@ -43,7 +44,13 @@ WORKERS: list[Callable[[], Iterable[Worker]]] = []
 def stacks() -> str:
     """Return the stack of every thread of this process, each under its name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames().items()
+    collects = gc.isenabled()
+    gc.disable()  # while frames are listed, no thread can end, and a finalizer that ends one would wait for ever
+    try:
+        frames = list(sys._current_frames().items())
+    finally:
+        if collects:
+            gc.enable()
     return "\n".join(f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(f))}" for ident, f in frames)
 
 
