@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import regex
 
 from maporl.errors import ConfigError, UserError
-from trl_ext.written_calls import THINKING
+from trl_ext.written_calls import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -31,13 +31,12 @@ _QUOTE_MARK = re.compile(r"^[ \t]*> ?", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t\xa0]+", re.MULTILINE)
 _END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _TAG = r"(?:[\w|]{1,16}:)?(?:think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|analysis|monologue)(?:\s[^<>\n]{0,64})?>"
-_CLOSED_INSIDE = {end for end in THINKING.values() if end == "<|eo"}  # elsewhere it ends a message
 _THOUGHT = re.compile(
     rf"(?P<opens><\s{{0,4}}{_TAG}|<\|channel\|?>\s*(?:analysis|commentary|thought)\b|<\|begin_of_thought\|>"
     r"|(?-i:\Aanalysis(?![\s:.,;a-z-])|assistant(?:analysis|commentary)(?![a-z]))"
-    rf"|{'|'.join(map(re.escape, THINKING))})|(?P<inside>{'|'.join(map(re.escape, _CLOSED_INSIDE))})"
+    rf"|{'|'.join(map(re.escape, THINKING))})|(?P<inside>{re.escape(END_OF_MESSAGE)})"
     rf"|<\s{{0,4}}/\s{{0,4}}{_TAG}|<\|channel\|?>\s*final(?:<\|message\|>)?|<\|end_of_thought\|>|(?-i:assistantfinal|\Afinal(?=[A-Z\\$*]))"
-    rf"|{'|'.join(map(re.escape, set(THINKING.values()) - _CLOSED_INSIDE))}",
+    rf"|{'|'.join(map(re.escape, THOUGHT_ENDS))}",
     re.IGNORECASE,
 )
 """The marks of thoughts: those that :mod:`trl_ext.written_calls` knows, tags of other prompts, and the channels of gpt-oss, also

@@ -37,6 +37,10 @@ THINKING = {
     "to=self<|message|>": "<|eo",
 }
 """The marks around what a model thinks."""
+END_OF_MESSAGE = "<|eo"
+"""The end of thinking that is a message to oneself. Elsewhere it ends any message."""
+THOUGHT_ENDS = sorted(set(THINKING.values()) - {END_OF_MESSAGE})
+"""The marks that end nothing but a thought."""
 BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 TOLD = {
@@ -90,28 +94,28 @@ IN_THINKING = "it stands in thinking that has no "
 """Begins the reason why a call is not read that stands in thinking without end."""
 IN_THOUGHT = "it stands before the end of a thought that nothing began"
 """The reason why a call is not read after which a thought ends that neither the prompt nor the model began."""
+_SPACE = r"(?:[\w\uff5c]{1,16}[:\uff5c])?"
 _NAME = r"[A-Za-z_][\w.\-/]{0,127}"
 _FUNCTION = re.compile(
     rf"<(?P<space>[\w\uff5c]{{1,16}}[:\uff5c])?(?:(?:function|tool)\s*=|(?:function|invoke) name=)\s*[\"']?(?P<name>{_NAME})[\"']?\s*>"
 )
 """How a call with named parameters begins: ``<function=add>``, ``<invoke name="add">``, with a name space or without."""
 _PARAMETER = re.compile(
-    r"<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter(?:\s*=\s*| name=)[\"']?(?P<key>[^>\n\"']{1,128}?)[\"']?(?: [^>\n]{0,64})?\s*>"
+    r"<" + _SPACE + r"parameter(?:\s*=\s*| name=)[\"']?(?P<key>[^>\n\"']{1,128}?)[\"']?(?: [^>\n]{0,64})?\s*>"
     r"|<(?:longcat_)?arg_key>\s*(?P<other>[^<>\n]{1,128}?)\s*</(?:longcat_)?arg_key>\s*<(?:longcat_)?arg_value>"
 )
 _END_OF_TEXT = r"(?:<\|[A-Za-z_]{1,32}\|>|</s>|<\uff5cend\u2581of\u2581sentence\uff5c>|<end_of_turn>|<turn\|>|<eos>|\Z)"
-_SPACE = r"(?:[\w\uff5c]{1,16}[:\uff5c])?"
 _AFTER_ALL = rf"</(?:longcat_)?tool_call>|</(?:seed|minimax):tool_call>|{_END_OF_TEXT}"
 _PARAMETER_END = re.compile(
     rf"</{_SPACE}parameter>(?=\s*(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|{_AFTER_ALL}))"
 )
 _VALUE_END = re.compile(rf"</(?:longcat_)?arg_value>(?=\s*(?:<(?:longcat_)?arg_key>|{_AFTER_ALL}))")
 _NEXT_TAG = re.compile(
-    r"\n?[ \t]{0,32}(?=<(?:[\w\uff5c]{1,16}[:\uff5c])?parameter[ =]|</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|invoke)>|</(?:longcat_)?tool_call>)"
+    r"\n?[ \t]{0,32}(?=<" + _SPACE + r"parameter[ =]|</" + _SPACE + r"(?:function|invoke)>|</(?:longcat_)?tool_call>)"
 )
-_FUNCTION_END = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function|tool|invoke)>")
+_FUNCTION_END = re.compile(rf"</{_SPACE}(?:function|tool|invoke)>")
 _TEXT_END = re.compile(rf"\s*{_END_OF_TEXT}")
-_STRAY = re.compile(r"</(?:[\w\uff5c]{1,16}[:\uff5c])?(?:parameter|function|invoke)>|</(?:longcat_)?arg_value>")
+_STRAY = re.compile(rf"</{_SPACE}(?:parameter|function|invoke)>|</(?:longcat_)?arg_value>")
 _NEXT_CALL = re.compile(
     rf"{_FUNCTION.pattern}\s{{0,32}}(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|\{{)"
     rf"|<(?:longcat_)?tool_call>\s{{0,32}}{_NAME}\s{{0,32}}(?:<tool_sep>\s{{0,32}})?<(?:longcat_)?arg_key>"
@@ -127,15 +131,15 @@ def _any_of(words: Iterable[str]) -> str:
 
 _OPENING = (
     rf"(?P<mark>{_any_of(word for word in MARKS if word != 'functools')}|functools(?=\[\s{{0,32}}\{{))"
-    r"|(?P<function><(?:[\w\uff5c]{1,16}[:\uff5c])?(?:function\s*=|tool\s*=|(?:function|invoke) name=))"
+    rf"|(?P<function><{_SPACE}(?:function\s*=|tool\s*=|(?:function|invoke) name=))"
 )
 _SCAN = re.compile(
-    rf"(?P<think>{_any_of(THINKING)})|(?P<told>{_any_of(TOLD)})|(?P<thought>{_any_of(set(THINKING.values()) - {'<|eo'})})|{_OPENING}"
+    rf"(?P<think>{_any_of(THINKING)})|(?P<told>{_any_of(TOLD)})|(?P<thought>{_any_of(THOUGHT_ENDS)})|{_OPENING}"
     rf"|(?P<inside>\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>|<tool_sep>|<(?:longcat_)?arg_key>|\bcall:(?={_NAME}\{{))"
     rf"|(?P<close>{_any_of(_CLOSERS)})|{_BARE}"
 )
 _OPENS = re.compile(_OPENING)
-_LIMIT = re.compile(rf"{_OPENING}|{_any_of(THINKING)}|{_any_of(set(THINKING.values()) - {'<|eo'})}")
+_LIMIT = re.compile(rf"{_OPENING}|{_any_of(THINKING)}|{_any_of(THOUGHT_ENDS)}")
 _HARMONY = re.compile(r"\s*(?:to=|<\|start\|>|<\|channel\|>)")
 """How a completion of gpt-oss begins: with a channel, or with who speaks or is called."""
 _HARMONY_CALL = re.compile(r"<\|channel\|>[^<{\n]{0,80}\bto=")
@@ -257,6 +261,18 @@ class _Unclear(Unreadable):
         self.following = following
 
 
+def end_of_begun_thought(prefix: str) -> str:
+    """Return the mark that ends the thought which the end of a prompt has begun, or "".
+
+    The templates of some models end prompts with ``<think>``. What the model says is then thinking up to ``</think>``.
+
+    >>> end_of_begun_thought("2+2=<think>\\n"), end_of_begun_thought("<think>4</think>2+2=")
+    ('</think>', '')
+    """
+    told = prefix.rstrip()
+    return next((end for mark, end in THINKING.items() if told.endswith(mark)), "")
+
+
 class _Reader:
     """Reads the text of one completion from left to right."""
 
@@ -272,9 +288,8 @@ class _Reader:
         """Whether the last thinking was begun once more within, so that a further mark of its end ends it."""
 
     def read(self, prefix: str = "") -> list[Found]:
-        for mark, end in THINKING.items():
-            if prefix.rstrip().endswith(mark):
-                self._past_thinking(0, end)
+        if end := end_of_begun_thought(prefix):
+            self._past_thinking(0, end)
         while (match := _SCAN.search(self.text, self.place)) is not None:
             if self.tried == MOST:
                 self._refuse(f"there are more than {MOST} calls; what follows is not read")

@@ -11,7 +11,7 @@ from maporl.types import Stop
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling_options import Sampled
 from trl_ext.stop_strings import StopStrings, ended
-from trl_ext.written_calls import THINKING
+from trl_ext.written_calls import end_of_begun_thought
 
 
 class TransformersEngine(Engine):
@@ -94,7 +94,7 @@ def stop_strings_of(sampling: RowSampling | None, policy: Policy) -> StopStrings
 
 def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sampled) -> Reply:
     """Add a completion to the request's transcript, and return it as the engine's reply."""
-    end = _end_of_thought(policy, prompt)
+    end = end_of_begun_thought(policy.tokenizer.decode(prompt[-16:]))
     # after a stop string the message is still open, and the transcript adds the template's closing
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in policy.stop_ids)
     text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
@@ -103,15 +103,6 @@ def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sa
         stop = Stop.STOP
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
     return Reply(text, stop, prompt, completion.ids, completion.logprobs, no_text=no_text)
-
-
-def _end_of_thought(policy: Policy, prompt: list[int]) -> str:
-    """Return the mark that ends the thought which a prompt's last tokens have begun, or "".
-
-    The templates of some models end prompts with ``<think>``. What the model says is then thinking up to ``</think>``.
-    """
-    told = policy.tokenizer.decode(prompt[-16:]).rstrip()
-    return next((end for mark, end in THINKING.items() if told.endswith(mark)), "")
 
 
 def build(setup: EngineSetup) -> TransformersEngine:
