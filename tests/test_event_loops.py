@@ -175,3 +175,19 @@ def test_a_class_of_trls_that_blocks_its_loop_does_not_block_connections():
     assert event_loop.wait(good(), 20, CONNECTIONS) == "good"
     assert run(crew, tools["look"]).value == "good"
     assert event_loop.wait(good(), 20, OWN_CODE) == "good"
+
+
+def test_threads_of_tools_end_when_their_world_closes():
+    def threads():
+        return {thread for thread in threading.enumerate() if thread.name == "maporl tool"}
+
+    before, workers = threads(), Workers()
+    rows = [[Job(lambda: 1, 5.0, "one")] for _ in range(3)]
+    assert [[outcome.value for outcome in row] for row in workers.run(rows)] == [[1], [1], [1]]
+    begun = threads() - before
+    workers.close()
+    for thread in begun:
+        thread.join(5)
+    assert len(begun) == 3 and not begun & threads()
+    assert workers.run(rows)[2][0].value == 1, "others are started when they are needed"
+    workers.close()

@@ -145,8 +145,10 @@ class Resuming:
         self.begin_run(folder is not None)
         if folder is None:
             return
-        self.restore_state(load_checkpoint(folder, self.learning, self.checkpoint_others()))
-        distributed.on_main(lambda: self._leave_branch(folder, DAMAGED if wanted is True else ABANDONED))
+        state = load_checkpoint(folder, self.learning, self.checkpoint_others())
+        self.restore_state(state)
+        why = DAMAGED if wanted is True else ABANDONED
+        distributed.on_main(lambda: self._leave_branch(folder, why, state.get("records", {})))
 
     def _checked(self, wanted: str | bool | None) -> Path | None:
         """Return the verified checkpoint to resume from, or None if the run starts. The main process calls this."""
@@ -190,24 +192,26 @@ class Resuming:
     def _fingerprints(self) -> dict[str, dict]:
         return {name: fingerprint(rows) for name, rows in self.data_sets().items()}
 
-    def _leave_branch(self, resumed: Path, why: str) -> None:
-        """Set aside what the output folder holds of updates after the present one, and say so in one line."""
+    def _leave_branch(self, resumed: Path, why: str, lengths: Mapping[str, int]) -> None:
+        """Set aside what the output folder holds of updates after the present one, and say so in one line.
+
+        ``lengths``: the bytes of the files with records when the checkpoint ``resumed`` was written.
+        """
         step = self.state.global_step
         # the order matters: a process that is killed in between leaves a run that can resume from its newest checkpoint
         moved = self.set_results_aside() if step < self.state.max_steps else []
         moved += set_later_aside(self.folder, resumed, step, why)
         records = [set_records_aside(file, step) for file in self.record_files() if file.exists()]
         if place_of(resumed, self.folder):
-            self._tell_gaps(resumed)
+            self._tell_gaps(resumed, lengths)
         if moved := [*moved, *filter(None, records)]:
             names = ", ".join(path.name for path in moved)
             logger.warning("%s: resumes after update %d; what came later was set aside: %s", self.folder, step, names)
         else:
             print(f"{self.folder}: resumes after update {step}", file=sys.stderr, flush=True)
 
-    def _tell_gaps(self, resumed: Path) -> None:
+    def _tell_gaps(self, resumed: Path, had: Mapping[str, int]) -> None:
         """Warn if a file has lost records that it had when the checkpoint ``resumed`` was written."""
-        had = read_state(resumed).get("records", {})
         for file in self.record_files():
             size = file.stat().st_size if file.exists() else 0
             if size < had.get(file.name, 0):

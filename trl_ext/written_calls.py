@@ -23,24 +23,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from trl_ext.thoughts import THINKING, THOUGHT_ENDS, end_of_begun_thought
 from trl_ext.written_values import Unreadable, past_space, read_value, whole_value
 
 MOST = 128
 """Most calls of a completion. What follows is not read, so that each character is looked at a bounded number of times."""
-THINKING = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-    "<|channel>thought": "<channel|>",
-    "<seed:think>": "</seed:think>",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "\u25c1think\u25b7": "\u25c1/think\u25b7",
-    "to=self<|message|>": "<|eo",
-}
-"""The marks around what a model thinks."""
-END_OF_MESSAGE = "<|eo"
-"""The end of thinking that is a message to oneself. Elsewhere it ends any message."""
-THOUGHT_ENDS = sorted(set(THINKING.values()) - {END_OF_MESSAGE})
-"""The marks that end nothing but a thought."""
 BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 TOLD = {
@@ -259,18 +246,6 @@ class _Unclear(Unreadable):
     def __init__(self, why: str, following: int):
         super().__init__(why)
         self.following = following
-
-
-def end_of_begun_thought(prefix: str) -> str:
-    """Return the mark that ends the thought which the end of a prompt has begun, or "".
-
-    The templates of some models end prompts with ``<think>``. What the model says is then thinking up to ``</think>``.
-
-    >>> end_of_begun_thought("2+2=<think>\\n"), end_of_begun_thought("<think>4</think>2+2=")
-    ('</think>', '')
-    """
-    told = prefix.rstrip()
-    return next((end for mark, end in THINKING.items() if told.endswith(mark)), "")
 
 
 class _Reader:

@@ -11,7 +11,7 @@ from maporl.types import Stop
 from trl_ext.ppo_options import Decoding
 from trl_ext.sampling_options import Sampled
 from trl_ext.stop_strings import StopStrings, ended
-from trl_ext.written_calls import end_of_begun_thought
+from trl_ext.thoughts import end_of_begun_thought
 
 
 class TransformersEngine(Engine):

@@ -100,6 +100,12 @@ class Workers:
             raise
         return [row.outcomes for row in running]
 
+    def close(self) -> None:
+        """End the threads that wait for work. A later call starts others."""
+        for _ in range(self._threads):
+            self._jobs.put(lambda: False)
+        self._threads = 0
+
     def _start(self, row: "_Row", done: "queue.SimpleQueue[_Row]") -> None:
         self._jobs.put(lambda: self._work(row, done))
         if self._threads < self.most:

@@ -216,6 +216,7 @@ class World:
         toolboxes, self.toolboxes = self.toolboxes, []
         for toolbox in toolboxes:
             toolbox.close()
+        self.workers.close()
 
     # -- acting -------------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,25 @@ class Identity:
             self.see(now["sha256"] or None, now["name"], where)
 
 
+class KnowsVerifier:
+    """A source of scores that remembers whose they are. ``identity`` is who that is, and ``asked`` what messages call it."""
+
+    identity: Identity
+    asked: str
+
+    def remembered(self) -> dict[str, str]:
+        """Return which verifier has scored, for checkpoints."""
+        return self.identity.remembered()
+
+    def recall(self, kept: Mapping[str, str]) -> None:
+        """Compare it with the one that an earlier process of the run has had.
+
+        Raises:
+            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
+        """
+        self.identity.recall(kept, self.asked)
+
+
 def record_verifiers(folder: Path, number: int, sources: Mapping[str, RewardSource]) -> None:
     """Write into ``verifiers.json`` of the run in ``folder`` which verifiers the update or round ``number`` has had."""
     found = {name: own for name, source in sources.items() if (own := source.remembered())}

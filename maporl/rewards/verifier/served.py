@@ -1,6 +1,6 @@
 """A reward model behind a server, as a reward function of trainers of one policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from maporl.config.parse import validated
@@ -8,10 +8,11 @@ from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import URLS_VARIABLE, VerifierClient, server_urls
+from maporl.rewards.verifier.identity import KnowsVerifier
 from maporl.types import Message
 
 
-class ServedReward:
+class ServedReward(KnowsVerifier):
     """Scores completions by asking servers: ``maporl serve``, or vLLM with a reward model.
 
     A score is the sigmoid of the model's output for a chat of a user and an assistant. The same model as ``reward_model=`` of
@@ -46,20 +47,9 @@ class ServedReward:
                 f"{where}: expected the urls of servers, or {URLS_VARIABLE} in the environment; got neither"
             )
         self.client, self.reference = VerifierClient(section, found), reference
+        self.identity, self.asked = self.client.identity, f"verifier {' or '.join(self.client.urls)}"
         self.__name__ = name
         """The name by which trainers call the function."""
-
-    def remembered(self) -> dict[str, str]:
-        """Return which verifier has scored, for checkpoints of :class:`trl_ext.PPOv2Trainer`."""
-        return self.client.identity.remembered()
-
-    def recall(self, kept: Mapping[str, str]) -> None:
-        """Compare it with the one that an earlier process of the run has had.
-
-        Raises:
-            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
-        """
-        self.client.identity.recall(kept, f"verifier {' or '.join(self.client.urls)}")
 
     def __call__(self, prompts: list, completions: list, **columns: Any) -> list[float]:
         """Return each completion's score, a number in [0, 1].

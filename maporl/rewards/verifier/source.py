@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, Val
 from maporl.rewards.verifier.client import Outcome, VerifierClient, server_urls
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.encoding import chat_of, joint_text
-from maporl.rewards.verifier.identity import Identity
+from maporl.rewards.verifier.identity import Identity, KnowsVerifier
 from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
 from maporl.tasks.base import Task
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
@@ -71,28 +71,16 @@ def verifier_source(scores_of: Scores, name: str) -> RewardSource:
     return FunctionSource(score, answers_only=True)
 
 
-class LocalVerifier(RewardSource):
+class LocalVerifier(KnowsVerifier, RewardSource):
     """A verifier in this process that does not learn: ``score`` gives its scores, and ``identity`` says which one it is."""
 
     def __init__(self, score: RewardSource, identity: Identity, name: str):
-        self.score, self.identity, self.name = score, identity, name
+        self.score, self.identity, self.asked = score, identity, f"reward.verifier.model {name}"
         self.answers_only = score.answers_only
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Its scores."""
         return self.score(dialogues, task)
-
-    def remembered(self) -> dict[str, str]:
-        """Which verifier it is."""
-        return self.identity.remembered()
-
-    def recall(self, kept: Mapping[str, str]) -> None:
-        """Compare it with the one that the run has had.
-
-        Raises:
-            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
-        """
-        self.identity.recall(kept, f"reward.verifier.model {self.name}")
 
 
 class Asked(Protocol):
@@ -114,7 +102,7 @@ class Asked(Protocol):
         ...
 
 
-class ServedVerifier(RewardSource):
+class ServedVerifier(KnowsVerifier, RewardSource):
     """A reward source that asks servers, or processes of the run.
 
     ``label``: an answer that nobody scored gets the grader's 1 or 0 instead.
@@ -124,6 +112,7 @@ class ServedVerifier(RewardSource):
 
     def __init__(self, client: Asked, label: bool):
         self.client, self.label = client, label
+        self.identity, self.asked = client.identity, f"verifier {' or '.join(client.urls)}"
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """The servers' scores, or the grader's 1 or 0.
@@ -151,18 +140,6 @@ class ServedVerifier(RewardSource):
         self.client.count("labelled", len(missing))
         found = iter(checked(scores, asked, " or ".join(self.client.urls)))
         return [[next(found) for _ in d.utterances] for d in dialogues]
-
-    def remembered(self) -> dict[str, str]:
-        """Which verifier has scored."""
-        return self.client.identity.remembered()
-
-    def recall(self, kept: Mapping[str, str]) -> None:
-        """Compare it with the one that the run has had.
-
-        Raises:
-            VerifierChanged: it is another one, and ``on_change`` is ``stop``.
-        """
-        self.client.identity.recall(kept, f"verifier {' or '.join(self.client.urls)}")
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Counts since the last update: requests, retries, waits, servers left out, answers that the grader labelled."""
