@@ -35,6 +35,7 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
     assert config == load(recipe_files()[name])
     card = card_of(name)
     assert card.url.startswith("https://") and card.exact.endswith(".")
+    assert card.corrected == "" or re.fullmatch(r"Until \d+ [A-Z][a-z]+ 20\d\d, .*\.", card.corrected)
     assert len(recipe_files()[name].read_text().splitlines()) <= 50
 
 

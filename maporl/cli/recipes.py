@@ -59,6 +59,8 @@ def show(name: Name) -> None:
     card, file = card_of(name), recipe_file(name)
     for key in ("title", "paper", "url", "evidence", "status", "prefer", "cost", "exact", "differs"):
         echo(f"{key + ':':10}{getattr(card, key)}")
+    if card.corrected:
+        echo(f"{'corrected:':10} {card.corrected}")
     for option, reason in card.inert.items():
         echo(f"{'inert:':10}{option}: {reason}")
     for test in card.checked_by:

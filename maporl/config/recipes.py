@@ -27,7 +27,8 @@ class RecipeCard:
     ``prefer`` completes the sentence "Prefer it when ...". ``cost`` is how many times the tokens of plain PPO an update
     passes through models, as ``benchmarks/recipe_costs.py`` counts them. ``checked_by`` lists the tests that pin the recipe's numbers, each as
     ``FILE::FUNCTION``. ``inert`` names the options of the file that change nothing here if they alone are changed, each
-    with the reason. A test changes every option, and fails if this list is not true.
+    with the reason. A test changes every option, and fails if this list is not true. ``corrected`` says what an earlier form
+    of the recipe did wrongly although its card called it right, and until when, for those who have results of that form.
     """
 
     title: str
@@ -41,6 +42,7 @@ class RecipeCard:
     differs: str
     checked_by: tuple[str, ...]
     inert: dict[str, str] = field(default_factory=dict, hash=False)
+    corrected: str = ""
 
 
 BARE = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "={text}", "limit": "="}
@@ -232,6 +234,7 @@ def index_page() -> str:
         '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',
         'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
         'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',
+        '"Corrected" says what an earlier form of the recipe did wrongly although its card called it right, and until when.',
         "(`python -m maporl.config.recipes` writes this page.)",
         "",
         'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',
@@ -257,6 +260,7 @@ def index_page() -> str:
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
             "",
+            *([f"Corrected: {card.corrected}", ""] if card.corrected else []),
             *(f"- Inert: `{option}`. {reason}" for option, reason in card.inert.items()),
             *([""] if card.inert else []),
             f"Checked by: {', '.join(f'`{test}`' for test in card.checked_by)}.",
