@@ -1,7 +1,6 @@
 """Branching: which utterances dialogues share, and that a fork continues exactly as its trunk would have."""
 
 import itertools
-import random
 
 import pytest
 
@@ -25,9 +24,7 @@ def play(protocol, section, examples=EXAMPLES, task=TASK, judge=None, agents=("a
     engine = ScriptedEngine(lambda request: f"{request.ask.agent}{request.turn}.{next(counter)}")
     specs = {name: SpeakerSpec("scripted", (name,)) for name in agents}
     driver = RolloutDriver(task, protocol, specs, {"scripted": engine}, Decoding(1.0), common_seed=section.common_seed)
-    return play_branched(
-        driver, examples, section, judge or (lambda dialogues: [0.0] * len(dialogues)), random.Random(0)
-    )
+    return play_branched(driver, examples, section, judge or (lambda dialogues: [0.0] * len(dialogues)))
 
 
 def words(dialogue):
@@ -122,14 +119,51 @@ def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how
     def names(examples, first):
         specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
         engines = {"scripted": ScriptedEngine(lambda request: "2")}
-        driver = RolloutDriver(TASK, Chain(turns=2), specs, engines, Decoding(1.0), first=first)
-        played = play_branched(driver, examples, section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
+        driver = RolloutDriver(
+            TASK, Chain(turns=2), specs, engines, Decoding(1.0), numbers=range(first, first + len(examples))
+        )
+        played = play_branched(driver, examples, section, lambda dialogues: [0.0] * len(dialogues))
         return [(d.prompt, d.rollout, u.id, u.sample, u.tags.get("state")) for d in played for u in d.utterances]
 
     together = names(EXAMPLES, 0)
     assert together == names(EXAMPLES[:1], 0) + names(EXAMPLES[1:], 1)
     shared = [sample for _, _, _, sample, _ in together if sample is not None]
     assert all(sample.count(".") == 1 for sample in shared) and (how == "fork_first" or shared)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"how": "fork_random", "group": 3},
+        {"how": "tree", "group": 3, "pick": "sample"},
+        {"how": "stages", "group": 3, "keep": 2},
+        {"how": "stages", "group": 3, "keep": 1, "choose": "balanced"},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_what_is_drawn_about_a_question_does_not_depend_on_other_questions_and_processes(options):
+    """24 questions in one process, in two and in four: the same words in the same places, and questions draw differently."""
+    section = BranchingSection(**options)
+    examples = [Example(f"q{n}", f"{n}+1=", str(n + 1)) for n in range(24)]
+    specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
+
+    def played(processes):
+        share = len(examples) // processes
+        for first in range(0, len(examples), share):
+            engine = ScriptedEngine(lambda request: "{1}.{2}".format(*request.rng_key[-3:]))  # rollout and utterance
+            driver = RolloutDriver(
+                TASK, Chain(turns=2), specs, {"scripted": engine}, Decoding(1.0), rng_key=(7, 1),
+                numbers=range(first, first + share),
+            )  # fmt: skip
+            yield from play_branched(driver, examples[first : first + share], section, lambda ds: [0.0] * len(ds))
+
+    def told(processes):
+        return [(d.prompt, d.rollout, words(d), [u.tags.get("state") for u in d.utterances]) for d in played(processes)]
+
+    alone = told(1)
+    assert alone == told(2) == told(4)
+    shapes = {n: str([(rollout, said) for prompt, rollout, said, _ in alone if prompt == n]) for n in range(24)}
+    assert len(set(shapes.values())) > 1
 
 
 def test_the_best_of_several_drafts_is_gone_on_with_and_nobody_learns_from_it():
@@ -159,7 +193,7 @@ def test_a_fork_of_a_game_replays_it_and_is_paid_for_its_own_moves():
     specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}
     driver = RolloutDriver(Episodes(), PlayGame("kuhn_poker"), specs, {"scripted": engine}, Decoding(1.0))
     section = BranchingSection(how="fork_every", group=2)
-    got = play_branched(driver, [Episodes()[0]], section, lambda dialogues: [0.0] * len(dialogues), random.Random(0))
+    got = play_branched(driver, [Episodes()[0]], section, lambda dialogues: [0.0] * len(dialogues))
     assert sorted("".join(words(d)) for d in got) == ["bb", "bp", "pbb", "pbp", "pp"]
     for d in got:
         pot = {"bb": 2, "bp": 1, "pbb": 2, "pbp": 1, "pp": 1}["".join(words(d))]

@@ -1,7 +1,6 @@
 """Dialogues in environments: who acts, what is paid, what is forked, and that everything is closed."""
 
 import asyncio
-import random
 import threading
 import time
 from dataclasses import replace
@@ -162,7 +161,7 @@ class TestForks:
         script = lambda r: "4" if r.ask.continues is not None else buys(1)  # noqa: E731
         driver = driver_of(script, world, Chain(turns=1))
         section = BranchingSection(how=how, group=2)
-        dialogues = play_branched(driver, EXAMPLES, section, lambda d: [0.0] * len(d), random.Random(1))
+        dialogues = play_branched(driver, EXAMPLES, section, lambda d: [0.0] * len(d))
         assert len(dialogues) >= 4
         for dialogue in dialogues:
             texts = [c.result.text for u in dialogue.utterances for c in u.calls]
@@ -187,7 +186,7 @@ class TestForks:
         with pytest.raises(
             EnvironmentFailure, match=r"environment 'shop' does not replay: call 1, buy\(\), gave 'piece"
         ):
-            play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d), random.Random(1))
+            play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d))
         world.drop_all()
 
     def test_a_world_that_cannot_fork_is_refused(self):
@@ -196,9 +195,7 @@ class TestForks:
         script = lambda r: "4" if r.ask.continues is not None else buys(1)  # noqa: E731
         driver = driver_of(script, world, Chain(turns=1))
         with pytest.raises(EnvironmentFailure, match="can be neither copied nor replayed"):
-            play_branched(
-                driver, EXAMPLES[:1], BranchingSection(how="fork_every", group=2), lambda d: [0.0], random.Random(1)
-            )
+            play_branched(driver, EXAMPLES[:1], BranchingSection(how="fork_every", group=2), lambda d: [0.0])
         world.drop_all()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -173,7 +172,7 @@ def test_one_that_does_not_close_is_counted(capsys):
 def test_it_is_forked_by_replay(world):
     section = BranchingSection(how="fork_random", group=3)
     driver = driver_of(lambda r: buys(1) if r.ask.continues is None else "4", world)
-    dialogues = play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d), random.Random(1))
+    dialogues = play_branched(driver, EXAMPLES[:1], section, lambda d: [0.0] * len(d))
     texts = [[c.result.text for u in d.utterances for c in u.calls] for d in dialogues]
     assert len(texts) == 3 and all(own == texts[0] for own in texts)
 

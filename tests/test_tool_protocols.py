@@ -1,7 +1,5 @@
 """Protocols that answer calls themselves, and that call tools themselves."""
 
-import random
-
 import pytest
 
 from maporl.config.call_options import CallLimits
@@ -143,9 +141,7 @@ def test_forks_of_calls_between_agents(how):
 
     driver = driver_of(protocol, {}, ("boss", "ann"))
     driver.engines["scripted"] = ScriptedEngine(script)
-    dialogues = play_branched(
-        driver, [EXAMPLE], BranchingSection(how=how, group=2), lambda d: [0.0] * len(d), random.Random(0)
-    )
+    dialogues = play_branched(driver, [EXAMPLE], BranchingSection(how=how, group=2), lambda d: [0.0] * len(d))
     for dialogue in dialogues:
         assert [u.text for u in dialogue.utterances] == [asks("ann", "q"), "q!", "done"]
         assert [c.result.text for u in dialogue.utterances for c in u.calls] == ["q!"]
@@ -182,7 +178,7 @@ def test_a_protocol_calls_a_tool_itself(how):
     driver = driver_of(Acts(), {}, ("ann",))
     driver.engines["scripted"] = ScriptedEngine(lambda request: f"turn {request.turn}")
     section = BranchingSection(how=how, group=2)
-    dialogues = play_branched(driver, [EXAMPLE], section, lambda d: [0.0] * len(d), random.Random(0))
+    dialogues = play_branched(driver, [EXAMPLE], section, lambda d: [0.0] * len(d))
     whole = [d for d in dialogues if len(d.utterances) == 2]
     assert whole
     for dialogue in whole:

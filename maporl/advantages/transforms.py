@@ -83,17 +83,18 @@ class Align(Transform):
     def weigh(self, batch: TurnBatch) -> Tensor:
         """Return how often each row counts."""
         weights = torch.ones(len(batch), dtype=torch.float64)
-        called = []
+        called: list[tuple[int, list[list[int]]]] = []
         for rows in batch.trajectories(by_agent=True):
             turns = _turns(batch, rows)
             main = [] if batch.caller is None else [own for own in turns if batch.caller[own[0]] is None]
             for own in main:
                 weights[own] = 1.0 / len(main)
-            called += [[own for own in turns if own not in main]] if len(main) < len(turns) else []
-        counts = sorted(len(turns) for turns in called)
+            called += [(rows[0], [own for own in turns if own not in main])] if len(main) < len(turns) else []
+        counts = sorted(len(turns) for _, turns in called)
         target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
-        for number, turns in enumerate(called):
-            rng = random.Random(f"{self.seed}/{number}")
+        for row, turns in called:
+            place = [column[row] for column in (batch.prompt, batch.rollout, batch.agent) if column is not None]
+            rng = random.Random(f"{self.seed}/{place}")  # so that the order of dialogues does not matter
             if self.how == "weight":
                 weights[[i for own in turns for i in own]] = target / len(turns)
             elif len(turns) > target and self.how == "drop":

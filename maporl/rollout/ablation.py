@@ -59,7 +59,7 @@ def add_ablations(driver: RolloutDriver, dialogues: list[Dialogue], section: Abl
     for dialogue in dialogues:
         for group in left_out(section):
             for _ in range(section.samples):
-                episode = silent.open(dialogue.example, dialogue.prompt - driver.first, dialogue.rollout)
+                episode = silent.open(dialogue.example, dialogue.prompt, dialogue.rollout)
                 episode.dialogue.rollout = next(numbers[dialogue.prompt])
                 episode.dialogue.without = group
                 episode.known = _Replay(dialogue, group, word)

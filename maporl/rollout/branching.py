@@ -1,14 +1,14 @@
 """Branchings decide how many dialogues each question gets, and where they fork. ``BRANCHINGS`` names them. No torch.
 
-A branching is a function ``(driver, examples, section, judge, rng) -> dialogues``. It opens, advances and forks
+A branching is a function ``(driver, examples, section, judge) -> dialogues``. It opens, advances and forks
 dialogues. The dialogues of one question share its ``prompt`` number and have different ``rollout`` numbers. An
 utterance that dialogues share has one ``sample`` name. ``judge`` returns the worth of each dialogue's newest
-utterances. A :class:`Branching` adds what a configuration's checks must know of the function.
+utterances. Whatever it draws about a question comes from ``driver.draws``, so that a question is played alike in one
+process and in eight. A :class:`Branching` adds what a configuration's checks must know of the function.
 """
 
 import itertools
 import math
-import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,34 +25,36 @@ Numbers = defaultdict[int, "itertools.count[int]"]
 Judge = Callable[[list[Dialogue]], list[float]]
 """Scores the utterances of each dialogue, which may hold only its newest ones, and returns the sum of their scores. Each dialogue is judged
 separately."""
-BranchedPlay = Callable[[RolloutDriver, list[Example], BranchingSection, Judge, random.Random], list[Dialogue]]
+BranchedPlay = Callable[[RolloutDriver, list[Example], BranchingSection, Judge], list[Dialogue]]
 Earned = tuple[int, Utterance, dict[str, float]]
 """The number of a question, an utterance, and the utterance's rewards when it was judged."""
 
 
 def independent(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
 ) -> list[Dialogue]:
     """Play ``group`` independent dialogues for each question."""
     return driver.play(examples, section.most)
 
 
 def fork_first(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
 ) -> list[Dialogue]:
     """Fork each dialogue before its first step (fork-on-first of MHGPO, arXiv 2506.02718)."""
-    return _fork_once(driver, examples, section, lambda steps: 0)
+    return _fork_once(driver, examples, section, lambda trunk: 0)
 
 
 def fork_random(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
 ) -> list[Dialogue]:
     """Play one dialogue to its end, then fork it before a random step (round-robin of MHGPO)."""
-    return _fork_once(driver, examples, section, lambda steps: rng.randrange(max(1, steps)))
+    return _fork_once(
+        driver, examples, section, lambda trunk: driver.draws(trunk.dialogue.prompt).randrange(max(1, len(trunk.sent)))
+    )
 
 
 def fork_every(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
 ) -> list[Dialogue]:
     """Fork before every step, into ``group ** steps`` dialogues (MAGRPO, arXiv 2508.04652; MALT's tree, 2412.01928).
 
@@ -61,7 +63,7 @@ def fork_every(
     With ``joint: cross``, every combination of simultaneous answers continues: ``group ** speakers`` at each step.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
-    episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    episodes = driver.opened(examples)
     over: list[Episode] = []
     while episodes:
         groups = [_fanned(driver, episode, section, numbers) for episode in episodes]
@@ -74,9 +76,7 @@ def fork_every(
     return _in_order(over)
 
 
-def tree(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
-) -> list[Dialogue]:
+def tree(driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge) -> list[Dialogue]:
     """Sample ``group`` candidates from the same state at every step, and continue one of them (AT-GRPO, PettingLLMs).
 
     ``pick`` says whether the best or a random candidate continues. The others end there. What a candidate earned when
@@ -84,7 +84,7 @@ def tree(
     its equals would seem worse.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
-    episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    episodes = driver.opened(examples)
     done: list[Episode] = []
     earned: list[Earned] = []
     while episodes:
@@ -95,7 +95,9 @@ def tree(
         for branch, said in zip(branches, new, strict=True):
             earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
         chosen = [
-            max(group, key=lambda branch: worth[id(branch)]) if section.pick == "best" else rng.choice(group)
+            max(group, key=lambda branch: worth[id(branch)])
+            if section.pick == "best"
+            else driver.draws(group[0].dialogue.prompt, len(group[0].sent)).choice(group)
             for group in groups
         ]
         done += [branch for branch in branches if branch.over or not any(branch is c for c in chosen)]
@@ -105,9 +107,7 @@ def tree(
     return dialogues
 
 
-def stages(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
-) -> list[Dialogue]:
+def stages(driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge) -> list[Dialogue]:
     """Sample ``group`` outputs at every step, and continue ``keep`` of a question's outputs with a group each.
 
     ``choose`` says which (:func:`maporl.rollout.stages.choose`). The others end there. MarsRL (arXiv 2511.11373) trains solvers,
@@ -115,7 +115,7 @@ def stages(
     speak in a step, what goes on may combine words of several dialogues. What an output earned when it was judged is final.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
-    episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    episodes = driver.opened(examples)
     ended: list[Episode] = []
     earned: list[Earned] = []
     while episodes:
@@ -128,8 +128,8 @@ def stages(
         for branch in branches:
             questions.setdefault(branch.dialogue.prompt, []).append(branch)
         episodes, made = [], []
-        for own in questions.values():
-            chosen = choose(own, section.choose, section.keep, rng)
+        for prompt, own in questions.items():
+            chosen = choose(own, section.choose, section.keep, driver.draws(prompt, len(own[0].sent)))
             going, added = going_on(driver, chosen, lambda episode: _next(numbers, episode, 1)[0])
             episodes += going
             made += added
@@ -139,14 +139,12 @@ def stages(
     return dialogues
 
 
-def best_of(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
-) -> list[Dialogue]:
+def best_of(driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge) -> list[Dialogue]:
     """Sample ``drafts`` first steps, and play ``group`` dialogues from the best one (iGRPO, arXiv 2602.09000).
 
     No policy is trained on the drafts.
     """
-    episodes = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    episodes = driver.opened(examples)
     numbers = list(range(section.most, section.most + section.drafts - 1))
     groups = [driver.branch(episode, numbers) for episode in episodes]
     drafts = [draft for group in groups for draft in group]
@@ -182,13 +180,13 @@ def _worth(episodes: list[Episode], new: list[list[Utterance]], judge: Judge) ->
 
 
 def _fork_once(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, where: Callable[[int], int]
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, where: Callable[[Episode], int]
 ) -> list[Dialogue]:
-    trunks = [driver.open(e, prompt) for prompt, e in enumerate(examples)]
+    trunks = driver.opened(examples)
     driver.finish(trunks)
     groups = []
     for trunk in trunks:
-        steps = where(len(trunk.sent))
+        steps = where(trunk)
         groups.append([driver.fork(trunk, rollout, steps) for rollout in range(1, section.most)])
     for trunk, forks in zip(trunks, groups, strict=True):
         depth = len(forks[0].sent)
@@ -289,13 +287,13 @@ BRANCHINGS: dict[str, Branching] = {
 
 
 def play_branched(
-    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge, rng: random.Random
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
 ) -> list[Dialogue]:
     """Play the ``examples`` with the branching that ``section`` names. The dialogues of one question stand together.
 
     With ``section.ablate`` each dialogue has :attr:`maporl.Dialogue.ablations`.
     """
-    dialogues = BRANCHINGS[section.how].play(driver, examples, section, judge, rng)
+    dialogues = BRANCHINGS[section.how].play(driver, examples, section, judge)
     if section.ablate is not None:
         add_ablations(driver, [dialogue for dialogue in dialogues if not dialogue.lost], section.ablate)
     driver.release()

@@ -5,7 +5,8 @@ Each policy answers one batch at each step. Engines that take requests as they c
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -48,7 +49,7 @@ class RolloutDriver:
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         rng_key: the key of all random numbers. Those of an utterance depend on this key and on the utterance's place in
             its dialogue. They do not depend on batches or processes. None uses torch's random state.
-        first: the number of the first question, if other processes play other questions.
+        numbers: the number of each question that is played, in the batch over all processes. By default 0, 1, 2 and so on.
         world: the tools and environments of the run.
         interleaving: lets several threads play with these tools, environments and engines.
     """
@@ -63,12 +64,12 @@ class RolloutDriver:
         referee: Referee | None = None,
         common_seed: bool = True,
         rng_key: tuple | None = None,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
         world: World | None = None,
         interleaving: Interleaving | None = None,
     ):
         self.task, self.protocol, self.specs, self.engines = task, protocol, specs, engines
-        self.decoding, self.common_seed, self.rng_key, self.first = decoding, common_seed, rng_key, first
+        self.decoding, self.common_seed, self.rng_key, self.numbers = decoding, common_seed, rng_key, numbers
         self.builder = RequestBuilder(task, specs, decoding, rng_key, engines)
         self.referee = referee or Referee()
         self.world = world or World()
@@ -79,12 +80,12 @@ class RolloutDriver:
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
         """Open a dialogue on ``example``, ready for its first step.
 
-        ``prompt`` and ``rollout`` are its numbers in the batch.
+        ``prompt`` and ``rollout`` are its numbers in the batch over all processes.
 
         Raises:
             ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
         """
-        dialogue = Dialogue(example, [], prompt=self.first + prompt, rollout=rollout)
+        dialogue = Dialogue(example, [], prompt=prompt, rollout=rollout)
         key = (*(self.rng_key or ()), dialogue.prompt, 0 if self.common_seed else rollout)
         prompt_messages: list[Message] = []
         if self.world.environments:  # which are told the prompt
@@ -96,6 +97,19 @@ class RolloutDriver:
         episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
         self._advance(episode, None)
         return episode
+
+    def opened(self, examples: Sequence[Example], rollouts: int = 1) -> list[Episode]:
+        """Open ``rollouts`` dialogues on every example. Those of one example stand together."""
+        numbers = range(len(examples)) if self.numbers is None else self.numbers
+        return [self.open(e, prompt, r) for prompt, e in zip(numbers, examples, strict=True) for r in range(rollouts)]
+
+    def draws(self, prompt: int, step: int = 0) -> random.Random:
+        """Return the random numbers of a choice about question ``prompt`` before its step ``step``.
+
+        They depend on the run's seed, the update, the question's number in the batch and the step, and not on what else
+        this process plays.
+        """
+        return random.Random(repr((self.rng_key, prompt, step)))
 
     def fork(self, episode: Episode, rollout: int, steps: int | None = None) -> Episode:
         """Return a copy of ``episode`` as it was after ``steps`` steps, by default as it is now.
@@ -195,7 +209,7 @@ class RolloutDriver:
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
-        episodes = [self.open(e, prompt, r) for prompt, e in enumerate(examples) for r in range(rollouts)]
+        episodes = self.opened(examples, rollouts)
         self.finish(episodes)
         self.release()
         return [episode.dialogue for episode in episodes]

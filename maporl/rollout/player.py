@@ -278,7 +278,7 @@ class Player:
         specs: Mapping[str, SpeakerSpec] | None = None,
         batch: int = 1,
         rng_key: tuple | None = None,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
         scores: bool = True,
     ) -> RolloutDriver:
         """Return a driver that plays this player's dialogues.
@@ -290,7 +290,7 @@ class Player:
             specs: the speakers. By default every agent speaks with its own weights.
             batch: the number of the update.
             rng_key: see :class:`maporl.rollout.driver.RolloutDriver`.
-            first: see :class:`maporl.rollout.driver.RolloutDriver`.
+            numbers: see :class:`maporl.rollout.driver.RolloutDriver`.
             scores: whether the referee scores what the protocol must know between turns.
         """
         current = grown(self.protocol, self.growth, batch).at_update(batch)
@@ -306,7 +306,7 @@ class Player:
             referee,
             self.common_seed,
             rng_key,
-            first,
+            numbers,
             self.world,
             self.interleaving,
         )
@@ -340,8 +340,9 @@ class Player:
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
             protocol = self.protocol.at_update(batch).in_evaluation()
-            driver = self.driver(task, decoding, protocol=protocol, batch=batch, rng_key=(seed, "eval"), first=first)
-            dialogues = driver.play([task[i] for i in numbers[first:end]])
+            key, places = (seed, "eval"), range(first, end)
+            driver = self.driver(task, decoding, protocol=protocol, batch=batch, rng_key=key, numbers=places)
+            dialogues = driver.play([task[numbers[i]] for i in places])
         try:
             self.scorer.grade(dialogues, task)
             if not task.labelled:

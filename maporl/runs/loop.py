@@ -199,16 +199,16 @@ class Loop:
         sources = player.scorer.sources
         recall_verifiers(self.folder, number, sources)
         for first in range(0, len(chosen), CHUNK):
+            examples = [task[i] for i in chosen[first : first + CHUNK]]
             driver = player.driver(
                 task,
                 config.ppo.decoding,
                 specs=player.specs({}, {}, learning, training=True),
                 batch=number,
                 rng_key=(config.seed, "loop", number),
-                first=first,
+                numbers=range(first, first + len(examples)),
             )
-            examples = [task[i] for i in chosen[first : first + CHUNK]]
-            dialogues = play_branched(driver, examples, config.branching, worth, rng)
+            dialogues = play_branched(driver, examples, config.branching, worth)
             player.world.check_lost(dialogues)
             kept = [dialogue for dialogue in dialogues if not dialogue.lost]
             try:

@@ -47,18 +47,25 @@ class Collector:
 
     def _collect(self, batch: TeamUpdateBatch, past: str | None) -> None:
         self.player.world.renew()
-        batch.dialogues = self._play(batch, batch.examples, past)
-        for number in range(self.branching.resample):
+        first = distributed.rank() * self._own_batch_size
+        numbers = list(range(first, first + len(batch.examples)))
+        batch.dialogues = self._play(batch, batch.examples, past, numbers)
+        for _ in range(self.branching.resample):
             self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
             varied = with_reward_variance(batch.dialogues)
             kept = [d for d in batch.dialogues if d.prompt in varied]
             self.player.world.drop_scored([d for d in batch.dialogues if d.prompt not in varied])
-            missing = len(batch.examples) - len({d.prompt for d in kept})
-            if not missing:
+            if varied.issuperset(numbers):
                 return
-            rng = random.Random(f"{self.args.seed}/{batch.number}/resample/{number}/{distributed.rank()}")
-            others = [batch.task[rng.randrange(len(batch.task))] for _ in range(missing)]
-            batch.dialogues = kept + self._play(batch, others, past, (number + 1) * self._batch_size)
+            others = [place + self._batch_size for place in numbers if place not in varied]
+            numbers = [place for place in numbers if place in varied] + others
+            examples = [batch.task[self._drawn(batch, place)] for place in others]
+            dialogues = kept + self._play(batch, examples, past, others)
+            batch.dialogues = sorted(dialogues, key=lambda d: d.prompt % self._batch_size)
+
+    def _drawn(self, batch: TeamUpdateBatch, number: int) -> int:
+        """Return the row of the task that is asked as question ``number`` in place of one without reward variance."""
+        return random.Random(f"{self.args.seed}/{batch.number}/resample/{number}").randrange(len(batch.task))
 
     @property
     def _batch_size(self) -> int:
@@ -85,7 +92,7 @@ class Collector:
             yield past
 
     def _play(
-        self, batch: TeamUpdateBatch, examples: list[Example], past: str | None, first: int = 0
+        self, batch: TeamUpdateBatch, examples: list[Example], past: str | None, numbers: list[int]
     ) -> list[Dialogue]:
         instead = {} if past is None or self.past is None else {self.past.section.agent: past}
         driver = self.player.driver(
@@ -94,11 +101,10 @@ class Collector:
             specs=self.player.specs(batch.plan.weights_from, instead, self.learning, training=True),
             batch=batch.number,
             rng_key=(self.args.seed, batch.number),
-            first=first + distributed.rank() * self._own_batch_size,
+            numbers=numbers,
         )
-        rng = random.Random(f"{self.args.seed}/{batch.number}")
         worth = self.player.scorer.worth
-        dialogues = play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task), rng)
+        dialogues = play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task))
         self.player.world.check_lost(dialogues)
         self.player.world.drop_scored([dialogue for dialogue in dialogues if dialogue.lost])
         return [dialogue for dialogue in dialogues if not dialogue.lost]

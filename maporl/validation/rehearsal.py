@@ -144,7 +144,7 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
-    dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some), random.Random(0))
+    dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some))
     everything = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
     for utterance in (u for d in everything for u in d.utterances):
         if utterance.answers:
