@@ -7,6 +7,7 @@ place of an answer in the run. Each process writes the rows of its own questions
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from trl_ext import distributed
 
 def batch_rows(name: str, folder: Path, questions: int) -> list[list]:
     """Return the rows of this process: where an utterance stands, its text, its credit, its advantage and its weight."""
-    size = distributed.size()
+    size = int(os.environ.get("WORLD_SIZE", "1"))  # before the first trainer joins the processes
     values = recipe_values(name, folder / name) | {"seed": SEED, "updates": 1, "evaluation": {"questions": 0}}
     values["training"] |= {"save_steps": 0, "per_device_train_batch_size": questions // size}
     trainer = build_trainer(from_dict(values, name), quiet=True)

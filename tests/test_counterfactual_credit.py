@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from itertools import count
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from maporl.config.schema import BranchingSection
+from maporl.errors import ConfigError
 from maporl.validation.load import from_dict
 
 KEY = ("prompt", "agent", "parent")
@@ -79,7 +81,7 @@ def test_a_designer_is_compared_by_the_mean_of_its_executions():
 def credited(tmp_path, leaves, **sections):
     """By question, the advantages of the reasoner's messages, and under each message those of the actor's answers."""
     values = recipe_values("c3", tmp_path, branching={"group": [2, 4]}, task={"largest": 4}, **sections)
-    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    values["ppo"] |= {"response_length": 8}
     written, answered = defaultdict(int), defaultdict(int)
 
     def script(request):
@@ -104,6 +106,55 @@ def credited(tmp_path, leaves, **sections):
     return messages, answers
 
 
+@pytest.mark.parametrize("name", ["c3", "c3_assisted", "mhgpo"])
+def test_where_all_answers_are_right_no_noise_of_the_kl_or_of_a_critic_is_an_advantage(name, tmp_path):
+    """The policy has moved away from the reference, as it has after any update. All advantages were 1 or -1."""
+    values = recipe_values(name, tmp_path, task={"largest": 4})
+    values["ppo"] |= {"response_length": 8}
+    written = count()
+
+    def script(request):
+        return request.example.answer if request.ask.agent in ("actor", "answerer") else f"m{next(written)}"
+
+    trainer = scripted_trainer(values, script)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainer.team.policies["shared"].model.parameters():
+            parameter += 1e-2 * torch.randn_like(parameter)
+    batch = played(trainer)
+    assert batch.metrics["shared/objective/kl_k3"] > 1e-3
+    found = [row.advantage for row in rows(batch)]
+    assert len(found) >= 20 and set(found) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"advantage": {"baseline": "mean", "key": ["prompt", "agent"]}}, "kl_in: loss"),
+        ({"advantage": {"baseline": "loo", "key": ["prompt"]}}, "advantage.scale: none"),
+        ({"advantage": {"baseline": "none", "scale": "token_std", "key": ["prompt", "agent"]}}, "kl_in: loss"),
+        (
+            {"advantage": {"scale": "none", "key": ["prompt"], "plus": [{"scale": "std"}]}},
+            "advantage.plus.0.scale: none",
+        ),
+        (
+            {"advantage": {"baseline": "critic", "key": ["prompt", "agent"]}, "ppo": {"kl_coef": 0}},
+            "the critic's error",
+        ),
+    ],
+)
+def test_what_differs_by_noise_is_not_divided_by_its_own_spread(changes, remedy, tmp_path):
+    values = recipe_values("grpo", tmp_path)
+    values["ppo"] |= {"kl_coef": 0.01, "kl_in": "reward"} | changes.get("ppo", {})
+    values["advantage"] = {"returns": "utterance", "baseline": "mean", "scale": "std", **changes["advantage"]}
+    values["training"] |= {"critic": "head"}
+    with pytest.raises(ConfigError, match=remedy):
+        from_dict(values, "test")
+    values["ppo"] |= {"kl_in": "loss", "kl_estimator": "k3"}
+    if "critic" not in remedy:
+        from_dict(values, "test")
+
+
 Z = {1: [0.5774, 0.5774, -1.7321, 0.5774], 2: [-0.5774, 1.7321, -0.5774, -0.5774]}
 BY_SIZE = {1: [1 / 3, 1 / 3, -1, 1 / 3], 2: [-1 / 3, 1, -1 / 3, -1 / 3]}
 
@@ -125,7 +176,7 @@ def test_a_flat_fan_out_compares_messages_by_the_luck_of_one_answer(tmp_path):
     """The paper's ablation (8, 1): an answer has nobody to be compared with."""
     flat = {"branching": {"group": [8, 1]}, "advantage": {"singleton": "zero"}}
     values = recipe_values("c3", tmp_path, task={"largest": 4}, **flat)
-    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    values["ppo"] |= {"response_length": 8}
     said = defaultdict(int)
 
     def script(request):
@@ -201,7 +252,7 @@ def test_answers_of_equal_reward_still_differ_by_their_forecasts():
 def assisted_batch(tmp_path):
     """The next update of the recipe c3_assisted, in which every second answer is right."""
     values = recipe_values("c3_assisted", tmp_path, task={"largest": 4}, branching={"group": [2, 4]})
-    values["ppo"] |= {"kl_coef": 0.0, "response_length": 8}
+    values["ppo"] |= {"response_length": 8}
     said = defaultdict(int)
 
     def script(request):

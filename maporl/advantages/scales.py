@@ -23,10 +23,16 @@ def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:
 def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, batch, config: AdvantageConfig) -> Tensor:
     """Divide by the standard deviation of the group's returns.
 
-    If the baseline is a critic's value, whiten within the group instead.
+    If the baseline is a critic's value, whiten within the group instead. Of a baseline that compares rows with the help of a
+    critic, such as ``assisted``, rows of a group with equal returns get 0: only the critic's error tells them apart, and it
+    would be divided by its own spread.
     """
-    if baseline_of(config).needs_critic:
-        return whiten(advantages, groups, weights, config)
+    baseline = baseline_of(config)
+    if baseline.needs_critic:
+        compared = [
+            rows for rows in groups if baseline.over != "group" or bool((returns[rows] != returns[rows[0]]).any())
+        ]
+        return whiten(advantages, compared, weights, config)
     scaled = torch.zeros_like(advantages)
     for rows in groups:
         scaled[rows] = advantages[rows] / (_spread(returns[rows], weights[rows], config.ddof) + config.eps)

@@ -55,6 +55,7 @@ from maporl.training.proposal_metrics import proposal_metrics
 from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import samples_by_policy
+from maporl.training.scaled_noise import check_scaled_noise
 from maporl.training.staleness import staleness_metrics
 from maporl.training.token_traces import trace
 from maporl.training.tool_metrics import mention_no_calls, tool_metrics
@@ -177,6 +178,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
         check_branched_credit(branching, reward, protocol, "trainer")
         check_rewards_apart(advantage, reward, args, "trainer")
+        check_scaled_noise(advantage, args, "trainer")
         check_branched_advantage(branching, advantage, "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool

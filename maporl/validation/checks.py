@@ -375,11 +375,13 @@ def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
 def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     if config.advantage == AdvantageConfig():
         return
-    from maporl.validation.advantage_checks import (  # needs torch
+    from maporl.training.scaled_noise import check_scaled_noise  # needs torch
+    from maporl.validation.advantage_checks import (
         check_advantage,
         needs_critic,
     )
 
+    check_scaled_noise(config.advantage, config.ppo, where)
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
     check_rewards_apart(config.advantage, config.reward, config.ppo, where)
     check_branched_advantage(config.branching, config.advantage, where)
