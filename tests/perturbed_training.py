@@ -53,7 +53,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "ratio": ("token", "sequence", "sequence_mean", "trajectory"), "kl_in": ("reward", "loss"),
     "kl_estimator": ("k1", "k2", "k3"), "value_loss": ("clipped",), "critic": ("head", "model"),
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
-    "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
+    "at_end": ("answer",), "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
@@ -126,7 +126,7 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
         return [*answers, *[f"<search>{start}</search>"] * 4]
     return {
         "judge": [*request.ask.taught, "no"],
-        "router": ["<verify>yes</verify>"] * 4 + ["<verify>no</verify>", "no"],
+        "router": [*["<verify>yes</verify>"] * 2, *["<verify>no</verify>"] * 4, "no"],
         "searcher": [f"<search>{start}</search>", start],
         "planner": [*answers, *([] if request.ask.continues else [f"<ask_searcher>{start}></ask_searcher>"] * 3)],
         "worker": [*answers, *([] if request.ask.continues else [f"<search>{start}</search>"] * 3)],

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from maporl.evaluation.crossplay import final_right
 from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.tasks import ANLI, GSM8K, Arithmetic, Mathematics, TaskError, TinyGSM
 from maporl.tasks.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
@@ -332,6 +333,18 @@ def dialogue(number, *turns):
         for i, (agent, answer) in enumerate(answers.items())
     ]
     return Dialogue(Example(str(number), "2+2=", "4"), utterances)
+
+
+def test_a_dialogue_in_which_nobody_answers_is_wrong():
+    silent = Dialogue(Example("1", "2+2=", "4"), [Utterance(0, "a", "p", 0, 0, [], "", answers=False)])
+    for dialogues, share in (([silent, dialogue(0, {"a": "4"})], 0.5), ([silent], 0.0)):
+        found = evaluate_dialogues(dialogues)
+        assert found.final().value == found.turns[0].majority.value == share
+    assert (final_right(silent), final_right(dialogue(0, {"a": "4"}))) == (0.0, 1.0)
+    open_ended = Dialogue(Example("1", "Write.", ""), silent.utterances)
+    for other in (open_ended, dataclasses.replace(silent, lost=("shop",))):
+        assert evaluate_dialogues([other, dialogue(0, {"a": "4"})]).turns[0].team.total == 1
+        assert final_right(other) is None
 
 
 def test_an_evaluation_counts_accuracy_votes_agreement_and_flips():

@@ -100,6 +100,8 @@ def test_refining_ends_with_an_approval_and_silence_is_none(verdicts, spoken, ou
     assert "".join({"ann": "s", "bob": "v"}[a] for a, _ in prompts) == spoken
     assert dialogue.outcome == outcome
     assert {u.role for u in dialogue.utterances if u.agent == "ann"} == {"solver"}
+    forms = [u.rewards["verdict_form"] for u in dialogue.utterances if u.agent == "bob"]
+    assert forms == [float("<verify>" in verdict) for verdict in verdicts]
 
 
 def test_a_third_agent_may_refine():

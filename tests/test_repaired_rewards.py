@@ -296,12 +296,12 @@ MARTI = right_in((0, "ann", 0), (0, "ann", 1), (1, "ann", 1), (2, "ann", 0), (2,
         # the collaborator earns what the frozen actor's last answer earns
         ("agentpo_hint", right_in((0, "actor", 0)), {(r, "collaborator", 0): ONE_OF_THREE[r] for r in range(3)}),
         ("agentpo_critique", right_in((0, "actor", 1)), {(r, "collaborator", 0): ONE_OF_THREE[r] for r in range(3)}),
-        # solver 1 | 0 0 0 | 1 1, verifier 1 | 0 0 | 1 1
-        ("dr_mas", check_and_mend, {(0, "solver", 0): 0.9129, (1, "solver", 2): -0.9129, (2, "solver", 0): 0.9129, (0, "verifier", 0): 0.7303, (1, "verifier", 1): -1.0954, (2, "verifier", 0): 0.7303}),
+        # solver 1 | 0 0 | 1 1, verifier 1 | 0 | 1
+        ("dr_mas", check_and_mend, {(0, "solver", 0): 0.7303, (1, "solver", 1): -1.0954, (2, "solver", 0): 0.7303, (2, "solver", 1): 0.7303, (0, "verifier", 0): 0.5774, (1, "verifier", 0): -1.1547, (2, "verifier", 0): 0.5774}),
         # second turn 1 + .5 x .5, 1 + .5 x 1, 0 - .5 x 1
         ("marti_margin", MARTI, {(0, "ann", 0): 0.5774, (1, "ann", 0): -1.1547, (0, "ann", 1): 0.4588, (1, "ann", 1): 0.6882, (2, "ann", 1): -1.1471, (2, "bob", 0): 1.1547}),
-        # second turn 1.25 + .5, 1 + .5, 0; first turn 1 + .5, 0 + .5, 1
-        ("marti_quality", MARTI, {(0, "ann", 0): 1.0, (1, "ann", 0): -1.0, (2, "ann", 0): 0.0, (0, "ann", 1): 0.7044, (1, "ann", 1): 0.4402, (2, "ann", 1): -1.1446, (2, "bob", 0): 1.1547}),
+        # second turn 1 + .5 x .5, 1 + .5 x 0, 0 - .5 x 0; first turn 1 0 1
+        ("marti_quality", MARTI, {(0, "ann", 0): 0.5774, (1, "ann", 0): -1.1547, (2, "ann", 0): 0.5774, (0, "ann", 1): 0.7559, (1, "ann", 1): 0.378, (2, "ann", 1): -1.1339, (2, "bob", 0): 1.1547}),
         # 1 + .5, .5 x 2/4, and nothing for an answer without a number
         ("ssl", lambda r, a, t: ["right", "near", "x"][r], {(0, "ann", 0): 1.1407, (1, "ann", 0): -0.4148, (2, "ann", 0): -0.7259}),
         # 1.1, .1, 1.1, 1.1; the drafts are not trained on

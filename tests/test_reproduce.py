@@ -148,7 +148,7 @@ def test_each_has_the_published_models_data_and_lengths():
     assert {agent.model for agent in dr_mas.agents.values()} == {"Qwen/Qwen3-4B"}
     assert (dr_mas.questions_per_update(), dr_mas.branching.group, dr_mas.ppo.response_length) == (32, 8, 4096)
     assert (dr_mas.training.learning_rate, dr_mas.protocol["rounds"], dr_mas.evaluation.decoding) == (
-        1e-6, 2, Decoding(0.6, 0.95),
+        1e-6, 1, Decoding(0.6, 0.95),
     )  # fmt: skip
 
 

@@ -85,6 +85,21 @@ def test_matpo_mixes_accuracy_and_formats_and_workers_inherit():
         assert apply("inherit", [called], mixed)[0] == pytest.approx(dict.fromkeys(range(3), expected))
 
 
+def test_a_constant_makes_a_cost_of_a_form_and_fades_with_it():
+    mix = {"mix": {"weights": {"form": 0.1}, "roles": ["v"], "constant": -0.1, "fade": 2}}
+    said = dialogue(*((r, 0, [], {"role": r, "rewards": {"form": f}}) for r, f in (("v", 1.0), ("v", 0.0), ("s", 0.0))))
+    for update, cost in ((1, 0.1), (2, 0.05), (3, 0.0)):
+        (rule,) = build_rules([mix], update=update)
+        assert rule([said], [{0: 1.0, 1: 1.0, 2: 1.0}])[0] == pytest.approx({0: 1.0, 1: 1.0 - cost, 2: 1.0})
+
+
+def test_the_last_score_may_be_missing():
+    silent = dialogue(("a", 0, [], {}), ("b", 1, [0], {}))
+    assert apply("last", [silent], [{}]) == [{}]
+    assert apply({"last": {"missing": -1.0}}, [silent], [{}]) == [{0: -1.0, 1: -1.0}]
+    assert apply({"last": {"missing": -1.0}}, [silent], [{0: 0.5}]) == [{0: 0.5, 1: 0.5}]
+
+
 def test_m_grpo_pays_a_sub_agent_for_format_its_main_agents_result_and_an_experts_view():
     called = dialogue(
         ("m", 0, [], {"rewards": {"label": 1.0}}),

@@ -91,6 +91,20 @@ class TestRoute:
         assert [ask.role for ask in game.asks] == ["router", "searcher", "answerer"] and game.outcome == 1
         assert game.asks[-1].parents == (1,)
 
+    def test_nobody_has_to_answer(self):
+        said = ["<verify>no</verify>", "q", "?"]
+        game = Game(Route(steps=2, at_end="stop", **BARE), TEAM, said, [Result("found")])
+        assert [ask.role for ask in game.asks] == ["router", "searcher", "router"] and game.outcome == "unanswered"
+        game = Game(
+            Route(steps=2, at_end="stop", **BARE), TEAM, [*said[:2], "<verify>yes</verify>", "x"], [Result("f")]
+        )
+        assert [ask.role for ask in game.asks][2:] == ["router", "answerer"] and game.outcome == 1
+
+    @pytest.mark.parametrize(("said", "earned"), [("<verify>maybe</verify>", 1.0), ("yes", 0.0), ("<verify>yes", 0.0)])
+    def test_a_form_of_its_own(self, said, earned):
+        game = Game(Route(steps=1, form="<verify>.*</verify>", **BARE), TEAM, [said, "q", "x"], [Result("f")])
+        assert game.utterances[0].rewards == {"route_form": earned}
+
     def test_yes_and_no_at_once_is_no(self):
         game = Game(Route(steps=1, **BARE), TEAM, ["<verify>yes</verify><verify>no</verify>", "q", "x"], [Result("f")])
         assert game.utterances[0].rewards == {"route_form": 0.0} and len(game.acts) == 1
@@ -132,6 +146,8 @@ class TestRoute:
             ({"found": "{query}"}, r"found: it must contain \{text\}"),
             ({"query": "x"}, "query: expected one group"),
             ({"enough": "("}, "enough: .* is not a regular expression"),
+            ({"form": "("}, "form: .* is not a regular expression"),
+            ({"at_end": "never"}, "at_end"),
         ],
     )
     def test_wrong_options_are_refused(self, options, message):

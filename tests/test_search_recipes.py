@@ -39,12 +39,12 @@ def of(batch, agent):
 
 
 def test_dr_mas_compares_the_calls_of_each_agent_and_charges_for_unreadable_actions(tmp_path):
-    """The first rollout is right. In the second the first verdict and the query are unreadable, and so is the answer."""
+    """The first rollout is right. In the second the query, the verdict after it and the answer are unreadable."""
 
     def script(request):
         good, role = rollout_of(request) == 0, request.ask.role
         if role == "router":
-            return "<verify>yes</verify>" if request.turn else "<verify>no</verify>" if good else "?"
+            return "<verify>no</verify>" if not request.turn else "<verify>yes</verify>" if good else "?"
         if role == "searcher":
             return "<search>bd</search>" if good else "bd"
         return request.example.answer if good else "?"
@@ -52,13 +52,31 @@ def test_dr_mas_compares_the_calls_of_each_agent_and_charges_for_unreadable_acti
     _, batch = batch_of("dr_mas_search", tmp_path, 2, script)
     credits = [[(u.agent, round(u.rewards["credit"], 6)) for u in d.utterances] for d in batch.dialogues]
     assert credits == [
-        [("verifier", 1.01), ("searcher", 1.01), ("verifier", 1.01), ("answerer", 1.0)],
-        [("verifier", 0.0), ("searcher", 0.0), ("verifier", 0.01), ("answerer", -0.01)],
+        [("verifier", 1.0), ("searcher", 1.0), ("verifier", 1.0), ("answerer", 1.0)],
+        [("verifier", 0.0), ("searcher", -0.01), ("verifier", -0.01), ("answerer", -0.01)],
     ]
     found = {agent: [row.advantage for row in of(batch, agent)] for agent in ("verifier", "searcher", "answerer")}
-    assert found["verifier"] == pytest.approx([0.8660, 0.8660, -0.8746, -0.8574], abs=1e-4)
+    assert found["verifier"] == pytest.approx([0.8660, 0.8660, -0.8574, -0.8746], abs=1e-4)
     assert found["searcher"] == found["answerer"] == pytest.approx([0.7071, -0.7071], abs=1e-4)
     assert [c.name for d in batch.dialogues for u in d.utterances for c in u.calls] == ["search", "search"]
+
+
+def test_dr_mas_forces_no_answer_and_a_single_call_keeps_its_reward(tmp_path):
+    """In the first rollout the router is never content. In the second it is so at once, and the answer is right."""
+
+    def script(request):
+        if request.ask.role == "router":
+            return f"<verify>{'no' if rollout_of(request) == 0 else 'yes'}</verify>"
+        return "<search>bd</search>" if request.ask.role == "searcher" else request.example.answer
+
+    _, batch = batch_of("dr_mas_search", tmp_path, 2, script)
+    first, second = batch.dialogues
+    assert [u.agent[0] for u in first.utterances] == ["v", "s"] * 3 + ["v"] and first.outcome == "unanswered"
+    assert [u.agent[0] for u in second.utterances] == ["v", "a"] and second.outcome == 0
+    assert [{u.rewards["credit"] for u in d.utterances} for d in batch.dialogues] == [{0.0}, {1.0}]
+    # mean .2 and unbiased standard deviation .4472 of five verdicts; three queries that earned alike; one answer alone
+    found = {a: [round(row.advantage, 4) for row in of(batch, a)] for a in ("verifier", "searcher", "answerer")}
+    assert found == {"verifier": [-0.4472] * 4 + [1.7889], "searcher": [0.0] * 3, "answerer": [1.0]}
 
 
 def test_matpo_gives_all_segments_of_a_rollout_the_advantage_of_the_planner(tmp_path):

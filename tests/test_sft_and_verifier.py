@@ -1,5 +1,6 @@
 """Supervised training before PPO, and a learned verifier in this process."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -86,6 +87,9 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
     file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in dialogues))
     assert [d.example.id for d in best_debates(file, 0.5)] == ["1", "2"]
     assert [d.example.id for d in best_debates(file, 0.1)] == ["1"]
+    silent = Dialogue(Example("silent", "2+2=", "4"), [dataclasses.replace(utterance(0, 0, 1.0), answers=False)])
+    file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in [silent, *dialogues]))
+    assert [d.example.id for d in best_debates(file, 1.0)] == ["1", "2", "0", "3", "silent"]
     with pytest.raises(ConfigError, match="expected a share above 0 and at most 1, got 0"):
         best_debates(file, 0)
     with pytest.raises(ConfigError, match="no such file"):

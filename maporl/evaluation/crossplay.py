@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from maporl.evaluation.metrics import Difference, Share
+from maporl.evaluation.metrics import Difference, Share, unanswered
 from maporl.types import Dialogue
 
 MOST_TEAMS = 64
@@ -29,9 +29,12 @@ Right = tuple[float | None, ...]
 
 
 def final_right(dialogue: Dialogue) -> float | None:
-    """Return the share of right answers in the last turn of a graded dialogue; None if none of them can be graded."""
+    """Return the share of right answers in the last turn of a graded dialogue, 0 if nobody has answered, and None if no answer
+    can be graded."""
     grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
-    return sum(bool(g.correct) for g in grades) / len(grades) if grades else None
+    if not grades:
+        return 0.0 if unanswered(dialogue) else None
+    return sum(bool(g.correct) for g in grades) / len(grades)
 
 
 def seatings(runs: int, seats: int, most: int = MOST_TEAMS) -> list[tuple[int, ...]]:

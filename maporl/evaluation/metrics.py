@@ -219,12 +219,13 @@ class Evaluation:
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:
-    """Return the number of turns of the longest dialogue; 0 without dialogues."""
-    return max((d.turns() for d in dialogues), default=0)
+    """Return the number of turns of the longest dialogue; 0 without dialogues. A missing answer counts as a turn."""
+    return max((d.turns() or int(unanswered(d)) for d in dialogues), default=0)
 
 
 def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) -> Evaluation:
-    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None).
+    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None). A dialogue in which nobody
+    answers a question that has an answer is wrong.
 
     ``turns`` is the number of turns to report. By default it is that of the longest dialogue. Give it if other
     processes may have longer dialogues of the same evaluation.
@@ -280,6 +281,11 @@ def majority_credit(grades: Sequence[Grade]) -> float:
     return sum(answer in right for answer in tied) / len(tied)
 
 
+def unanswered(dialogue: Dialogue) -> bool:
+    """Return whether a dialogue ended although nobody has answered its question, which has an answer."""
+    return not dialogue.answers() and not dialogue.lost and bool(dialogue.example.answer)
+
+
 def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
     by_agent: dict[str, list[bool]] = {}
     votes, agreed, voted, right = 0.0, 0, 0, 0.0
@@ -294,6 +300,7 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
             agreed += grades[0].answer is not None and len({g.answer for g in grades}) == 1
             voted += 1
             right += sum(bool(g.correct) for g in grades) / len(grades)
+        voted += unanswered(dialogue)
     return TurnReport(
         agents={agent: Share(sum(own), len(own)) for agent, own in by_agent.items()},
         team=Share(right, voted),

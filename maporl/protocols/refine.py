@@ -19,8 +19,11 @@ class Refine(Protocol):
     times.
 
     By default the first agent solves, the second verifies, and the solver also refines. A verdict in which the regular
-    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve. A
-    verdict is worth what the answer is worth that it approves, or else the answer that follows it.
+    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve. Nobody judges
+    the last answer. A verdict is worth what the answer is worth that it approves, or else the answer that follows it.
+
+    A verdict in which the regular expression ``form`` is found earns 1, and any other one 0, under the reward name
+    ``verdict_form``.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -34,8 +37,10 @@ class Refine(Protocol):
     verify: str = VERIFY
     mend: str = MEND
     approval: str = r"<verify>\s*approve\s*</verify>"
+    form: str = r"<verify>\s*(approve|reject)\s*</verify>"
     every_step_scored = False
     roles = True
+    pays = frozenset({"verdict_form"})
 
     least_players = 2
 
@@ -46,7 +51,8 @@ class Refine(Protocol):
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("verify", self.verify, {"question", "draft"}, {"draft"})
         check_template("mend", self.mend, {"question", "words", "draft"}, {"words"})
-        check_pattern("approval", self.approval)
+        for name in ("approval", "form"):
+            check_pattern(name, getattr(self, name))
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options
@@ -66,6 +72,7 @@ class Refine(Protocol):
         for _ in range(self.rounds):
             text = self.verify.format(question=example.question, draft=draft.words())
             (verdict,) = yield [Ask(verifier, _user(text), role="verifier", parents=(draft.id,), answers=False)]
+            verdict.rewards["verdict_form"] = float(any(matches(self.form, verdict.text, ignore_case=True)))
             if any(matches(self.approval, verdict.text, ignore_case=True)):
                 verdict.settles = (draft.id,)
                 return "approved"

@@ -1,6 +1,7 @@
 """Route: a router sends the question to a searcher, as often as it wants, and then to an answerer (Dr. MAS)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
@@ -15,7 +16,8 @@ ANSWER = STATE + "Answer the question."
 @dataclass(frozen=True)
 class Route(Protocol):
     """The ``router`` says whether enough is known. If not, the ``searcher`` searches, and the router is asked again. The
-    ``answerer`` answers when the router says so, or after ``steps`` searches.
+    ``answerer`` answers when the router says so, or after ``steps`` searches. With ``at_end: stop`` nobody has to answer: the router
+    is asked ``steps`` times, and if it never says so, the dialogue ends after the last of them without an answer.
 
     By default they are the first, the second and the third agent. Each of them is asked outside any conversation, with
     everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``.
@@ -26,14 +28,16 @@ class Route(Protocol):
     ``argument`` of the tool ``tool``, which may belong to the environment ``place``.
 
     A reply of the router with either yes or no, and a reply of the searcher with a query, earns 1, and any other one 0,
-    under the reward name ``route_form``. A routing is a parent of what it leads to. So it has the credit of that, if
-    ``reward.sources`` does not name ``route_form``.
+    under the reward name ``route_form``. If ``form`` is given, a reply of the router earns 1 if this regular expression is found
+    in it. A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does not name
+    ``route_form``.
 
     Raises:
         ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
     """
 
     steps: int = 4
+    at_end: Literal["answer", "stop"] = "answer"
     router: str | None = None
     searcher: str | None = None
     answerer: str | None = None
@@ -48,6 +52,7 @@ class Route(Protocol):
     enough: str = r"(?i)<verify>\s*yes\s*</verify>"
     more: str = r"(?i)<verify>\s*no\s*</verify>"
     query: str = r"(?s)<search>((?:(?!<search>).)*?)</search>"
+    form: str | None = None
     every_step_scored = False
     roles = True
     least_players = 3
@@ -69,6 +74,8 @@ class Route(Protocol):
         groups = [check_pattern(name, getattr(self, name)) for name in ("enough", "more", "query")]
         if groups[2] != 1:
             raise ValueError(f"query: expected one group, around the query; got {self.query!r}")
+        if self.form is not None:
+            check_pattern("form", self.form)
 
     @property
     def uses_tools(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
@@ -85,7 +92,7 @@ class Route(Protocol):
         return {name for name in (self.router, self.searcher, self.answerer) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play the dialogue. The outcome is the number of searches."""
+        """Play the dialogue. The outcome is the number of searches, or "unanswered"."""
         free = iter([agent for agent in agents if agent not in self.mentioned()])
         router, searcher, answerer = (name or next(free) for name in (self.router, self.searcher, self.answerer))
         found: list[str] = []
@@ -102,9 +109,12 @@ class Route(Protocol):
         while len(found) < self.steps:
             (routing,) = yield ask(router, "router", self.route)
             yes, no = (any(matches(pattern, routing.text)) for pattern in (self.enough, self.more))
-            routing.rewards["route_form"] = float(yes != no)
+            formed = yes != no if self.form is None else any(matches(self.form, routing.text))
+            routing.rewards["route_form"] = float(formed)
             if yes and not no:
                 break
+            if self.at_end == "stop" and len(found) + 1 == self.steps:
+                return "unanswered"  # nobody would be shown what one more search finds
             (said,) = yield ask(searcher, "searcher", self.search, routing)
             match = next(matches(self.query, said.text), None)
             said.rewards["route_form"] = float(match is not None)

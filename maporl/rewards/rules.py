@@ -81,17 +81,20 @@ class Sum(TeamMean):
 class Last(Rule):
     """Every utterance gets the score of the last utterance that has one.
 
-    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT).
+    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). If ``missing`` is given, it is what all
+    get in a dialogue in which nobody answers.
     """
 
     to: Literal["all", "itself"] = "all"
+    missing: float | None = None
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result: Credits = []
         for dialogue, own in zip(dialogues, credits, strict=True):
             last = max(own, default=None)
             if last is None:
-                result.append({})
+                unscored = {} if self.missing is None else dict.fromkeys(range(len(dialogue.utterances)), self.missing)
+                result.append(unscored)
                 continue
             others = own[last] if self.to == "all" else 0.0
             result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | {last: own[last]})
@@ -181,12 +184,13 @@ class TreeMean(Rule):
 
 @dataclass(frozen=True)
 class Mix(Rule):
-    """The credit so far times ``credit``, plus a weighted sum of named rewards.
+    """The credit so far times ``credit``, plus ``constant``, plus a weighted sum of named rewards.
 
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
     that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
     over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
-    default it changes all. With ``fade`` the weights fall in a straight line to 0 over so many updates, and ``credit``
+    default it changes all. With ``constant: -0.1`` and a weight of 0.1, what lacks a form costs 0.1, and what has it costs nothing
+    (:class:`maporl.Refine`'s ``verdict_form``). With ``fade`` the weights and the constant fall in a straight line to 0 over so many updates, and ``credit``
     stays: what helps at the beginning is paid less and less, and in the end only the result is (PARL, Kimi K2.5).
 
     Raises:
@@ -197,6 +201,7 @@ class Mix(Rule):
     credit: float = 1.0
     roles: tuple[str, ...] = ()
     fade: int | None = None
+    constant: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -212,7 +217,8 @@ class Mix(Rule):
         if self.fade is None:
             return self
         share = max(0.0, 1.0 - (update - 1) / self.fade)
-        return replace(self, weights={name: share * weight for name, weight in self.weights.items()}, fade=None)
+        weights = {name: share * weight for name, weight in self.weights.items()}
+        return replace(self, weights=weights, fade=None, constant=share * self.constant)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -229,7 +235,7 @@ class Mix(Rule):
             mixed = dict(own)
             for u in (u for u in dialogue.utterances if not self.roles or u.role in self.roles):
                 parts = [weight * _named(dialogue, u, name) for name, weight in self.weights.items()]
-                mixed[u.id] = self.credit * own.get(u.id, 0.0) + math.fsum(parts)
+                mixed[u.id] = self.credit * own.get(u.id, 0.0) + math.fsum([self.constant, *parts])
             result.append(mixed)
         return result
 
@@ -452,7 +458,8 @@ class Margin(Rule):
 
     R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,
     as MARTI's code does in a debate; ``of: own`` takes it over the agent's own scores, as MARTI's documents say. The
-    first turn has no earlier scores, so it is not shaped.
+    first turn has no earlier scores, so it is not shaped. With a ``beta``, which is 0.5 there, the names are margin_with_outcome and
+    quality_with_outcome in MARTI, and the first turn gets that term too.
     """
 
     alpha: float = 0.5

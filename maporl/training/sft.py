@@ -4,6 +4,7 @@ Token sequences are built as transcripts build them, so that PPO later sees the 
 trains on them, with the loss on the agents' own utterances only.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
 
 def _final_score(dialogue: Dialogue) -> float:
     scores = [u.rewards["score"] for u in dialogue.at(dialogue.turns() - 1)]
-    return sum(scores) / len(scores)
+    return sum(scores) / len(scores) if scores else -math.inf  # nobody answered
 
 
 def train_supervised(
