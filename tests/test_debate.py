@@ -119,6 +119,18 @@ def test_a_finished_question_is_asked_no_more_and_the_others_go_on():
     assert len(prompts["ann"]) == 3
 
 
+@pytest.mark.parametrize(("end_above", "turns"), [(None, 3), (1.0, 3), (0.5, 2), (0.49, 1)])
+def test_a_debate_ends_after_a_turn_whose_mean_score_is_above_a_bound(end_above, turns):
+    """One of two is right, then both are."""
+    script = {"ann": ["4", "4", "4"], "bob": ["5", "4", "4"]}
+    protocol = Debate(turns=3, end_above=end_above)
+    (dialogue,), _ = play(protocol, script, referee=scored)
+    assert (dialogue.turns(), dialogue.outcome) == (turns, None if turns == 3 else "enough")
+    assert protocol.score_between_turns is (end_above is not None)
+    (dialogue,), _ = play(protocol.in_evaluation(), script, referee=scored)
+    assert dialogue.turns() == 3
+
+
 def test_consensus_waits_for_its_first_update():
     protocol = Debate(consensus=Consensus(from_update=5))
     assert protocol.at_update(4).consensus is None and protocol.at_update(5) is protocol

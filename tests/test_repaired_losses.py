@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scripted_training import played, recipe_values, rows, scripted_trainer
+from test_repaired_games import perfect
 
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError
@@ -216,6 +217,21 @@ def test_marft_gives_an_utterance_of_two_tokens_the_gradient_of_one_of_eight(tmp
         assert gradient.tolist() == pytest.approx([-0.5] * len(gradient))
 
 
+@pytest.mark.parametrize(
+    ("shift", "advantage", "expected"),
+    # two tokens of ratio 1.15 have 1.3225, two of .85 have .7225: beyond the clip, where the loss is flat on one side
+    [(1.15, 1.0, 0.0), (1.15, -1.0, 1.3225), (0.85, 1.0, -0.7225), (0.85, -1.0, 0.0), (1.05, 1.0, -1.1025)],
+)
+def test_turn_ppo_clips_a_turn_as_a_whole(tmp_path, shift, advantage, expected):
+    trainer = scripted_trainer(recipe_values("turn_ppo", tmp_path), perfect)
+    (tokens,) = played(trainer).token_batches.values()
+    assert set(tokens.sampled_mask.sum(1).tolist()) == {2}, "a move, and its end"
+    tokens.advantages = advantage * tokens.sampled_mask.float()
+    _, gradients = loss_and_gradients(trainer, tokens, shift=math.log(shift))
+    for gradient in gradients:
+        assert gradient.tolist() == pytest.approx([expected / len(tokens)] * 2, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_ratio_of_whole_answers_has_one_term_for_each_of_them(name):
     ppo = load(name).ppo
@@ -317,8 +333,8 @@ def test_a_recipe_whose_card_names_a_clip_or_a_ratio_takes_several_steps_or_says
 
 
 def wordy(request):
-    """Say something that names the speaker and the turn, and ends with the right answer."""
-    return f"{request.ask.agent[0]}{request.turn} Answer: {request.example.answer}"
+    """Say something that names the speaker and the turn. The answer is right in the second turn only, which is then played."""
+    return f"{request.ask.agent[0]}{request.turn} Answer: {request.example.answer if request.turn else -1}"
 
 
 def actor_critic(name, tmp_path):
@@ -400,16 +416,6 @@ def test_maac_and_iac_differ_in_what_they_learn(tmp_path):
     assert found["maac"].keys() - found["iac"].keys() == {"central_critic/grad_norm"}
     different = {key for key in found["iac"] if found["maac"][key] != found["iac"][key]}
     assert {"ann/loss/value_avg", "bob/loss/value_avg", "ann/loss/policy_avg", "bob/loss/policy_avg"} <= different
-
-
-def test_actor_critics_take_one_step_differences(tmp_path):
-    """A = r + .9 V' - V and the target r + .9 V', with values that are set by hand: .5 in turn 1, .25 in turn 2."""
-    trainer = scripted_trainer(recipe_values("iac", tmp_path), lambda request: str(request.example.answer))
-    with torch.no_grad():
-        for learner in trainer.learners.values():
-            learner.value_head.linear.bias.copy_(torch.tensor([0.5, 0.25]))
-    for row in rows(played(trainer)):
-        assert row.advantage == pytest.approx([1 + 0.9 * 0.25 - 0.5, 1 - 0.25][row.utterance.turn])
 
 
 # -- warnings ---------------------------------------------------------------------------------------------------------

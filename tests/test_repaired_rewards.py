@@ -262,7 +262,9 @@ def paid(name, folder, script, group):
         return answers.get(words, words)
 
     values = recipe_values(name, folder, training={"per_device_train_batch_size": 2}, ppo={"num_mini_batches": 1})
-    values["branching"] = values.get("branching", {}) | {"group": group}
+    branching = values.get("branching", {})
+    fans = branching.get("group")
+    values["branching"] = branching | {"group": [min(fan, group) for fan in fans] if isinstance(fans, list) else group}
     batch = played(scripted_trainer(values, said))
     where = {id(u): (d.rollout, u.agent, u.turn) for d in batch.dialogues for u in d.utterances}
     return {where[id(r.utterance)]: (r.utterance.rewards["credit"], r.advantage) for r in rows(batch)}

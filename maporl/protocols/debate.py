@@ -7,6 +7,7 @@ the others. It remembers its own answers, because its conversation continues.
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
@@ -108,7 +109,9 @@ class Debate(Protocol):
 
     ``feedback`` names a reward source. Its score of each answer is told to the author and to the others before the next
     turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that
-    condenses the answers of the others for each agent before they are shown. It does not debate itself.
+    condenses the answers of the others for each agent before they are shown. It does not debate itself. After a turn whose answers
+    have a mean score above ``end_above``, the debate ends too, as with CoMLRL's ``early_termination_threshold``; not in evaluations,
+    where nobody knows what an answer is worth.
 
     ``speaks`` lists the turns, from 1, in which single agents speak: ``{bob: [1, 3]}``. In its other turns an agent is
     silent. When it speaks again, it is shown the last answer that each of the others has given since then. ``pass_``
@@ -128,6 +131,7 @@ class Debate(Protocol):
     feedback: Literal["none", "label", "verifier"] = "none"
     words: Feedback = field(default_factory=Feedback)
     consensus: Consensus | None = None
+    end_above: float | None = None
     summariser: str | None = None
     summary: str = (
         "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}"
@@ -160,8 +164,8 @@ class Debate(Protocol):
 
     @property
     def score_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
-        """True if there is a consensus rule, because it uses scores."""
-        return self.consensus is not None
+        """True if scores decide whether it ends."""
+        return self.consensus is not None or self.end_above is not None
 
     @property
     def hears_others(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -198,19 +202,30 @@ class Debate(Protocol):
         early = self.consensus is not None and update < self.consensus.from_update
         return replace(self, consensus=None) if early else self
 
+    def in_evaluation(self) -> "Debate":
+        """Return the debate of evaluations, in which no score ends it early."""
+        return replace(self, end_above=None)
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play the debate. The outcome is "consensus" if the question ended early, else None."""
+        """Play the debate. The outcome is "consensus" or "enough" if the question ended early, else None."""
         debaters = [a for a in agents if a != self.summariser]
         heard = Heard(debaters)
         said: list[Utterance] = []
         for turn in range(self.turns):
             if self.consensus is not None and self.consensus.reached(answered(said)):
                 return "consensus"
+            if turn and self._enough(answered(said)):
+                return "enough"
             speaking = speakers_of(self.speaks, debaters, turn)
             summaries = yield from self._summaries([a for a in speaking if heard.news[a]], example.question, heard)
             said = yield [self._ask(a, turn, example.question, heard, summaries.get(a)) for a in speaking]
             heard.take(said)
         return None
+
+    def _enough(self, said: list[Utterance]) -> bool:
+        """Return whether the answers of a turn are good enough to end with."""
+        scores = [u.rewards["score"] for u in said if "score" in u.rewards]  # none where a check plays without a reward
+        return self.end_above is not None and bool(scores) and fmean(scores) > self.end_above
 
     def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
