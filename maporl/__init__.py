@@ -23,6 +23,7 @@ _EXPORTS = {
     "TurnBatch": "maporl.advantages",
     "ANLI": "maporl.tasks",
     "Arithmetic": "maporl.tasks",
+    "Documents": "maporl.tasks",
     "Episodes": "maporl.tasks",
     "FANToM": "maporl.tasks",
     "GSM8K": "maporl.tasks",

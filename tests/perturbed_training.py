@@ -55,7 +55,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "at_end": ("answer",), "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check": (None,), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
     "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
     "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
@@ -99,12 +99,21 @@ def words(request: Request, weights: str = "") -> str:
     special = {
         "verifier": [f"<verify>{verdict}</verify>" for verdict in ("approve", "reject")],
         "planner": ["<call>1+1</call>", number],
-        "proposer": [f"{request.example.answer}+0", f"0+{request.example.answer}", "1+98", "no"],
+        "proposer": proposals(request),
         "judge": ["10", "9", "8", "1", "no"],
         "scorer": ["no", *(f"<score>{score}</score>" for score in (1, 2, 3))],
         None: ["Better: A", "Better: B"] if request.example.id.startswith("judged") else answers,
     }
     return rng.choice(special.get(request.ask.role, answers))
+
+
+def proposals(request: Request) -> list[str]:
+    """Return questions for the answer that a proposer is told, one for another answer, and none; with it where it is to be stated."""
+    answer = request.example.answer
+    sums = [f"{answer}+0", f"0+{answer}", "1+98"]
+    if any(text.startswith("<q>") for text in request.ask.taught):
+        return [*(f"<q>{text}</q><a>{answer}</a>" for text in sums), "<q>1</q>"]
+    return [*sums, "no"]
 
 
 def program_texts(meta: dict[str, Any], role: str | None) -> list[str]:

@@ -195,6 +195,82 @@ def test_marks_are_read(said, mark):
     assert verdict.rewards["form"] == (mark is not None)
 
 
+# -- the proposer's own answer ----------------------------------------------------------------------------------------
+
+SPICE = ["<q>1+1</q><a>2</a>", "so <a>3</a> to <q>1+2</q>", "<q>2+2</q><a>4</a>", "<q>1+3</q>"]
+"""Three questions of which the reasoner answers 4, 1 and all 8 of eight rightly, and one without an answer."""
+
+
+def spice_batch(tmp_path, **sections):
+    proposed = iter(SPICE)
+    right = {0: 4, 1: 1, 2: 8}
+
+    def script(request):
+        rollout = int(request.label.rpartition(".")[2])
+        if request.ask.role == "proposer":
+            return next(proposed)
+        return "234"[rollout] if request.turn < right[rollout] else "9"
+
+    return batch_of("spice", tmp_path, script, branching={"group": 4}, **sections)
+
+
+def test_spice_pays_the_challenger_for_variance(tmp_path):
+    """p 1/2 1/8 1 and no answer: 1, .37203, .04394, -.1 with the mean .32899. Answers: their reward minus p, not divided."""
+    trainer, batch = spice_batch(tmp_path)
+    said = [d.utterances[0] for d in batch.dialogues]
+    assert [u.rewards["credit"] for u in said] == pytest.approx([1, 0.37203, 0.04394, -0.1], abs=1e-5)
+    assert [d.outcome for d in batch.dialogues] == ["asked", "asked", "asked", "unread"]
+    assert {len(d.utterances) for d in batch.dialogues[:3]} == {9} and len(batch.dialogues[3].utterances) == 1
+    found = {id(row.utterance): row.advantage for row in rows(trainer.advantage(batch))}
+    assert [found[id(u)] for u in said] == pytest.approx([0.67101, 0.04304, -0.28506, -0.42899], abs=1e-5)
+    tries = [[found[id(u)] for u in d.utterances[1:]] for d in batch.dialogues[:3]]
+    assert tries[0] == pytest.approx([0.5] * 4 + [-0.5] * 4) and tries[2] == [0] * 8
+    assert tries[1] == pytest.approx([0.875] + [-0.125] * 7)
+
+
+def test_spice_weighs_both_roles_alike(tmp_path):
+    """Four proposals to a document share 1, and so do the 24 answers to the three of them that are valid."""
+    trainer, batch = spice_batch(tmp_path)
+    weights = {"proposer": [], "solver": []}
+    for row in rows(trainer.advantage(batch)):
+        weights[row.utterance.role].append(row.weight)
+    assert weights["proposer"] == pytest.approx([1 / 4] * 4) and weights["solver"] == pytest.approx([1 / 24] * 24)
+
+
+def test_only_the_proposer_reads_the_document(tmp_path):
+    shown = {"proposer": [], "solver": []}
+
+    def script(request):
+        shown[request.ask.role].append(request.ask.messages[-1]["content"])
+        return "<q>bd></q><a>kr</a>" if request.ask.role == "proposer" else "kr"
+
+    values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
+    values["agent_defaults"]["tiny"]["alphabet"] += "\nbdgkmprt"
+    values |= {"task": {"name": "tiny_hops", "people": 3}, "protocol": values["protocol"] | {"propose": "{document}!"}}
+    batch = (trainer := scripted_trainer(values, script)).score(trainer.collected())
+    facts = [f"{one['title']}\n{one['text']}" for one in batch.dialogues[0].example.meta["paragraphs"]]
+    assert shown == {"proposer": ["\n\n".join(facts) + "!"] * 2, "solver": ["bd>="] * 16}
+    assert {u.rewards["label"] for d in batch.dialogues for u in d.utterances[1:]} == {1.0}
+
+
+def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
+    """By HotpotQA's grader an article has no words. The tries teach nothing, and the proposer is paid as without a question."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "answer": "Ida", "paragraphs": [{"title": "I", "text": "Ida."}]}))
+    values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
+    values["task"] = {"name": "hotpotqa", "source": str(file), "eval_source": str(file)}
+    values["agent_defaults"]["tiny"]["alphabet"] += "AWIdhnswer:\n.o"
+    said = iter(["<q>Who?</q><a>a</a>", "<q>Who?</q><a>Ida</a>"])
+    trainer = scripted_trainer(values, lambda r: next(said) if r.ask.role == "proposer" else "Answer: Ida")
+    batch = trainer.score(trainer.collected())
+    first, second = batch.dialogues
+    assert (first.outcome, first.utterances[0].tags["accepted"], second.outcome) == ("unread", False, "asked")
+    assert [d.utterances[0].rewards["credit"] for d in batch.dialogues] == pytest.approx([-0.1, 0.04394], abs=1e-5)
+    assert {row.utterance.role for row in rows(trainer.advantage(batch)) if row.utterance in first.utterances} == {
+        "proposer"
+    }
+
+
 # -- the majority's answer --------------------------------------------------------------------------------------------
 
 
@@ -307,6 +383,10 @@ def test_alike_questions_share_a_cluster():
         ({"proposer": "ann", "solver": "ann"}, "expected different agents, got ['ann', 'ann']"),
         ({"solve": "no place"}, "solve"),
         ({"mark": "{question}", "vouch": "judge"}, "mark"),
+        ({"answer_tag": "a"}, "answer_tag: it is only used with vouch: stated"),
+        ({"answer_tag": "a b", "vouch": "stated"}, "answer_tag: expected a word"),
+        ({"tag": None, "vouch": "stated"}, "with vouch: stated the question stands between tags of its own"),
+        ({"tag": "answer", "vouch": "stated"}, "set tag: question"),
     ],
 )
 def test_options_are_checked(options, words):

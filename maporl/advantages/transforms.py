@@ -256,6 +256,9 @@ class Whiten(Transform):
 class EqualShares(Transform):
     """Let each agent count alike in each dialogue, however often or how much it speaks.
 
+    With ``within: prompt`` it counts alike in all dialogues of a question together. A proposer whose questions are not all asked
+    then counts no more than the one who answers them (SPICE, arXiv 2510.24684, trains on as many answers as proposals).
+
     ``of: turns`` gives each of an agent's k utterances in a dialogue the weight 1/k. With ``aggregation: sequence_mean``
     the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of: tokens`` divides by
     the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then counts no more.
@@ -267,18 +270,20 @@ class EqualShares(Transform):
     of: Literal["turns", "tokens"] = "turns"
     agents: Literal["each", "share"] = "each"
     calls: Literal["together", "apart"] = "together"
+    within: Literal["dialogue", "prompt"] = "dialogue"
     needs = ("agent", "rollout", "tokens")
     compares_turns = True
 
     def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
-        """Return the weights divided by what the agent says in its dialogue. Rows that do not count are left out.
+        """Return the weights divided by what the agent says in its dialogue, or on its prompt. Rows that do not count are left out.
 
         Raises:
             ValueError: a column was not recorded.
         """
         tokens = batch.tensor(batch.column("tokens", "post: equal_shares"))
         shares = weights.clone()
-        for rows in batch.groups(batch.dialogues()):
+        whole = [name for name in batch.dialogues() if name != "rollout" or self.within == "dialogue"]
+        for rows in batch.groups(whole):
             speakers = self._speakers(batch, [i for i in rows if weights[i] > 0])
             for own in speakers:
                 said = weights[own].sum() if self.of == "turns" else (weights[own] * tokens[own]).sum()

@@ -101,11 +101,17 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     if frozen and "loop" not in values:  # a loop has no schedule
         schedule = values.setdefault("schedule", {})
         schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
-    tiny = {"alphabet": string.printable[:95] + "\n", "context": 8192, "hidden_size": 32, "layers": 1, "heads": 2}
+    tiny: dict[str, Any] = {
+        "alphabet": string.printable[:95] + "\n",
+        "context": 8192,
+        "hidden_size": 32,
+        "layers": 1,
+        "heads": 2,
+    }
     values["agent_defaults"] = {"tiny": tiny}
     programs = values["protocol"]["name"] == "code"
     proposes = values["protocol"]["name"] == "propose"
-    searches = values["task"]["name"] == "hotpotqa"
+    searches = values["task"]["name"] == "hotpotqa" and not proposes
     if programs:
         values["task"] = {"name": "tiny_programs"}
     elif searches:
@@ -122,6 +128,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["protocol"] |= {"tag": None, "propose": "{answer}?", "solve": "{question}="}
         if values["protocol"].get("vouch") == "judge":
             values["protocol"] |= {"rate": "{question}!", "mark": "{question}={answer}!"}
+        if values["protocol"].get("vouch") == "stated":
+            values["protocol"] |= {"tag": "q", "answer_tag": "a"}
+            tiny["alphabet"] += "<q>/a"
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
             part["rounds"] = min(part["rounds"], 3)
@@ -134,7 +143,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         branching[key] = [min(number, 3) for number in most] if isinstance(most, list) else min(most, 3)
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
-        "response_length": 40 if programs or searches else 16 if "step_judge" in values["protocol"] else 6,
+        "response_length": _shortest(values["protocol"], programs or searches),
         "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
     }
     values["training"] = values.get("training", {}) | {
@@ -158,6 +167,13 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}
     return values | length | {"output_dir": output_dir, "evaluation": {"questions": 4}}
+
+
+def _shortest(protocol: dict[str, Any], texts: bool) -> int:
+    """Return how many tokens a tiny version's answers may have. ``texts`` says whether they are programs or calls."""
+    if texts:
+        return 40
+    return 20 if protocol.get("vouch") == "stated" else 16 if "step_judge" in protocol else 6
 
 
 def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Propose: one agent writes questions, another answers them (R-Zero, Multi-Agent Evolve, Search Self-Play)."""
+"""Propose: one agent writes questions, another answers them (R-Zero, Multi-Agent Evolve, Search Self-Play, SPICE)."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Literal
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.types import Act, Ask, Example, Grade, Message, Utterance
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
@@ -20,10 +22,17 @@ _LAST = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\D*$")
 """The last number of a verdict, from 1 to 10."""
 OPTIONS = {
     "given": ("check", "check_argument"),
+    "stated": ("answer_tag",),
     "majority": ("least_share", "most_share"),
     "judge": ("judge", "least_quality", "rate", "mark"),
 }
 """The options that only one way of vouching uses."""
+KNOWN = ("difficulty", "band", "variance", "invalid")
+"""What a proposer can be paid where the right answer is known."""
+PAYS = {"given": KNOWN, "stated": KNOWN, "majority": ("uncertainty",), "judge": ("proposal", "mark", "form")}
+"""The rewards that each way of vouching sets."""
+SHARPNESS = 0.01
+"""The temperature of the reward ``variance`` (SPICE, arXiv 2510.24684, eq. 5)."""
 MARKS = tuple(str(mark) for mark in range(1, 11))
 
 
@@ -32,7 +41,8 @@ class Propose(Protocol):
     """The ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times, each time apart from the others.
 
     By default the first agent proposes, the second solves, and the third, if ``vouch`` is "judge", judges. The text
-    ``propose`` may show the proposer the ``{question}`` and the ``{answer}`` of the task's example. The made question is
+    ``propose`` may show the proposer the ``{question}``, the ``{answer}`` and the ``{document}`` of the task's example. The
+    document is its ``meta.paragraphs``, or else its question. The made question is
     what stands between the tags ``<tag>`` and ``</tag>``, or with ``tag: null`` all that the proposer says. A question
     that is empty, or longer than ``longest`` characters, is not asked.
 
@@ -40,6 +50,9 @@ class Propose(Protocol):
 
     - "given": it is the answer of the task's example. ``check`` may name a tool that is called with the question as its
       argument ``check_argument``; unless it returns this answer, the question is not asked.
+    - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver is not
+      shown. A question without an answer that the task can grade is not asked. The proposer should read the answer
+      in a document, because nobody checks it.
     - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
       give it is from ``least_share`` to ``most_share``.
     - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
@@ -47,7 +60,9 @@ class Propose(Protocol):
 
     The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
 
-    - given: ``difficulty``, 1 - p (Search Self-Play), and ``band``, 4p(1 - p). Both are 0 for a question that is not asked.
+    - given and stated: ``difficulty``, 1 - p (Search Self-Play), ``band``, 4p(1 - p), and ``variance``,
+      exp(-(p(1 - p) - 0.25)^2 / 0.02) (SPICE). All are 0 for a question that is not asked, and ``invalid`` is then 1, and 0
+      otherwise.
     - majority: ``uncertainty``, min(s, 1 - s), and -1 for a question that is not asked (R-Zero).
     - judge: ``proposal``, (quality + difficulty + 1)/3, where the difficulty is 1 minus the mean worth of the tries, and 0 if
       the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its ``mark``, and
@@ -66,9 +81,10 @@ class Propose(Protocol):
     judge: str | None = None
     propose: str = PROPOSE
     tag: str | None = "question"
+    answer_tag: str = "answer"
     longest: int = 2000
     solve: str = "{question}"
-    vouch: Literal["given", "majority", "judge"] = "majority"
+    vouch: Literal["given", "stated", "majority", "judge"] = "majority"
     least_share: float = 0.0
     most_share: float = 1.0
     check: str | None = None
@@ -94,6 +110,13 @@ class Propose(Protocol):
             raise ValueError(f"least_quality: expected a number between 0 and 1, got {self.least_quality}")
         if self.tag is not None and not re.fullmatch(r"\w+", self.tag):
             raise ValueError(f"tag: expected a word, such as question, or null, got {self.tag!r:.40}")
+        if not re.fullmatch(r"\w+", self.answer_tag):
+            raise ValueError(f"answer_tag: expected a word, such as answer, got {self.answer_tag!r:.40}")
+        if self.vouch == "stated" and self.tag in (None, self.answer_tag):
+            raise ValueError(
+                f"tag: with vouch: stated the question stands between tags of its own, beside those of the answer ({self.answer_tag}), "
+                f"got {self.tag!r}; set tag: question"
+            )
         for mode, names in OPTIONS.items():
             for name in names:
                 if self.vouch != mode and getattr(self, name) != self.__dataclass_fields__[name].default:
@@ -105,7 +128,7 @@ class Propose(Protocol):
             raise ValueError(
                 f"proposer, solver and judge: expected different agents, got {seated}; agents may share a policy"
             )
-        check_template("propose", self.propose, {"question", "answer"}, set())
+        check_template("propose", self.propose, {"question", "answer", "document"}, set())
         check_template("solve", self.solve, {"question"}, {"question"})
         check_template("rate", self.rate, {"question"}, {"question"})
         check_template("mark", self.mark, {"question", "answer"}, {"answer"})
@@ -123,8 +146,7 @@ class Propose(Protocol):
     @property
     def pays(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
         """The names of the rewards that it sets."""
-        names = {"given": ("difficulty", "band"), "majority": ("uncertainty",), "judge": ("proposal", "mark", "form")}
-        return frozenset(names[self.vouch])
+        return frozenset(PAYS[self.vouch])
 
     @property
     def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -172,12 +194,11 @@ class Propose(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue. The outcome says what became of the proposal: "unread", "refused" or "asked"."""
         proposer, solver, judge = seats(agents, self.proposer, self.solver, self.judge)
-        text = self.propose.format(question=example.question, answer=example.answer)
-        taught = example.question if self.tag is None else f"<{self.tag}>{example.question}</{self.tag}>"
-        (proposal,) = yield [Ask(proposer, _user(text), "proposer", answers=False, taught=(taught,))]
-        question = self._question(proposal.text)
+        text = self.propose.format(question=example.question, answer=example.answer, document=document_of(example))
+        (proposal,) = yield [Ask(proposer, _user(text), "proposer", answers=False, taught=(self._taught(example),))]
+        question, answer = self._read(proposal.text, example)
         proposal.tags |= {"question": question, "accepted": False}
-        if question is None:
+        if question is None or answer is None:
             proposal.rewards |= self._payments(None, None)
             return "unread"
         quality = yield from self._quality(judge, proposal, question, example)
@@ -188,7 +209,6 @@ class Propose(Protocol):
             proposal.rewards |= self._payments(quality, None)
             return "refused"
         proposal.tags["accepted"] = True
-        known = self.vouch == "given" or question == example.question
         asked = Ask(
             solver,
             _user(self.solve.format(question=question)),
@@ -197,9 +217,13 @@ class Propose(Protocol):
             proposal.id,
             answers=self.vouch != "judge",
             fresh=True,
-            example=replace(example, question=question, answer=example.answer if known else ""),
+            example=replace(example, question=question, answer=answer),
         )
         tries = yield [asked] * self.tries
+        if self.vouch == "stated" and not _graded(tries):
+            proposal.tags["accepted"] = False
+            proposal.rewards |= self._payments(None, None)
+            return "unread"
         worths = yield from self._worths(judge, proposal, question, tries)
         if worths:
             proposal.rewards |= self._payments(quality, fmean(worths))
@@ -207,13 +231,24 @@ class Propose(Protocol):
             _leave_out(proposal)
         return "asked"
 
-    def _question(self, text: str) -> str | None:
-        """Return the question in what a proposer said, or None if it cannot be asked."""
-        if self.tag is not None:
-            found = re.search(f"<{self.tag}>(.*?)</{self.tag}>", text, re.DOTALL)
-            text = "" if found is None else found[1]
-        question = text.strip()
-        return question if 0 < len(question) <= self.longest else None
+    def _taught(self, example: Example) -> str:
+        """Return what a warm start teaches a proposer to say: the example's own question."""
+        question = example.question if self.tag is None else f"<{self.tag}>{example.question}</{self.tag}>"
+        return question + (f"<{self.answer_tag}>{example.answer}</{self.answer_tag}>" if self.vouch == "stated" else "")
+
+    def _read(self, text: str, example: Example) -> tuple[str | None, str | None]:
+        """Return the question in what a proposer said and its answer, which is empty if nobody knows it.
+
+        One of them is None if it cannot be read. The question is then not asked.
+        """
+        question = text if self.tag is None else between(self.tag, text)
+        question = question.strip() if question is not None else ""
+        if not 0 < len(question) <= self.longest:
+            return None, None
+        if self.vouch == "stated":
+            answer = (between(self.answer_tag, text) or "").strip()
+            return question, answer if 0 < len(answer) <= LONGEST_LABEL else None
+        return question, example.answer if self.vouch == "given" or question == example.question else ""
 
     def _quality(self, judge: str, proposal: Utterance, question: str, example: Example) -> Play:
         """Return what a question is worth before it is asked, in [0, 1], or None if the judge's mark cannot be read."""
@@ -228,7 +263,7 @@ class Propose(Protocol):
 
     def _worths(self, judge: str, proposal: Utterance, question: str, tries: list[Utterance]) -> Play:
         """Pay the tries. Return what each is worth, in [0, 1], without those of which nobody knows it."""
-        if self.vouch == "given":
+        if self.vouch in ("given", "stated"):
             return [float(u.grade is not None and u.grade.correct is True) for u in tries]
         if self.vouch == "majority":
             right = let_majority_grade(tries)
@@ -253,9 +288,8 @@ class Propose(Protocol):
 
         ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be read.
         """
-        if self.vouch == "given":
-            p = worth if worth is not None else 1.0
-            return {"difficulty": 1 - p, "band": 4 * p * (1 - p)}
+        if self.vouch in ("given", "stated"):
+            return _known_payments(worth)
         if self.vouch == "majority":
             return {"uncertainty": -1.0 if worth is None else min(worth, 1 - worth)}
         if quality is None:
@@ -279,6 +313,26 @@ class Answer(Protocol):
         yield [Ask(solver, _user(self.solve.format(question=example.question)), "solver")]
 
 
+def document_of(example: Example) -> str:
+    """Return what a proposer may read: the paragraphs of an example with their titles, or its question if it has none.
+
+    >>> document_of(Example("1", "Who?", "Emma", {"paragraphs": [{"title": "Emma", "text": "A novel."}]}))
+    'Emma\\nA novel.'
+    """
+    paragraphs = [f"{one['title']}\n{one['text']}".strip() for one in example.meta.get("paragraphs", ())]
+    return "\n\n".join(paragraphs) or example.question
+
+
+def between(tag: str, text: str) -> str | None:
+    """Return what stands between the first ``<tag>`` and the next ``</tag>``, or None.
+
+    >>> between("q", "I ask <q>1+1</q>, <q>2</q>"), between("q", "<q>1+1")
+    ('1+1', None)
+    """
+    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return None if found is None else found[1]
+
+
 def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
     """Return who sits in each seat: the one who is ``named``, or else the next agent who is not. The last may be empty."""
     others = iter(agent for agent in agents if agent not in named)
@@ -299,6 +353,25 @@ def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
             u.example = replace(u.example, answer=most or "")
         u.grade = Grade(answer, right, "the majority's answer" if right else "not the majority's answer")
     return [float(u.grade is not None and u.grade.correct is True) for u in tries]
+
+
+def _graded(tries: Sequence[Utterance]) -> bool:
+    """Return whether the task could compare tries with the stated answer. If not, they count as wrong and teach nothing."""
+    if any(u.grade is not None and u.grade.correct is not None for u in tries):
+        return True
+    for u in tries:
+        u.grade = Grade(None, False, "the stated answer cannot be compared")
+        _leave_out(u)
+    return False
+
+
+def _known_payments(p: float | None) -> dict[str, float]:
+    """Return what a proposer is paid if the share ``p`` of the tries is right, or None if its question was not asked."""
+    if p is None:
+        return dict.fromkeys(KNOWN, 0.0) | {"invalid": 1.0}
+    variance = p * (1 - p)
+    peak = math.exp(-((variance - 0.25) ** 2) / (2 * SHARPNESS))
+    return {"difficulty": 1 - p, "band": 4 * variance, "variance": peak, "invalid": 0.0}
 
 
 def _judged(judge: str, text: str, of: Utterance) -> Ask:

@@ -9,6 +9,7 @@ from maporl.errors import ConfigError
 from maporl.tasks.anli import ANLI
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.base import Task, TaskError, read_examples
+from maporl.tasks.documents import Documents
 from maporl.tasks.episodes import Episodes
 from maporl.tasks.fantom import FANToM
 from maporl.tasks.gsm8k import GSM8K
@@ -43,6 +44,7 @@ TASKS: dict[str, Any] = {
     "verifiers": Verifiers,
     "prompts": PromptDataset,
     "mixture": Mixture,
+    "documents": Documents,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -76,6 +78,7 @@ __all__ = [
     "MBPP",
     "TASKS",
     "Arithmetic",
+    "Documents",
     "Episodes",
     "FANToM",
     "HotpotQA",
