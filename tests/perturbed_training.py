@@ -63,6 +63,8 @@ NAMES: dict[str, tuple[Any, ...]] = {
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
+WITH = {"kl_coef": {"kl_in": "loss", "kl_estimator": "k3"}}
+"""What changes too, where the checks refuse every other value alone: groups that are scaled have no KL in their rewards."""
 LONGEST, LONGEST_CALL, LONGEST_CALLS = 26, 40, 80
 """The most tokens of a scripted answer, of one that may be a call, and of one that may be two calls. A longer one is cut off, as engines do it."""
 SEED = 9
@@ -329,7 +331,10 @@ class Perturbed:
         """
         found = []
         for value in values:
-            found.append(self.differs(self.changed(path, value)))
+            changed = self.changed(path, value)
+            found.append(self.differs(changed))
+            if found[-1] is None and path[-1] in WITH:
+                found[-1] = self.differs(changed | {path[0]: changed[path[0]] | WITH[str(path[-1])]})
             if found[-1]:
                 return True
         if False not in found and not self._is_name(path):
