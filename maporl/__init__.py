@@ -43,6 +43,7 @@ _EXPORTS = {
     "TinyGSM": "maporl.tasks",
     "TinyHops": "maporl.tasks",
     "TinyPrograms": "maporl.tasks",
+    "Triplets": "maporl.tasks",
     "CallReturn": "maporl.protocols",
     "Chain": "maporl.protocols",
     "Code": "maporl.protocols",

@@ -55,7 +55,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),
     "at_end": ("answer",), "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
-    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
+    "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check_argument": ("so",), "check_about": ("so",), "tag": ("q",), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
     "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
     "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
@@ -251,7 +251,8 @@ class Perturbed:
 
     def _tiny(self, recipe: dict[str, Any]) -> dict[str, Any]:
         values = shrunk(recipe, str(self.folder)) | {"evaluation": {"questions": 0}, "seed": SEED}
-        values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
+        if "label" in values["reward"]["sources"]:  # the tiny version has added a reward
+            values["reward"]["sources"] = recipe.get("reward", {}).get("sources", {"label": 1.0})
         if "annotator" in values["reward"]["sources"]:
             values["task"] |= {"count": 2}  # so that what is observed comes again within three updates
         values["training"] |= {} if "loop" in values else {"save_steps": 0}

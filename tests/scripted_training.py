@@ -54,7 +54,8 @@ class Row:
 def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe's own file with tiny models, without the reward that the tiny version adds."""
     values = tiny_version(name, str(folder))
-    values["reward"]["sources"] = read_yaml(recipe_file(name)).get("reward", {}).get("sources", {"label": 1.0})
+    if "label" in values["reward"]["sources"]:
+        values["reward"]["sources"] = read_yaml(recipe_file(name)).get("reward", {}).get("sources", {"label": 1.0})
     del values["warm_start"]
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes

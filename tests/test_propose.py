@@ -9,6 +9,7 @@ from scripted_training import recipe_values, rows, scripted_trainer
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.protocols.propose import Propose, _worth, let_majority_grade, seats
+from maporl.rewards.base import as_source
 from maporl.rewards.repeats import Repeats, cluster_shares
 from maporl.runs.train import train
 from maporl.tasks import build_task
@@ -271,6 +272,74 @@ def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
     }
 
 
+# -- reward sources -----------------------------------------------------------------------------------------------------
+
+WORTH = {"1": 0.8, "2": 0.4, "3": 0.1, "4": 0.3}
+"""What a reward model says of two answers to a first query, and two to a second."""
+POINTS = {"1": 7, "2": 0, "3": 7, "4": 7}
+
+
+def self_play(tmp_path, queries=("1+1", "2+2"), **sections):
+    """The recipe with two queries and two answers to each, and the rows that it trains on."""
+    proposed = iter(queries)
+
+    def script(request):
+        if request.example.id.startswith("judged"):
+            reply = re.search("A reply:\\n(.*)", request.ask.messages[-1]["content"])
+            return f"Score: {POINTS[reply[1]]}"
+        rollout = int(request.label.rpartition(".")[2])
+        return (
+            next(proposed)
+            if request.ask.role == "proposer"
+            else "12"[request.turn]
+            if rollout == 0
+            else "34"[request.turn]
+        )
+
+    sections = {"protocol": {"tries": 2}, "branching": {"group": 2}} | sections
+    values = recipe_values("language_self_play", tmp_path, **sections)
+    values = json.loads(json.dumps(values).replace("verifier", "brevity"))  # as the tiny version names it
+    values["training"] |= {"per_device_train_batch_size": 1}
+    trainer = scripted_trainer(values, script)
+    trainer.player.scorer.sources["brevity"] = as_source(
+        lambda dialogues, task: [[WORTH.get(u.text) if u.answers else None for u in d.utterances] for d in dialogues]
+    )
+    batch = trainer.score(trainer.collected())
+    return batch, {id(row.utterance): row for row in rows(trainer.advantage(batch))}
+
+
+def test_language_self_play_is_a_game_with_a_common_quality(tmp_path):
+    """Answers .8+1 .4+0 and .1+1 .3+1: +-.7 and -+.1. Queries -.6+.5 = -.1 and -.2+1 = .8: -.45 and .45."""
+    batch, found = self_play(tmp_path)
+    said = [d.utterances for d in batch.dialogues]
+    assert [[u.rewards["credit"] for u in d] for d in said] == [
+        pytest.approx([-0.1, 1.8, 0.4]),
+        pytest.approx([0.8, 1.1, 1.3]),
+    ]
+    advantages = [[found[id(u)].advantage for u in d] for d in said]
+    assert advantages == [pytest.approx([-0.45, 0.7, -0.7]), pytest.approx([0.45, -0.1, 0.1])]
+    assert [[found[id(u)].weight for u in d] for d in said] == [[1.0, 0.5, 0.5]] * 2, "both losses count alike"
+
+
+def test_language_self_play_zero_sums_to_zero(tmp_path):
+    """Without the judge: queries -.6 and -.2, whose advantages are -.2 and .2."""
+    weights = {"callees/brevity": -1.0}
+    reward = {"rules": ["own", {"mix": {"roles": ["proposer"], "credit": 0.0, "weights": weights}}]}
+    values = {"reward": reward | {"sources": {"verifier": 1.0}}}
+    batch, found = self_play(tmp_path, **values)
+    for dialogue in batch.dialogues:
+        query, *answers = dialogue.utterances
+        assert query.rewards["credit"] + sum(u.rewards["credit"] for u in answers) / 2 == pytest.approx(0)
+    assert [found[id(d.utterances[0])].advantage for d in batch.dialogues] == pytest.approx([-0.2, 0.2])
+
+
+def test_an_empty_query_teaches_nothing(tmp_path):
+    batch, found = self_play(tmp_path, queries=("1+1", "2+2", " "), branching={"group": 3})
+    assert [d.outcome for d in batch.dialogues] == ["asked", "asked", "unread"]
+    assert id(batch.dialogues[2].utterances[0]) not in found
+    assert [found[id(d.utterances[0])].advantage for d in batch.dialogues[:2]] == pytest.approx([-0.45, 0.45])
+
+
 # -- the majority's answer --------------------------------------------------------------------------------------------
 
 
@@ -373,17 +442,19 @@ def test_alike_questions_share_a_cluster():
         ({"tries": 0}, "tries: expected at least 1, got 0"),
         ({"least_share": 0.8, "most_share": 0.3}, "the smaller one first, got 0.8 and 0.3"),
         ({"tag": "a b"}, "tag: expected a word"),
-        ({"check": "calculator"}, "check: it is only used with vouch: given"),
+        ({"check": "calculator"}, "check: it is only used with vouch: given or tool"),
         ({"judge": "jo"}, "judge: it is only used with vouch: judge"),
         ({"least_quality": 1.5}, "least_quality: expected a number between 0 and 1, got 1.5"),
         ({"vouch": "given", "least_share": 0.2}, "least_share: it is only used with vouch: majority"),
         ({"mark": "{question}: {answer}"}, "mark: it is only used with vouch: judge"),
-        ({"vouch": "judge", "check_argument": "x"}, "check_argument: it is only used with vouch: given"),
+        ({"vouch": "judge", "check_argument": "x"}, "check_argument: it is only used with vouch: given or tool"),
         ({"tries": 1}, "tries: one try is always its own majority"),
         ({"proposer": "ann", "solver": "ann"}, "expected different agents, got ['ann', 'ann']"),
         ({"solve": "no place"}, "solve"),
         ({"mark": "{question}", "vouch": "judge"}, "mark"),
         ({"answer_tag": "a"}, "answer_tag: it is only used with vouch: stated"),
+        ({"vouch": "tool"}, "check: vouch: tool needs a tool that finds the answer"),
+        ({"vouch": "given", "check_about": ("kind",)}, "check_about: it is only used with vouch: tool"),
         ({"answer_tag": "a b", "vouch": "stated"}, "answer_tag: expected a word"),
         ({"tag": None, "vouch": "stated"}, "with vouch: stated the question stands between tags of its own"),
         ({"tag": "answer", "vouch": "stated"}, "set tag: question"),

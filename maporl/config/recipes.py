@@ -123,11 +123,18 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     elif values["task"]["name"] != "episodes":
         values["task"] = {"name": "toy_sum", "largest": 9}
     if proposes:
-        values["task"] = {"name": "toy_sum", "largest": 3, "held_out": 0.3, "template": "{a}{op}{b}"}
+        sums = {"name": "toy_sum", "largest": 3, "held_out": 0.3, "template": "{a}{op}{b}"}
+        mixed = values["task"].get("tasks")
+        values["task"] = {"name": "mixture", "tasks": dict.fromkeys(mixed, sums)} if mixed else sums
         tiny["alphabet"] = "0123456789+=?! "
         values["protocol"] |= {"tag": None, "propose": "{answer}?", "solve": "{question}="}
         if values["protocol"].get("vouch") == "judge":
             values["protocol"] |= {"rate": "{question}!", "mark": "{question}={answer}!"}
+        if values["protocol"].get("vouch") == "tool":
+            values["tools"] = {"calculator": {"use": "calculator"}}
+            values["protocol"] |= {"check": "calculator", "check_argument": "expression", "check_about": []}
+        if "judge" in values.get("reward", {}):
+            tiny["alphabet"] += "Score:"
         if values["protocol"].get("vouch") == "stated":
             values["protocol"] |= {"tag": "q", "answer_tag": "a"}
             tiny["alphabet"] += "<q>/a"
@@ -157,6 +164,8 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["reward"]["sources"] = sources | {"near": 1.0}
     if "loop" in values:
         values |= _shrunk_loop(values)
+    if values["protocol"].get("vouch") == "sources":
+        _without_verifier(values["reward"])
     if "verifier" in values["reward"]:
         own = values["reward"]["verifier"]
         own.pop("model", None)
@@ -167,6 +176,19 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}
     return values | length | {"output_dir": output_dir, "evaluation": {"questions": 4}}
+
+
+def _without_verifier(reward: dict[str, Any]) -> None:
+    """Let ``brevity`` score answers in place of a verifier, which could not learn without labels."""
+    del reward["verifier"]
+    reward["sources"] = {
+        "brevity" if name == "verifier" else name: weight for name, weight in reward["sources"].items()
+    }
+    for rule in reward["rules"]:
+        if isinstance(rule, dict) and "mix" in rule:
+            weights = rule["mix"]["weights"]
+            rule["mix"]["weights"] = {name.replace("verifier", "brevity"): weight for name, weight in weights.items()}
+    reward["brevity"] = {}
 
 
 def _shortest(protocol: dict[str, Any], texts: bool) -> int:

@@ -1,4 +1,4 @@
-"""Propose: one agent writes questions, another answers them (R-Zero, Multi-Agent Evolve, Search Self-Play, SPICE)."""
+"""Propose: one agent writes questions, another answers them (R-Zero, Search Self-Play, Absolute Zero, SPICE)."""
 
 import math
 import re
@@ -10,6 +10,7 @@ from typing import Literal
 
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
+from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.types import Act, Ask, Example, Grade, Message, Utterance
@@ -21,15 +22,24 @@ _OUT_OF_TEN = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\s*(?:/|out of)\s*10(?
 _LAST = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\D*$")
 """The last number of a verdict, from 1 to 10."""
 OPTIONS = {
-    "given": ("check", "check_argument"),
-    "stated": ("answer_tag",),
-    "majority": ("least_share", "most_share"),
-    "judge": ("judge", "least_quality", "rate", "mark"),
+    "check": ("given", "tool"),
+    "check_argument": ("given", "tool"),
+    "check_about": ("tool",),
+    "answer_tag": ("stated",),
+    **dict.fromkeys(("least_share", "most_share"), ("majority",)),
+    **dict.fromkeys(("judge", "least_quality", "rate", "mark"), ("judge",)),
 }
-"""The options that only one way of vouching uses."""
-KNOWN = ("difficulty", "band", "variance", "invalid")
+"""The ways of vouching that use an option, where not all do."""
+KNOWN = ("difficulty", "band", "variance", "learnability", "extreme", "invalid")
 """What a proposer can be paid where the right answer is known."""
-PAYS = {"given": KNOWN, "stated": KNOWN, "majority": ("uncertainty",), "judge": ("proposal", "mark", "form")}
+KNOWING = ("given", "stated", "tool")
+"""The ways of vouching by which it is known."""
+PAYS = {
+    **dict.fromkeys(KNOWING, (*KNOWN, "mistake", "unreadable")),
+    "majority": ("uncertainty",),
+    "judge": ("proposal", "mark", "form"),
+    "sources": (),
+}
 """The rewards that each way of vouching sets."""
 SHARPNESS = 0.01
 """The temperature of the reward ``variance`` (SPICE, arXiv 2510.24684, eq. 5)."""
@@ -42,7 +52,7 @@ class Propose(Protocol):
 
     By default the first agent proposes, the second solves, and the third, if ``vouch`` is "judge", judges. The text
     ``propose`` may show the proposer the ``{question}``, the ``{answer}`` and the ``{document}`` of the task's example. The
-    document is its ``meta.paragraphs``, or else its question. The made question is
+    document is its ``meta.document``, or else its ``meta.paragraphs``, or else its question. The made question is
     what stands between the tags ``<tag>`` and ``</tag>``, or with ``tag: null`` all that the proposer says. A question
     that is empty, or longer than ``longest`` characters, is not asked.
 
@@ -53,16 +63,24 @@ class Propose(Protocol):
     - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver is not
       shown. A question without an answer that the task can grade is not asked. The proposer should read the answer
       in a document, because nobody checks it.
+    - "tool": it is what the tool ``check`` finds, which is called with the proposal as its argument ``check_argument``, and with those values
+      of the example's ``meta`` that ``check_about`` names. If its value has a ``question``, an ``answer`` and ``meta``, as that of the
+      tool ``triplet`` has, then these are asked and graded. Otherwise its text is the answer. What the tool refuses is not asked.
     - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
       give it is from ``least_share`` to ``most_share``.
     - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
       question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not trained on.
 
+    - "sources": nobody knows it. Reward sources, such as a verifier, score the tries, and the rule ``mix`` can pay the proposer by
+      the mean of these scores (``callees/verifier``). A proposer whose question is not asked is not trained on.
+
     The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
 
-    - given and stated: ``difficulty``, 1 - p (Search Self-Play), ``band``, 4p(1 - p), and ``variance``,
-      exp(-(p(1 - p) - 0.25)^2 / 0.02) (SPICE). All are 0 for a question that is not asked, and ``invalid`` is then 1, and 0
-      otherwise.
+    - given, stated and tool: ``difficulty``, 1 - p (Search Self-Play), ``band``, 4p(1 - p), ``variance``,
+      exp(-(p(1 - p) - 0.25)^2 / 0.02) (SPICE), and ``learnability``, 1 - p if that is between 0 and 1, and else 0
+      (Absolute Zero). ``extreme`` is 1 if all tries are right or none is, and else 0. All are 0 for a question that is not asked, and
+      ``invalid`` is then 1, and 0 otherwise. It also pays a try ``mistake``, 1 if it has a final answer that is wrong, and
+      ``unreadable``, 1 if it has none.
     - majority: ``uncertainty``, min(s, 1 - s), and -1 for a question that is not asked (R-Zero).
     - judge: ``proposal``, (quality + difficulty + 1)/3, where the difficulty is 1 minus the mean worth of the tries, and 0 if
       the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its ``mark``, and
@@ -84,11 +102,12 @@ class Propose(Protocol):
     answer_tag: str = "answer"
     longest: int = 2000
     solve: str = "{question}"
-    vouch: Literal["given", "stated", "majority", "judge"] = "majority"
+    vouch: Literal["given", "stated", "tool", "majority", "judge", "sources"] = "majority"
     least_share: float = 0.0
     most_share: float = 1.0
     check: str | None = None
     check_argument: str = "expression"
+    check_about: tuple[str, ...] = ()
     least_quality: float = 0.7
     rate: str = RATE
     mark: str = MARK
@@ -117,10 +136,11 @@ class Propose(Protocol):
                 f"tag: with vouch: stated the question stands between tags of its own, beside those of the answer ({self.answer_tag}), "
                 f"got {self.tag!r}; set tag: question"
             )
-        for mode, names in OPTIONS.items():
-            for name in names:
-                if self.vouch != mode and getattr(self, name) != self.__dataclass_fields__[name].default:
-                    raise ValueError(f"{name}: it is only used with vouch: {mode}; remove it, or set that")
+        for name, modes in OPTIONS.items():
+            if self.vouch not in modes and getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}: it is only used with vouch: {' or '.join(modes)}; remove it, or set that")
+        if self.vouch == "tool" and self.check is None:
+            raise ValueError("check: vouch: tool needs a tool that finds the answer; name one, such as calculator")
         if self.vouch == "majority" and self.tries < 2:
             raise ValueError("tries: one try is always its own majority; expected at least 2 with vouch: majority")
         seated = [name for name in (self.proposer, self.solver, self.judge) if name is not None]
@@ -151,7 +171,7 @@ class Propose(Protocol):
     @property
     def grade_between_turns(self) -> bool:  # type: ignore[override]  # it follows from the options
         """Whether it must know which answers are right, or which answers were given."""
-        return self.vouch != "judge"
+        return self.vouch not in ("judge", "sources")
 
     @property
     def uses_tools(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
@@ -163,16 +183,18 @@ class Propose(Protocol):
         return {name for name in (self.proposer, self.solver, self.judge) if name is not None}
 
     def check_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Check that the tool that checks questions has the argument in which it is given them.
+        """Check that the tool that checks questions has the arguments that it is given.
 
         Raises:
-            ValueError: it has not.
+            ValueError: it lacks one.
         """
         if self.check is None or self.check not in tools:
             return
         names = tools[self.check].parameters["properties"]
-        if self.check_argument not in names:
-            raise ValueError(f"check_argument: tool {self.check}: {unknown(self.check_argument, names)}")
+        for option, asked in (("check_argument", (self.check_argument,)), ("check_about", self.check_about)):
+            for name in asked:
+                if name not in names:
+                    raise ValueError(f"{option}: tool {self.check}: {unknown(name, names)}")
 
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that there are two players, or three with a judge.
@@ -199,31 +221,37 @@ class Propose(Protocol):
         question, answer = self._read(proposal.text, example)
         proposal.tags |= {"question": question, "accepted": False}
         if question is None or answer is None:
-            proposal.rewards |= self._payments(None, None)
+            self._pay_unasked(proposal, None)
             return "unread"
         quality = yield from self._quality(judge, proposal, question, example)
         if quality is None:
             _leave_out(proposal)
             return "refused"
-        if quality < (self.least_quality if self.vouch == "judge" else 1):
-            proposal.rewards |= self._payments(quality, None)
+        meta = {name: value for name, value in example.meta.items() if name != "document"}
+        made = replace(example, question=question, answer=answer, meta=meta)
+        if self.vouch == "tool":
+            made = yield from self._found(proposal, made, example)
+        if made is None or quality < (self.least_quality if self.vouch == "judge" else 1):
+            self._pay_unasked(proposal, quality)
             return "refused"
         proposal.tags["accepted"] = True
         asked = Ask(
             solver,
-            _user(self.solve.format(question=question)),
+            _user(self.solve.format(question=made.question)),
             "solver",
             (proposal.id,),
             proposal.id,
             answers=self.vouch != "judge",
             fresh=True,
-            example=replace(example, question=question, answer=answer),
+            example=made,
         )
         tries = yield [asked] * self.tries
         if self.vouch == "stated" and not _graded(tries):
             proposal.tags["accepted"] = False
-            proposal.rewards |= self._payments(None, None)
+            self._pay_unasked(proposal, None)
             return "unread"
+        if self.vouch == "sources":
+            return "asked"
         worths = yield from self._worths(judge, proposal, question, tries)
         if worths:
             proposal.rewards |= self._payments(quality, fmean(worths))
@@ -255,16 +283,37 @@ class Propose(Protocol):
         if self.vouch == "judge":
             (verdict,) = yield [_judged(judge, self.rate.format(question=question), proposal)]
             return _worth(verdict)
-        if self.check is not None:
+        if self.check is not None and self.vouch == "given":
             arguments = {self.check_argument: question}
             (result,) = yield [Act(proposal.agent, self.check, arguments, of=proposal.id)]
             return float(result.error is None and result.text.strip() == example.answer.strip())
         return 1.0
 
+    def _found(self, proposal: Utterance, made: Example, example: Example) -> Play:
+        """Return the question that the tool makes of the proposed one, with its answer, or None if it refuses it."""
+        if missing := [name for name in self.check_about if name not in example.meta]:
+            raise ConfigError(
+                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {sorted(example.meta)}; name one of "
+                "these, or use a task that gives it"
+            )
+        about = {name: example.meta[name] for name in self.check_about}
+        asked = Act(proposal.agent, str(self.check), {self.check_argument: made.question, **about}, of=proposal.id)
+        (result,) = yield [asked]
+        if result.error is not None:
+            return None
+        if isinstance(result.value, Mapping) and result.value.keys() >= {"question", "answer", "meta"}:
+            meta = {**made.meta, **result.value["meta"]}
+            return replace(made, question=result.value["question"], answer=result.value["answer"], meta=meta)
+        return replace(made, answer=result.text.strip())
+
     def _worths(self, judge: str, proposal: Utterance, question: str, tries: list[Utterance]) -> Play:
         """Pay the tries. Return what each is worth, in [0, 1], without those of which nobody knows it."""
-        if self.vouch in ("given", "stated"):
-            return [float(u.grade is not None and u.grade.correct is True) for u in tries]
+        if self.vouch in KNOWING:
+            right = [float(u.grade is not None and u.grade.correct is True) for u in tries]
+            for u, is_right in zip(tries, right, strict=True):
+                final = u.grade is not None and u.grade.answer is not None
+                u.rewards |= {"mistake": float(final and not is_right), "unreadable": float(not final and not is_right)}
+            return right
         if self.vouch == "majority":
             right = let_majority_grade(tries)
             kept = self.least_share <= fmean(right) <= self.most_share
@@ -283,12 +332,19 @@ class Propose(Protocol):
                 read.append(worth)
         return read
 
+    def _pay_unasked(self, proposal: Utterance, quality: float | None) -> None:
+        """Pay a proposer whose question is not asked."""
+        if self.vouch == "sources":
+            _leave_out(proposal)  # nobody knows what it would have earned, and 0 may be more than that
+        else:
+            proposal.rewards |= self._payments(quality, None)
+
     def _payments(self, quality: float | None, worth: float | None) -> dict[str, float]:
         """Return what the proposer is paid.
 
         ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be read.
         """
-        if self.vouch in ("given", "stated"):
+        if self.vouch in KNOWING:
             return _known_payments(worth)
         if self.vouch == "majority":
             return {"uncertainty": -1.0 if worth is None else min(worth, 1 - worth)}
@@ -314,13 +370,13 @@ class Answer(Protocol):
 
 
 def document_of(example: Example) -> str:
-    """Return what a proposer may read: the paragraphs of an example with their titles, or its question if it has none.
+    """Return what a proposer may read: an example's document, or its paragraphs with their titles, or else its question.
 
     >>> document_of(Example("1", "Who?", "Emma", {"paragraphs": [{"title": "Emma", "text": "A novel."}]}))
     'Emma\\nA novel.'
     """
     paragraphs = [f"{one['title']}\n{one['text']}".strip() for one in example.meta.get("paragraphs", ())]
-    return "\n\n".join(paragraphs) or example.question
+    return str(example.meta.get("document") or "\n\n".join(paragraphs) or example.question)
 
 
 def between(tag: str, text: str) -> str | None:
@@ -371,7 +427,15 @@ def _known_payments(p: float | None) -> dict[str, float]:
         return dict.fromkeys(KNOWN, 0.0) | {"invalid": 1.0}
     variance = p * (1 - p)
     peak = math.exp(-((variance - 0.25) ** 2) / (2 * SHARPNESS))
-    return {"difficulty": 1 - p, "band": 4 * variance, "variance": peak, "invalid": 0.0}
+    extreme = p in (0, 1)
+    return {
+        "difficulty": 1 - p,
+        "band": 4 * variance,
+        "variance": peak,
+        "learnability": 0.0 if extreme else 1 - p,
+        "extreme": float(extreme),
+        "invalid": 0.0,
+    }
 
 
 def _judged(judge: str, text: str, of: Utterance) -> Ask:

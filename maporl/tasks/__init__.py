@@ -23,6 +23,7 @@ from maporl.tasks.prompts import PromptDataset, Prompts
 from maporl.tasks.skills import Skills
 from maporl.tasks.tiny_programs import TinyPrograms
 from maporl.tasks.tinygsm import TinyGSM
+from maporl.tasks.triplets import Triplets
 from maporl.tasks.verifiers import Verifiers
 
 TASKS: dict[str, Any] = {
@@ -45,6 +46,7 @@ TASKS: dict[str, Any] = {
     "prompts": PromptDataset,
     "mixture": Mixture,
     "documents": Documents,
+    "triplets": Triplets,
 }
 _PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
 
@@ -94,6 +96,7 @@ __all__ = [
     "TinyGSM",
     "TinyHops",
     "TinyPrograms",
+    "Triplets",
     "build_task",
     "read_examples",
 ]

@@ -75,7 +75,7 @@ class Documents(Task):
     def _examples(self) -> list[Example]:
         texts = self._texts()[: self.limit]
         examples = [
-            Example(f"document-{number}-{place}", part, "")
+            Example(f"document-{number}-{place}", part, "", {"document": part})
             for number, text in enumerate(texts)
             for place, part in enumerate(pieces(text, self.longest))
         ]
@@ -115,8 +115,8 @@ class Documents(Task):
         return self.asked.grade_many(examples, texts)
 
     def question(self, example: Example) -> str:
-        """The question as the task of the questions puts it."""
-        return self.asked.question(example)
+        """The question as the task of the questions puts it, or a document as it is."""
+        return example.question if "document" in example.meta else self.asked.question(example)
 
     def prompt(self, example: Example) -> str | list[Message]:
         """The prompt of the task of the questions."""

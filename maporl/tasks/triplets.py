@@ -1,0 +1,207 @@
+"""Programs, inputs and outputs, of which one is to be found (Absolute Zero, arXiv 2505.03335). Imports no torch."""
+
+import os
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from maporl.tasks.base import Task, TaskError, read_rows
+from maporl.text import code_of, spoken
+from maporl.types import Example, Grade
+from trl_ext.waits import Threads, result
+
+if TYPE_CHECKING:
+    from maporl.sandbox.pool import SandboxPool
+
+PROGRAMS = {
+    "int": ["x + 7", "x * x - x", "x % 4", "[x] * (x % 3)", "str(x) + 'a'", "sum(range(x))", "x // 2 if x % 2 == 0 else 3 * x + 1", "bin(x)[2:]", "[i for i in range(x) if i % 3]"],
+    "str": ["x[::-1]", "x.upper() + str(len(x))", "sorted(set(x))", "x.replace('a', 'b')", "[ord(c) % 7 for c in x]", "x[1:] + x[:1]", "{c: x.count(c) for c in x}", "x.count('o') > 0"],
+    "list": ["sorted(x)", "sum(x) - max(x)", "[a + b for a, b in zip(x, x[1:])]", "x[::2]", "[i for i, a in enumerate(x) if a > 2]", "len(set(x))", "[a * a for a in x if a % 2]"],
+}  # fmt: skip
+"""What the function f returns for its argument x, by the kind of x."""
+INPUTS = {
+    "int": [str(number) for number in (0, 1, 2, 3, 5, 6, 8, 9, 11, 14)],
+    "str": [repr(word) for word in ("a", "road", "kayak", "moon", "ab ba", "zoo", "banana", "echo", "level", "proof")],
+    "list": [repr(row) for row in ([1], [2, 3], [3, 1, 2], [4, 4], [5, 0, 5], [1, 2, 3, 4], [9, 7, 5], [2, 2, 3], [6, 1], [0, 8, 3, 1])],
+}  # fmt: skip
+TELL = {
+    "deduction": "Write a Python function f and arguments for it, so that it is hard to say which value f has for them.",
+    "abduction": "Write a Python function f and arguments for it, so that it is hard to find arguments for which f has the same value.",
+    "induction": "Write ten different arguments for this function, and a message that describes what the function does without "
+    "its code, so that it is hard, but possible, to write the function from the message and five of the values.",
+}
+"""What a proposer is told, by what is to be found."""
+HOW = {
+    "deduction": "Put the function into a ```python block, and the arguments, as in a call, into an ```input block. The value must always be "
+    "the same, and one that Python can write. Here are others, from which yours should differ:",
+    "induction": "Put each argument, as in a call, into an ```input block of its own, and the message into a ```message block.",
+}
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_FENCE = re.compile(r"^```\w*\s*\n?(.*?)\n?```$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Triplets(Task):
+    """Questions on a program, an input and its output, of which one is to be found.
+
+    ``kind`` says what is asked for: the output (``deduction``), an input that gives the output (``abduction``), or the program
+    (``induction``), of which a message and half of ten input-output pairs are shown. An output and an input are right if the
+    program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. An answer
+    stands between ``<answer>`` and ``</answer>``.
+
+    ``source`` is a file of rows with a ``program`` that defines f, ten ``inputs`` and a ``message``; by default there are short
+    programs that come with maporl. The share ``held_out`` of the programs is the evaluation split. What a proposer is told
+    (``{document}``) is what kind of question to write, with ``references`` triplets of the split, or for induction the program.
+
+    Raises:
+        SandboxError: the kernel of this machine cannot hold a program.
+        TaskError: the source cannot be read, or a program in it fails.
+        ValueError: a number is out of its range.
+    """
+
+    kind: Literal["deduction", "abduction", "induction"] = "deduction"
+    source: str | None = None
+    references: int = 6
+    held_out: float = 0.25
+    split: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    answer_form = "<answer>...</answer>"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from maporl.sandbox.sandbox import check_walls  # tasks that run no code are imported where no sandbox works
+
+        check_walls()
+        if self.references < 1:
+            raise ValueError(f"references: expected at least 1, got {self.references}")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+    @cached_property
+    def _programs(self) -> list[tuple[str, list[str], list[str], str]]:
+        """The programs of the split, each with ten inputs, their outputs and a message."""
+        found = _built_in() if self.source is None else _read(self.source)
+        random.Random(self.seed).shuffle(found)
+        held_out = max(1, round(self.held_out * len(found)))
+        found = found[:held_out] if self.split == "eval" else found[held_out:]
+        if not found:
+            raise TaskError(f"triplets: {self.source} leaves no program to train on; give more, or a smaller held_out")
+        return found
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        from maporl.environments.triplets import induced, question
+
+        programs = self._programs
+        if self.kind == "induction":
+            made = [induced(*one) for one in programs]
+        else:
+            made = [question(self.kind, p, *io) for p, ins, outs, _ in programs for io in zip(ins, outs, strict=True)]
+        examples = []
+        for number, one in enumerate(made):
+            told = self._told(one["meta"], random.Random(f"{self.seed}/{number}"))
+            examples.append(
+                Example(f"{self.kind}-{number}", one["question"], one["answer"], one["meta"] | {"document": told})
+            )
+        return examples
+
+    def _told(self, meta: dict[str, Any], rng: random.Random) -> str:
+        """Return what a proposer is told."""
+        if self.kind == "induction":
+            return f"{TELL[self.kind]}\n\n```python\n{meta['program']}\n```\n\n{HOW[self.kind]}"
+        every = [(p, i, o) for p, ins, outs, _ in self._programs for i, o in zip(ins, outs, strict=True)]
+        chosen = rng.sample(every, min(self.references, len(every)))
+        shown = "\n\n".join(f"```python\n{p}\n```\n```input\n{i}\n```\n```output\n{o}\n```" for p, i, o in chosen)
+        return f"{TELL[self.kind]}\n\n{HOW['deduction']}\n\n{shown}"
+
+    def solution(self, example: Example) -> str:
+        """The answer in its tags, as a block if it is a program."""
+        program = example.meta["kind"] == "induction"
+        said = f"```python\n{example.answer}\n```" if program else example.answer
+        return f"<answer>{said}</answer>"
+
+    def grade(self, example: Example, text: str) -> Grade:
+        """Run the program where that is needed, and compare values."""
+        from maporl.environments.triplets import arguments, literal, same, values
+
+        found, meta = _ANSWER.findall(spoken(text)), example.meta
+        if not found:
+            return Grade(None, False, "no final answer")
+        said = found[-1].strip()
+        if meta["kind"] == "induction":
+            program = code_of(said, "f")
+            outputs = values(_pool(), program, [one for one, _ in meta["hidden"]]) if program else None
+            right = outputs is not None and all(same(a, b) for a, (_, b) in zip(outputs, meta["hidden"], strict=True))
+            return Grade(
+                program or said, right, "gives the hidden outputs" if right else "does not give the hidden outputs"
+            )
+        said = fence[1].strip() if (fence := _FENCE.match(said)) else said
+        if meta["kind"] == "deduction":
+            right = same(said, meta["output"])
+            return Grade(
+                said, right, "is the output" if right else "is not the output" if literal(said) else "is no literal"
+            )
+        given = arguments(said)
+        outputs = None if given is None else values(_pool(), meta["program"], [given])
+        right = outputs is not None and same(outputs[0], meta["output"])
+        return Grade(said, right, "gives the output" if right else "does not give the output")
+
+    def grade_many(self, examples: Sequence[Example], texts: Sequence[str]) -> list[Grade]:
+        """:meth:`grade` for each pair, on all cores."""
+        with Threads(os.cpu_count() or 1, "grades triplets") as threads:
+            waiting = [threads.submit(self.grade, *both) for both in zip(examples, texts, strict=True)]
+            return [result(one) for one in waiting]
+
+
+@cache
+def _pool() -> "SandboxPool":
+    from maporl.sandbox.pool import SandboxPool
+
+    return SandboxPool()
+
+
+@cache
+def _run(program: str, inputs: tuple[str, ...]) -> list[str]:
+    from maporl.environments.triplets import checked
+
+    return checked(_pool(), program, inputs)
+
+
+def _built_in() -> list[tuple[str, list[str], list[str], str]]:
+    found = []
+    for kind, bodies in PROGRAMS.items():
+        for body in bodies:
+            program = f"def f(x):\n    return {body}"
+            found.append((program, INPUTS[kind], _run(program, tuple(INPUTS[kind])), f"A function of one {kind}."))
+    return found
+
+
+def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
+    from maporl.environments.triplets import INPUTS as NUMBER
+    from maporl.environments.triplets import arguments
+
+    found = []
+    for number, row in enumerate(read_rows(source, "train")):
+        program, inputs = row.get("program"), row.get("inputs")
+        given: Sequence[Any] = [arguments(one) for one in inputs] if isinstance(inputs, list) else ()
+        if not isinstance(program, str) or len(given) != NUMBER or None in given:
+            raise TaskError(
+                f"triplets: {source}: row {number + 1}: expected a program that defines f, and {NUMBER} inputs as in a call, such as "
+                f"\"'a', 3\", got {sorted(row)}"
+            )
+        try:
+            outputs = _run(program, tuple(given))
+        except ValueError as error:
+            raise TaskError(f"triplets: {source}: row {number + 1}: {error}") from None
+        found.append((program, list(given), outputs, str(row.get("message") or "A function.")))
+    return found

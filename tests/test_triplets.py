@@ -1,0 +1,286 @@
+"""Code triplets and Absolute Zero: what is proposed is run, answers are graded by the program, and what everybody is paid."""
+
+import json
+import random
+import string
+
+import pytest
+from scripted_training import recipe_values, rows, scripted_trainer
+
+from maporl import Example, TaskError, Triplets
+from maporl.config.parse import read_yaml
+from maporl.config.recipes import recipe_file
+from maporl.environments.triplets import Triplets as Tool
+from maporl.environments.triplets import induction, pair, same
+from maporl.errors import ConfigError
+from maporl.sandbox.pool import SandboxPool
+from maporl.tasks import build_task
+
+HALVES = "```python\ndef f(x):\n    return x // 2\n```"
+INPUTS = "".join(f"```input\n{n}\n```\n" for n in range(10))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    made = SandboxPool(workers=1)
+    yield made
+    made.close()
+
+
+# -- proposals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_is_run_for_its_output(pool):
+    made = pair(pool, f"I think so:\n{HALVES}\n```input\n 7 \n```", "deduction")
+    program = "def f(x):\n    return x // 2"
+    assert (
+        made["answer"] == "3"
+        and "f(7)" in made["question"]
+        and program in made["question"]
+        and "3" not in made["question"]
+    )
+    assert made["meta"] == {"kind": "deduction", "program": program, "input": "7", "output": "3"}
+    found = pair(pool, f"{HALVES}```input\n7\n```", "abduction")
+    assert found["answer"] == "7" and "f have the value 3" in found["question"] and "7" not in found["question"]
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        ("no program", "expected a ```python block"),
+        (HALVES, "and an ```input block"),
+        (f"{HALVES}\n```input\nprint(1)\n```", "no arguments that are literals"),
+        (f"{HALVES}\n```input\n'a'\n```", "the program fails"),
+        ("```python\nf = lambda x: f\n```\n```input\n1\n```", "value is not a literal"),
+        ("```python\nimport random\ndef f(x):\n    random.seed()\n    return x\n```\n```input\n1\n```", "random numbers without a seed"),
+        ("```python\ndef f(x):\n    while x: pass\n```\n```input\n1\n```", "the program fails"),
+    ],
+    ids=["nothing", "no-input", "no-literal", "error", "no-value", "chance", "endless"],
+)  # fmt: skip
+def test_what_is_not_valid_is_refused(pool, said, words):
+    with pytest.raises(ValueError, match=words):
+        pair(pool, said, "deduction")
+
+
+def test_a_program_that_has_another_value_each_time_is_refused(pool):
+    """By two runs, where its text does not tell: here by the clock, under another name."""
+    said = "```python\ndef f(x):\n    return getattr(__import__('time'), 'monotonic' + '_ns')()\n```\n```input\n1\n```"
+    with pytest.raises(ValueError, match="another value each time"):
+        pair(pool, said, "deduction")
+
+
+def test_induction_needs_ten_inputs_and_a_message(pool):
+    program = "def f(x):\n    return x // 2"
+    made = induction(pool, f"{INPUTS}```message\nHalves.\n```", program)
+    assert made["answer"] == program and made["question"].startswith("Halves.\n\nf(0) == 0\nf(1) == 0\n")
+    assert "f(4) == 2" in made["question"] and "f(5)" not in made["question"] and "//" not in made["question"]
+    assert made["meta"]["hidden"] == [["5", "2"], ["6", "3"], ["7", "3"], ["8", "4"], ["9", "4"]]
+    for said in (INPUTS, f"{INPUTS}```input\n1\n```\n```message\nm\n```", f"{INPUTS}```message\n \n```"):
+        with pytest.raises(ValueError, match="expected 10 ```input blocks"):
+            induction(pool, said, program)
+
+
+# -- the task ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["deduction", "abduction", "induction"])
+def test_every_right_answer_of_the_task_is_right(kind):
+    train, held_out = (build_task({"name": "triplets", "kind": kind}, split, 3) for split in ("train", "eval"))
+    assert (len(train), len(held_out)) == ((18, 6) if kind == "induction" else (180, 60))
+    assert not {e.meta["program"] for e in train} & {e.meta["program"] for e in held_out}
+    for example in random.Random(1).sample(list(train), 9):
+        assert train.grade(example, train.solution(example)).correct is True, example
+    told = train[0].meta["document"]
+    assert told.count("```output") == (0 if kind == "induction" else 6)
+
+
+def graded(kind, text, **meta):
+    known = {
+        "kind": kind,
+        "program": "def f(x, y=0):\n    return abs(x) + y",
+        "output": "3",
+        "hidden": [["3", "3"], ["-2, 1", "3"]],
+    }
+    grade = Triplets().grade(Example("e", "q", "", known | meta), text)
+    return grade.answer, grade.correct
+
+
+def test_answers_are_graded_by_the_program():
+    assert graded("deduction", "<answer>3</answer>") == ("3", True)
+    assert graded("deduction", "<answer>1</answer> no, <answer>```output\n3\n```</answer>") == ("3", True), (
+        "the last one"
+    )
+    assert graded("deduction", "<answer>1 + 2</answer>") == ("1 + 2", False), "a value and no computation"
+    assert graded("deduction", "3") == (None, False)
+    assert graded("deduction", "<think><answer>3</answer></think>") == (None, False)
+    assert graded("abduction", "<answer>-3</answer>") == ("-3", True), "any input with this output"
+    assert graded("abduction", "<answer>1, 2</answer>")[1] and not graded("abduction", "<answer>4</answer>")[1]
+    assert graded("abduction", "<answer>3) or (f(</answer>")[1] is False
+    right = "<answer>```python\ndef f(x, y=0):\n    return max(x, -x) + y\n```</answer>"
+    assert graded("induction", right)[1] is True
+    assert graded("induction", right.replace("max(x, -x)", "x"))[1] is False, "one hidden output differs"
+    assert graded("induction", "<answer>abs</answer>") == ("abs", False)
+
+
+def test_many_answers_are_graded_in_their_order():
+    known = {"kind": "abduction", "program": "def f(x):\n    return x * x", "output": "9"}
+    texts = [f"<answer>{n}</answer>" for n in (3, 2, -3, 9)]
+    grades = Triplets(kind="abduction").grade_many([Example("e", "q", "", known)] * 4, texts)
+    assert [(grade.answer, grade.correct) for grade in grades] == [
+        ("3", True),
+        ("2", False),
+        ("-3", True),
+        ("9", False),
+    ]
+
+
+def test_values_are_compared_and_not_texts():
+    assert same("{'a': 1, 'b': [2]}", "{'b': [2],'a':1}") and not same("1", "'1'") and not same("x", "x")
+    assert not same("[" * 9999, "[" * 9999)
+
+
+def test_a_source_of_ones_own(tmp_path):
+    file = tmp_path / "programs.jsonl"
+    row = {"program": "def f(a, b):\n    return a + b", "inputs": [f"{n}, 1" for n in range(10)], "message": "Sum."}
+    file.write_text("\n".join(json.dumps(row | {"program": row["program"] + f" + {n}"}) for n in range(4)))
+    task = Triplets(kind="induction", source=str(file))
+    assert len(task) == 3 and task[0].question.startswith("Sum.\n\nf(0, 1) == ")
+    file.write_text(json.dumps(row | {"inputs": ["1"]}))
+    with pytest.raises(TaskError, match="row 1: expected a program that defines f, and 10 inputs"):
+        len(Triplets(source=str(file)))
+    file.write_text(json.dumps(row | {"program": "def f(a): return a"}))
+    with pytest.raises(TaskError, match="row 1: the program fails"):
+        len(Triplets(source=str(file)))
+    with pytest.raises(ValueError, match="references: expected at least 1"):
+        Triplets(references=0)
+    with pytest.raises(ValueError, match="held_out: expected a share"):
+        Triplets(held_out=1)
+
+
+def test_the_tool_makes_questions_of_all_kinds():
+    box = Tool(workers=1)
+    (tool,) = box.tools()
+    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["answer"] == "3"
+    made = tool.run(said=f"{INPUTS}```message\nm\n```", kind="induction", program="def f(x): return x")
+    assert made.value["meta"]["hidden"][0] == ["5", "5"]
+    box.close()
+
+
+def test_what_the_tool_is_told_must_be_in_the_example(tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match=r"check_about: question deduction/.* has no 'level' in its meta, but \['document', 'input', 'kind'",
+    ):
+        batch_of(tmp_path, lambda request: "no", ["deduction", "abduction"], protocol={"check_about": ["level"]})
+
+
+# -- Absolute Zero ----------------------------------------------------------------------------------------------------
+
+
+def batch_of(tmp_path, script, kinds, questions=1, **sections):
+    """The scored batch of the recipe with its own task and tool, and its trainer."""
+    values = recipe_values("absolute_zero", tmp_path, **sections)
+    own = read_yaml(recipe_file("absolute_zero"))
+    values |= {
+        "protocol": own["protocol"] | sections.get("protocol", {}),
+        "tools": {"triplet": {"use": "triplet", "options": {"workers": 1}}},
+    }
+    values["task"] = {"name": "mixture", "tasks": {kind: own["task"]["tasks"][kind] for kind in kinds}}
+    values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95] + "\n"
+    values["ppo"] |= {"num_mini_batches": 1}
+    values["training"] |= {"per_device_train_batch_size": questions}
+    trainer = scripted_trainer(values, script)
+    return trainer, trainer.score(trainer.collected())
+
+
+def by_kind(right):
+    """A script that proposes a valid triplet for each kind, of whose eight tries the first ``right[kind]`` are right, then
+    some wrong, and the last one unreadable."""
+    answers = {"deduction": "3", "abduction": "6", "induction": "```python\ndef f(x): return x // 2\n```"}
+
+    def script(request):
+        kind = request.example.meta["kind"]
+        if request.ask.role == "proposer":
+            return f"{INPUTS}```message\nm\n```" if kind == "induction" else f"{HALVES}\n```input\n7\n```"
+        if request.turn < right[kind]:
+            return f"<answer>{answers[kind]}</answer>"
+        return "<answer>99</answer>" if request.turn < 7 else "?"
+
+    return script
+
+
+@pytest.mark.parametrize("right, paid", [(2, 0.75), (7, 0.125), (0, -0.5), (8, -0.5)])
+def test_absolute_zero_pays_both_roles_as_the_published_code(tmp_path, right, paid):
+    """Shares 1/4, 7/8, 0 and 1 of right tries: .75, .125, -.5 and -.5. Tries: 1, -.5 if wrong, -1 if unreadable."""
+    _, batch = batch_of(tmp_path, by_kind({"deduction": right, "abduction": right}), ["deduction", "abduction"])
+    proposal, *tries = batch.dialogues[0].utterances
+    assert proposal.rewards["credit"] == pytest.approx(paid) and batch.dialogues[0].outcome == "asked"
+    wrong = [-0.5] * (7 - right) + [-1.0] if right < 8 else []
+    assert [u.rewards["credit"] for u in tries] == [1.0] * right + wrong
+
+
+def test_what_is_not_valid_costs_one_and_is_not_asked(tmp_path):
+    said = "```python\ndef f(x):\n    return x + y\n```\n```input\n7\n```"
+    _, batch = batch_of(tmp_path, lambda request: said, ["deduction", "abduction"])
+    (proposal,) = batch.dialogues[0].utterances
+    assert proposal.rewards["credit"] == -1.0 and batch.dialogues[0].outcome == "refused"
+    assert proposal.calls[0].result.error == "raised" and "the program fails" in proposal.calls[0].result.text
+
+
+def test_proposals_are_run_and_answers_graded_in_the_sandbox(tmp_path):
+    """Induction: the solver sees the message and five pairs, and its program is tried on the five others."""
+    asked = []
+
+    def script(request):
+        if request.ask.role == "proposer":
+            return f"{INPUTS}```message\nIt is small.\n```"
+        asked.append(request.ask.messages[-1]["content"])
+        program = request.example.meta["program"]
+        return (
+            f"<answer>```python\n{program}\n```</answer>"
+            if request.turn % 2
+            else "<answer>```python\ndef f(x): return 0\n```</answer>"
+        )
+
+    ints = {"name": "triplets", "kind": "induction", "source": str(tmp_path / "ints.jsonl")}
+    row = {"inputs": [str(n) for n in range(10)], "message": "m"}
+    (tmp_path / "ints.jsonl").write_text(
+        "\n".join(json.dumps(row | {"program": f"def f(x): return x + {n}"}) for n in (1, 2, 3))
+    )
+    own = read_yaml(recipe_file("absolute_zero"))
+    values = recipe_values(
+        "absolute_zero", tmp_path, training={"per_device_train_batch_size": 1}, ppo={"num_mini_batches": 1}
+    )
+    values |= {
+        "protocol": own["protocol"],
+        "tools": own["tools"],
+        "task": {"name": "mixture", "tasks": {"a": ints, "b": ints}},
+    }
+    values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95] + "\n"
+    trainer = scripted_trainer(values, script)
+    dialogue = trainer.score(trainer.collected()).dialogues[0]
+    proposal, *tries = dialogue.utterances
+    assert [u.grade.correct for u in tries] == [False, True] * 4 and proposal.rewards["credit"] == 0.5
+    assert len(set(asked)) == 1 and asked[0].startswith("It is small.\n\nf(0) == ") and "return" not in asked[0]
+    assert all("document" not in u.example.meta and u.example.meta["task"] in ("a", "b") for u in tries)
+
+
+def test_absolute_zero_whitens_over_the_tokens_of_each_role_and_kind(tmp_path):
+    """Solver rewards 1 1 -.5 -.5 of 2, 6, 2 and 6 tokens in one kind: mean .25, unbiased std over tokens .7746."""
+    script = by_kind({"deduction": 1, "abduction": 2})
+    trainer, batch = batch_of(tmp_path, script, ["deduction", "abduction"], questions=8, protocol={"tries": 4})
+    numbers = [(1.0, 2), (1.0, 6), (-0.5, 2), (-0.5, 6)]
+    kinds = [d.example.meta["task"] for d in batch.dialogues]
+    assert {"deduction", "abduction"} == set(kinds)
+    for dialogue, kind in zip(batch.dialogues, kinds, strict=True):
+        for u, (credit, length) in zip(dialogue.utterances[1:], numbers, strict=True):
+            u.rewards["credit"] = credit + (10 if kind == "abduction" else 0)  # another mean, which is taken off
+            u.response_ids = (u.response_ids * 10)[:length]
+    found = [row for row in rows(trainer.advantage(batch)) if row.utterance.role == "solver"]
+    tokens = 16 * kinds.count("deduction"), 16 * kinds.count("abduction")
+    for dialogue, kind in zip(batch.dialogues, kinds, strict=True):
+        count = tokens[kind == "abduction"]
+        spread = 0.75 * (count / (count - 1)) ** 0.5
+        own = [row for row in found if any(row.utterance is u for u in dialogue.utterances)]
+        assert [row.advantage for row in own] == pytest.approx([0.75 / spread] * 2 + [-0.75 / spread] * 2, abs=1e-4)
+        assert [row.weight for row in own] == [0.25] * 4, "together they count as much as the proposal"
