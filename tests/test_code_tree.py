@@ -72,16 +72,16 @@ def by_role_and_turn(batch, value):
 
 
 def credit(row):
-    """Twice ``solved`` for a solver, and ``tests`` with ``solved`` for a tester."""
+    """Twice ``solved`` for a solver, and ``tests`` for a tester."""
     paid = row.utterance.rewards
-    return sum(paid.get(name, 0) for name in ("solved", "tests", "team"))
+    return 2 * paid.get("solved", 0) + paid.get("tests", 0)
 
 
 def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp_path):
     batch, shown = tree(tmp_path, "at_grpo_code", rounds=2)
     dialogues = batch.dialogues
     assert [len(d.utterances) for d in dialogues].count(2) == 3 and [len(d.utterances) for d in dialogues].count(4) == 4
-    # 2 solved + tests + solved of the four pairs: 1, 1.5, 1, 1; so the second goes on, with what its own tests showed
+    # 2 solved + tests of the four pairs: 1, 1.17, 0.67, 1; so the second goes on, with what its own tests showed
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 4}
     assert went_on == constant(dialogues[0].example)
     second = dialogues[0].example.meta["values"][1]
@@ -94,21 +94,36 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
 
 
 def test_the_advantages_of_a_group_by_hand(tmp_path):
-    """Round 1: solvers earn 0, 2/3, 2/3, 0 and testers 1, 5/6, 1/3, 1. Round 2: 2, 2/3, 2/3, 2 and 3/2, 4/3, 4/3, 2."""
+    """Round 1: solvers earn 0, 2/3, 2/3, 0 and testers 1, 1/2, 0, 1. Round 2: 2, 2/3, 2/3, 2 and 1/2, 1, 1, 1."""
     batch, _ = tree(tmp_path, "at_grpo_code", rounds=2)
     credits, advantages = by_role_and_turn(batch, credit), by_role_and_turn(batch, lambda row: row.advantage)
     expected = {
-        ("solver", 0): [0, 0, 2 / 3, 2 / 3], ("tester", 0): [1 / 3, 5 / 6, 1, 1],
-        ("solver", 1): [2 / 3, 2 / 3, 2, 2], ("tester", 1): [4 / 3, 4 / 3, 3 / 2, 2],
+        ("solver", 0): [0, 0, 2 / 3, 2 / 3], ("tester", 0): [0, 1 / 2, 1, 1],
+        ("solver", 1): [2 / 3, 2 / 3, 2, 2], ("tester", 1): [1 / 2, 1, 1, 1],
     }  # fmt: skip
     assert credits == {key: pytest.approx(values) for key, values in expected.items()}
-    # (value - mean) / deviation, for example of the testers of round 1: mean 0.7917 and deviation 0.3155
+    # (value - mean) / deviation, for example of the testers of round 1: mean 0.625 and deviation 0.4787
     assert advantages == {
         ("solver", 0): pytest.approx([-0.8660, -0.8660, 0.8660, 0.8660], abs=2e-4),
-        ("tester", 0): pytest.approx([-1.4528, 0.1321, 0.6604, 0.6604], abs=2e-4),
+        ("tester", 0): pytest.approx([-1.3056, -0.2611, 0.7833, 0.7833], abs=2e-4),
         ("solver", 1): pytest.approx([-0.8660, -0.8660, 0.8660, 0.8660], abs=2e-4),
-        ("tester", 1): pytest.approx([-0.6604, -0.6604, -0.1321, 1.4528], abs=2e-4),
+        ("tester", 1): pytest.approx([-1.5, 0.5, 0.5, 0.5], abs=2e-4),
     }
+
+
+@pytest.mark.parametrize("order", ["together", "turns"])
+def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(order, tmp_path):
+    """Eight testers write the same in one state. Beside them stand right programs and wrong ones, which are paid as such."""
+    programs = iter([lambda e: fenced(e.meta["reference"]), constant, lambda e: "no program", constant] * 2)
+    values = code_values(tmp_path, group=8, rounds=1, order=order)
+    trainer = scripted_trainer(
+        values, lambda r: right_tests(r.example) if r.ask.role == "tester" else next(programs)(r.example)
+    )
+    batch = played(trainer)
+    trainer.player.world.close()
+    advantages = by_role_and_turn(batch, lambda row: row.advantage)
+    assert advantages["tester", 0] == [0.0] * 8
+    assert len(set(advantages["solver", 0])) == 3 and advantages["solver", 0][-2] > 1
 
 
 def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
@@ -127,11 +142,18 @@ def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
     assert all(set(rewards) >= {"solved", "team"} and "agree" not in rewards for rewards in programs.values())
 
 
-@pytest.mark.parametrize("name", ["at_grpo_code", "at_grpo_roles", "at_grpo_shared"])
-def test_answers_and_evaluations_are_sampled_as_published(name):
+@pytest.mark.parametrize(
+    ("name", "evaluation"),
+    [
+        ("at_grpo_code", Decoding(0.6, 0.95, 20)),
+        ("at_grpo_roles", Decoding(0.6, 0.95, 20)),
+        ("at_grpo_shared", Decoding(0.0, 1.0, 0)),
+    ],
+)
+def test_answers_and_evaluations_are_sampled_as_published(name, evaluation):
     config = from_dict(read_yaml(recipe_file(name)), name)
     assert (config.ppo.temperature, config.ppo.top_p, config.ppo.top_k) == (1.0, 0.9, 20)
-    assert config.evaluation.decoding == Decoding(0.6, 0.95, 0)
+    assert config.evaluation.decoding == evaluation
 
 
 @pytest.mark.slow

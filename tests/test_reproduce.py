@@ -67,7 +67,10 @@ def solved_sudoku(text):
 
 @pytest.mark.parametrize("game, solve", [("sokoban", solved_sokoban), ("sudoku", solved_sudoku)])
 def test_the_candidate_that_solves_a_puzzle_is_the_one_that_is_reinforced(game, solve, tmp_path, monkeypatch):
-    """Of three candidates of each agent the first solves the puzzle, and the others give no plan and are paid -2."""
+    """Of three candidates of each agent the first solves the puzzle, and the others give no plan and are paid -2.
+
+    Of the four groups of each agent two are trained on.
+    """
     monkeypatch.setattr("scripted_training.tiny_version", lambda name, folder: tiny_values(name, folder, monkeypatch))
     monkeypatch.setattr("scripted_training.recipe_file", lambda name: FOLDER / f"{name}.yaml")
     known = functools.cache(solve)
@@ -78,7 +81,7 @@ def test_the_candidate_that_solves_a_puzzle_is_the_one_that_is_reinforced(game, 
 
     batch = played(scripted_trainer(recipe_values(f"at_grpo_{game}", tmp_path), script))
     got = rows(batch)
-    assert {row.utterance.agent for row in got} == {"tool", "planner"} and len(got) == 4 * 2 * 3
+    assert {row.utterance.agent for row in got} == {"tool", "planner"} and len(got) == 2 * 2 * 3
     for row in got:
         paid, first = row.utterance.rewards["env"], row.utterance.tags["action"] is not None
         assert round(row.advantage, 3) == (1.155 if first else -0.577)
@@ -139,7 +142,7 @@ def test_each_has_the_published_models_data_and_lengths():
     ]  # fmt: skip
     assert (agentpo.task["levels"], agentpo.task["limit"], agentpo.branching.group) == ([5], 500, 8)
     assert {agent.model for agent in at_grpo.agents.values()} == {"Qwen/Qwen3-1.7B"}
-    assert (at_grpo.updates, at_grpo.questions_per_update(), at_grpo.branching.group) == (200, 32, 4)
+    assert (at_grpo.updates, at_grpo.questions_per_update(), at_grpo.branching.group) == (200, 32, 8)
     assert at_grpo.training.learning_rate == 5e-6 and len({a.policy for a in at_grpo.agents.values()} - {None}) == 0
     assert (at_grpo.training.lr_scheduler_type, at_grpo.training.lr_scheduler_kwargs, at_grpo.training.warmup_steps) == (
         "cosine_with_min_lr", {"min_lr_rate": 0.3}, 10,

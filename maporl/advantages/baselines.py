@@ -15,6 +15,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import return_of
 from maporl.advantages.slots import Baseline, find
 from maporl.config.schema import AdvantageConfig
+from maporl.rounding import ROUNDING
 
 Groups = list[list[int]]
 
@@ -36,6 +37,13 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     if len(counted) and bool((counted == counted[0]).all()):
         return counted[0]
     return (values * weights).sum() / weights.sum()
+
+
+def without_rounding(differences: Tensor, values: Tensor) -> Tensor:
+    """Return ``differences`` [N] of ``values`` [N] and their mean, or another of them, with exact zeros where only rounding is left."""
+    if not len(values):
+        return differences
+    return torch.where(differences.abs() < ROUNDING * values.abs().max(), 0.0, differences)
 
 
 def none(returns, groups, weights, batch, config, state) -> Tensor:

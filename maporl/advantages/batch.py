@@ -24,6 +24,7 @@ COLUMNS = (
     "tokens",
     "seconds",
     "task",
+    "policy",
 )
 
 
@@ -47,6 +48,7 @@ class TurnBatch:
         tokens: the number of the utterance's sampled tokens.
         seconds: how long the calls took that the utterance made.
         task: the task of the question, where tasks are mixed.
+        policy: the policy that is trained on it.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
         parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
             reward that a row lacks.
@@ -76,6 +78,7 @@ class TurnBatch:
     part_weights: Mapping[str, float] | None = None
     seconds: Sequence[float] | None = None
     task: Sequence[Any] | None = None
+    policy: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.reward)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import BaselineState, Groups, baseline_of
+from maporl.advantages.baselines import BaselineState, Groups, baseline_of, without_rounding
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
@@ -127,11 +127,13 @@ def _compare(
     lone = _groups_of_one(batch, config, groups, statistics)
     counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
     raw = returns - baseline.compute(returns, counted, statistics, batch, config, state)
+    for rows in counted if baseline.over == "group" else [batch.rows()]:
+        raw[rows] = without_rounding(raw[rows], returns[rows])
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:
             kept = [i for i in rows if statistics[i] > 0]
-            if bool((returns[kept] == returns[kept[0]]).all()):
+            if not bool(raw[kept].any()):
                 advantages[rows] = 0.0
     advantages[lone] = returns[lone] if config.singleton == "raw" else 0.0
     advantages[weights == 0] = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import Groups, baseline_of, weighted_mean
+from maporl.advantages.baselines import Groups, baseline_of, weighted_mean, without_rounding
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.slots import Scale, find
 from maporl.config.schema import AdvantageConfig
@@ -35,7 +35,7 @@ def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, ba
         return whiten(advantages, compared, weights, config)
     scaled = torch.zeros_like(advantages)
     for rows in groups:
-        scaled[rows] = advantages[rows] / (_spread(returns[rows], weights[rows], config.ddof) + config.eps)
+        scaled[rows] = _divided(advantages[rows], _spread(returns[rows], weights[rows], config.ddof) + config.eps)
     return scaled
 
 
@@ -51,7 +51,7 @@ def raw_std(advantages: Tensor, returns: Tensor, groups, weights: Tensor, batch:
     takes the spread of advantages, and subtracts their mean once more.
     """
     rows = batch.rows()
-    return advantages / (_spread(returns[rows], weights[rows], config.ddof) + config.eps)
+    return _divided(advantages, _spread(returns[rows], weights[rows], config.ddof) + config.eps)
 
 
 def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
@@ -77,12 +77,20 @@ def token_std(advantages: Tensor, returns, groups: Groups, weights: Tensor, batc
 
 
 def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageConfig) -> Tensor:
-    """Return ``values`` minus the weighted mean of their group, divided by the standard deviation of the group."""
+    """Return ``values`` minus the weighted mean of their group, divided by the standard deviation of the group.
+
+    A group whose values are all equal, but for rounding, gets exactly 0.
+    """
     whitened = torch.zeros_like(values)
     for rows in groups:
-        shifted = values[rows] - weighted_mean(values[rows], weights[rows])
-        whitened[rows] = shifted / (_spread(values[rows], weights[rows], config.ddof) + config.eps)
+        shifted = without_rounding(values[rows] - weighted_mean(values[rows], weights[rows]), values[rows])
+        whitened[rows] = _divided(shifted, _spread(values[rows], weights[rows], config.ddof) + config.eps)
     return whitened
+
+
+def _divided(values: Tensor, by: Tensor) -> Tensor:
+    """Return ``values / by``, and 0 where a value is 0: equal values have no spread, and ``eps`` may be 0."""
+    return torch.where(values == 0, 0.0, values / by)
 
 
 def _spread(values: Tensor, weights: Tensor, ddof: int) -> Tensor:

@@ -13,6 +13,7 @@ from maporl.errors import RunError
 from maporl.loops.builder import STRICT, Builder, Count, Number, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
 from maporl.rewards.verifier.encoding import joint_text
+from maporl.rounding import exceeds
 from maporl.types import Dialogue
 
 
@@ -35,9 +36,9 @@ class Siblings(Builder):
             Pair(chosen, rejected)
             for family in families.values()
             for chosen in family
-            if chosen.value > self.above
+            if exceeds(chosen.value, self.above)
             for rejected in family
-            if rejected.value <= self.above and differ(chosen, rejected)
+            if not exceeds(rejected.value, self.above) and differ(chosen, rejected)
         ]
 
 
@@ -83,10 +84,11 @@ class Gap(Builder):
         """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
         numbers = range(len(values))
         pairs = [
-            (a, b) if values[a] > values[b] else (b, a)
+            pair
             for a in numbers
             for b in numbers[a + 1 :]
-            if values[a] != values[b]
+            for pair in ((a, b), (b, a))
+            if exceeds(values[pair[0]], values[pair[1]])
         ]
         pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
         if self.select == "random":
@@ -137,10 +139,10 @@ class Repair(Builder):
         rights: dict[tuple[int, str], list[Row]] = defaultdict(list)
         wrongs: dict[tuple[int, str], list[Row]] = defaultdict(list)
         for row, _ in said(dialogues, roles):
-            if row.value > self.above:
+            if exceeds(row.value, self.above):
                 rights[row.place[0], row.agent].append(row)
         for row, _ in said(dialogues, roles, turn=0):
-            if row.value <= self.above:
+            if not exceeds(row.value, self.above):
                 wrongs[row.place[0], row.agent].append(row)
         pairs = []
         for who, rejected in wrongs.items():

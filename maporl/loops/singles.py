@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from maporl.loops.builder import STRICT, Builder, Count, Number, Part, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
+from maporl.rounding import exceeds
 from maporl.text import check_placeholders
 from maporl.types import Dialogue
 
@@ -28,7 +29,7 @@ class Threshold(Builder):
     share: Part = 1.0
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
-        rows = [row for row, _ in said(dialogues, roles, self.turn) if row.value > self.above]
+        rows = [row for row, _ in said(dialogues, roles, self.turn) if exceeds(row.value, self.above)]
         return [row for row in drawn(rows, self.share, "threshold") if isinstance(row, Row)]
 
 
@@ -40,7 +41,7 @@ class Signs(Builder):
     makes = "signed rows"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
-        return [replace(row, good=row.value > self.above) for row, _ in said(dialogues, roles)]
+        return [replace(row, good=exceeds(row.value, self.above)) for row, _ in said(dialogues, roles)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -95,7 +96,7 @@ class Flatten(Builder):
         rows = []
         for dialogue in dialogues:
             answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
-            if not answers or answers[-1] <= self.above or len(dialogue.utterances) < self.least:
+            if not answers or not exceeds(answers[-1], self.above) or len(dialogue.utterances) < self.least:
                 continue
             taken[dialogue.prompt] += 1
             if self.per_question is not None and taken[dialogue.prompt] > self.per_question:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from maporl.errors import ConfigError
 from maporl.rewards.rule import Credits, Rule
+from maporl.rounding import difference, exceeds
 from maporl.types import Dialogue
 
 Worths = dict[frozenset[str], float]
@@ -32,7 +33,9 @@ def set_contributions(dialogues: list[Dialogue]) -> None:
         without = worths_without(dialogue)
         whole = worth(dialogue)
         agents = sorted(frozenset[str]().union(*without))
-        parts = {"marginal": {a: whole - without[frozenset([a])] for a in agents if frozenset([a]) in without}}
+        parts = {
+            "marginal": {a: difference(whole, without[frozenset([a])]) for a in agents if frozenset([a]) in without}
+        }
         if len(without) == 2 ** len(agents) - 1:
             everybody = frozenset(agents)
             parts["shapley"] = shapley_values({everybody: whole} | {everybody - out: v for out, v in without.items()})
@@ -58,7 +61,10 @@ def shapley_values(worths: Mapping[frozenset[str], float]) -> dict[str, float]:
     for agent in agents:
         others = [other for other in agents if other != agent]
         values[agent] = sum(
-            factorial(size) * factorial(n - size - 1) / factorial(n) * (worths[joined | {agent}] - worths[joined])
+            factorial(size)
+            * factorial(n - size - 1)
+            / factorial(n)
+            * difference(worths[joined | {agent}], worths[joined])
             for size in range(n)
             for joined in map(frozenset, combinations(others, size))
         )
@@ -111,7 +117,9 @@ class Counterfactual(Rule):
         [1, -1, 0, 0]
         """
         t = self.threshold
-        return int(outcome > t > without) - int(outcome < t < without)
+        turned = exceeds(outcome, t) and exceeds(t, without)
+        spoilt = exceeds(t, outcome) and exceeds(without, t)
+        return int(turned) - int(spoilt)
 
 
 def worths_without(dialogue: Dialogue) -> Worths:

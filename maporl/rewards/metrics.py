@@ -3,17 +3,18 @@
 from collections.abc import Collection
 from statistics import fmean
 
+from maporl.rounding import differ
 from maporl.types import Dialogue
 
 
 def with_reward_variance(dialogues: list[Dialogue]) -> set[int]:
     """Return the questions that have reward variance: some agent earned different credits in their dialogues."""
-    credits: dict[tuple[int, str], set[float]] = {}
+    credits: dict[tuple[int, str], list[float]] = {}
     for dialogue in dialogues:
         for u in dialogue.utterances:
             if "credit" in u.rewards:
-                credits.setdefault((dialogue.prompt, u.agent), set()).add(u.rewards["credit"])
-    return {prompt for (prompt, _), values in credits.items() if len(values) > 1}
+                credits.setdefault((dialogue.prompt, u.agent), []).append(u.rewards["credit"])
+    return {prompt for (prompt, _), values in credits.items() if differ(values)}
 
 
 Sums = dict[str, tuple[float, int]]

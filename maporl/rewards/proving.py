@@ -3,10 +3,10 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 from maporl.rewards.rule import Credits, Rule
+from maporl.rounding import deviations
 from maporl.types import Dialogue, Utterance
 
 
@@ -16,7 +16,7 @@ class Prove(Rule):
 
     V is the logit of an utterance's score, and V' is V less its mean over the question's utterances in the same role. c is 1 if
     the answer is right, and h is 1 unless it was given in a ``sneaky`` role, whose task is to pass a wrong answer. ``src`` pays
-    ``(2c - 1)(2h - 1) V'`` where V' is above 0, and -1 elsewhere. ``cgc`` pays V where c equals h, and ``otherwise`` elsewhere. An answer that
+    ``(2c - 1)(2h - 1) V'`` where V' is above 0 by more than rounding, and -1 elsewhere. ``cgc`` pays V where c equals h, and ``otherwise`` elsewhere. An answer that
     cannot be graded counts as wrong.
 
     Under ``src`` a helpful wrong answer with a small V' loses less than a helpful right one below the mean.
@@ -35,18 +35,17 @@ class Prove(Rule):
         for utterances, own in zip(said, logits, strict=True):
             for u in utterances:
                 by_role[u.role or u.agent].append(own[u.id])
-        means = {role: fmean(values) for role, values in by_role.items()}
+        above = {role: iter(deviations(values)) for role, values in by_role.items()}
         return [
-            {u.id: self._paid(u, own[u.id], means[u.role or u.agent]) for u in utterances}
+            {u.id: self._paid(u, own[u.id], next(above[u.role or u.agent])) for u in utterances}
             for utterances, own in zip(said, logits, strict=True)
         ]
 
-    def _paid(self, u: Utterance, value: float, mean: float) -> float:
+    def _paid(self, u: Utterance, value: float, above: float) -> float:
         right = u.grade is not None and u.grade.correct is True
         helpful = (u.role or u.agent) not in self.sneaky
         if self.form == "cgc":
             return value if right == helpful else self.otherwise
-        above = value - mean
         return (above if right == helpful else -above) if above > 0 else -1.0
 
 

@@ -18,6 +18,7 @@ from maporl.rewards.labels import IMPLIED
 from maporl.rewards.proving import Prove
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rewards.tournament import eliminate
+from maporl.rounding import ROUNDING, difference, exceeds
 from maporl.text import check_names
 from maporl.types import Dialogue, Utterance
 
@@ -116,7 +117,7 @@ class Complement(Rule):
             for u in (u for u in dialogue.utterances if u.role in self.roles):
                 shown = [own[p] for p in u.parents if p in own and dialogue.utterances[p].role not in self.roles]
                 if shown:
-                    changed[u.id] = 1.0 - fmean(shown)
+                    changed[u.id] = difference(1.0, fmean(shown))
             result.append(changed)
         return result
 
@@ -132,7 +133,7 @@ class ZeroSum(Rule):
             for u in (u for u in dialogue.utterances if u.id in own):
                 totals[u.agent] = totals.get(u.agent, 0.0) + own[u.id]
             relative = {
-                agent: total - (fmean(v for a, v in totals.items() if a != agent) if len(totals) > 1 else 0.0)
+                agent: difference(total, fmean(v for a, v in totals.items() if a != agent) if len(totals) > 1 else 0.0)
                 for agent, total in totals.items()
             }
             result.append({u.id: relative[u.agent] for u in dialogue.utterances if u.id in own})
@@ -311,7 +312,7 @@ class Gate(Rule):
         total = 0.0
         for value in values:
             total += value
-            if value <= self.threshold:
+            if not exceeds(value, self.threshold):
                 break
         return total
 
@@ -349,7 +350,7 @@ class Tier(Rule):
         >>> [1 + Tier("near").bonus(math.exp(-d * d / 2)) for d in (0, 0.8, 2)]
         [1.5, 1.375, 1.125]
         """
-        return self.alpha * math.ceil(self.zones * proximity) / self.zones
+        return self.alpha * math.ceil(self.zones * proximity * (1 - ROUNDING)) / self.zones
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,7 @@ class PublicGoods(Rule):
         if not efforts:
             return []
         score = efforts[-1] if outcome is None else outcome
-        common = self.multiplier / len(efforts) * score - (self.penalty if score < self.threshold else 0.0)
+        common = self.multiplier / len(efforts) * score - (self.penalty if exceeds(self.threshold, score) else 0.0)
         return [-self.cost * c * c + self.synergy * c * math.fsum(efforts[:i]) + common for i, c in enumerate(efforts)]
 
 

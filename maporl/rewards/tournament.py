@@ -1,7 +1,8 @@
 """Seeded single elimination, by which ArenaRL ranks answers (arXiv 2601.06487). Pure Python, no torch."""
 
 from collections.abc import Callable, Generator
-from statistics import fmean
+
+from maporl.rounding import exceeds, mean_rank
 
 
 def eliminate(players: int, compare: Callable[[int, int], tuple[float, float]]) -> list[int]:
@@ -39,7 +40,7 @@ def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, fl
 
     pairs = [(0, other) for other in range(1, players)]
     record(pairs, (yield pairs))
-    seeds = sorted(range(players), key=lambda i: -fmean(points[i]))
+    seeds = sorted(range(players), key=lambda i: -mean_rank(points[i]))
     size = 1 << (players - 1).bit_length()
     bracket: list[int | None] = [seeds[s] if s < players else None for s in _bracket(size)]
     out: list[list[int]] = []
@@ -48,12 +49,12 @@ def bouts(players: int) -> Generator[list[tuple[int, int]], list[tuple[float, fl
         pairs = [(a, b) for a, b in met if a is not None and b is not None]
         scores = yield pairs
         record(pairs, scores)
-        won = {pair: pair[0] if x >= y else pair[1] for pair, (x, y) in zip(pairs, scores, strict=True)}
+        won = {pair: pair[1] if exceeds(y, x) else pair[0] for pair, (x, y) in zip(pairs, scores, strict=True)}
         out.append([a if won[a, b] == b else b for a, b in pairs])
         bracket = [won[a, b] if a is not None and b is not None else (b if a is None else a) for a, b in met]
     champion = bracket[0]
     assert champion is not None
-    order = [champion, *(i for lost in reversed(out) for i in sorted(lost, key=lambda i: -fmean(points[i])))]
+    order = [champion, *(i for lost in reversed(out) for i in sorted(lost, key=lambda i: -mean_rank(points[i])))]
     return [order.index(i) for i in range(players)]
 
 

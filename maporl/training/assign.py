@@ -13,6 +13,7 @@ from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
+from maporl.rounding import differ
 from maporl.training.rewards_apart import must_be_sums
 from maporl.training.samples import Columns, turn_batch, untrained_columns
 from maporl.training.update_batch import TeamUpdateBatch
@@ -190,7 +191,11 @@ class Advantages:
             whiten_groups(list(batches.values()), unbiased=self.config.ddof == 1)
         compared = turns.groups(self.config.key) if baseline_of(self.config).over == "group" else []
         owners = [policy for policy, _ in rows]
-        return {name: group_spreads(estimates, compared, owners, name) for name in batches}
+        metrics = {name: group_spreads(estimates, compared, owners, name) for name in batches}
+        if compared and any(transform.drops for transform in self.transforms):
+            for name, own in metrics.items():
+                own["frac_groups_dropped"] = share_dropped(estimates, compared, owners, name)
+        return metrics
 
 
 def turn_shares(columns: Sequence[Columns]) -> list[float]:
@@ -227,13 +232,21 @@ def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners:
         kept = [i for i in members if i < len(owners) and weights[i] > 0]
         if len(kept) > 1 and policy in {owners[i] for i in kept}:
             found = [returns[i] for i in kept]
-            spreads.append(statistics.stdev(found) if len(set(found)) > 1 else 0.0)
+            spreads.append(statistics.stdev(found) if differ(found) else 0.0)
     if not spreads:
         return {}
     return {
         "reward_std": math.fsum(spreads) / len(spreads),
         "frac_reward_zero_std": spreads.count(0.0) / len(spreads),
     }
+
+
+def share_dropped(estimates: Estimates, groups: Sequence[Sequence[int]], owners: Sequence[str], policy: str) -> float:
+    """Return the share of a policy's groups none of whose rows have a weight. The arguments are those of :func:`group_spreads`."""
+    weights = estimates.weights.tolist()
+    own = [[i for i in members if i < len(owners) and owners[i] == policy] for members in groups]
+    kept = [any(weights[i] > 0 for i in members) for members in own if members]
+    return kept.count(False) / len(kept) if kept else 0.0
 
 
 def _spread(

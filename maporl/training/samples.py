@@ -197,6 +197,7 @@ def turn_batch(
         seed=recorded("seed"),
         state=recorded("state"),
         task=recorded("task"),
+        policy=[entry.policy for entry in columns],
         parts=None if sources is None else {n: [c.rewards.get(n) for c in columns] for n in sources},
         part_weights=sources,
     )

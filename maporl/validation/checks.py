@@ -396,7 +396,7 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
 
 def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     """Return the columns of a :class:`maporl.advantages.TurnBatch` that a run of this configuration records."""
-    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens", "seconds"]
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens", "seconds", "policy"]
     roles = ["role"] if protocol.roles or any(a.role for a in config.agents.values()) else []
     forks = ["state"] if config.branching.how != "independent" else []
     tasks = ["task"] if config.task.get("name") == "mixture" else []

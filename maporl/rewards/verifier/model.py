@@ -113,12 +113,16 @@ class Verifier:
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
     def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
-        """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score."""
-        scores = [0.0] * len(rows)
-        for chunk in self.batches(rows, batch_size):
-            for index, value in zip(chunk, self.score_batch([rows[i] for i in chunk]), strict=True):
-                scores[index] = value
-        return scores
+        """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score.
+
+        Equal rows are read once. The last bits of a score depend on the forward, and rules that compare answers would see them.
+        """
+        distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
+        scores: dict[tuple[int, ...], float] = {}
+        for chunk in self.batches(distinct, batch_size):
+            read = [distinct[i] for i in chunk]
+            scores |= zip(map(tuple, read), self.score_batch(read), strict=True)
+        return [scores[tuple(row)] for row in rows]
 
     def batches(self, rows: list[list[int]], batch_size: int | None = None) -> list[list[int]]:
         """The places of the rows of each forward: those of similar length share one."""

@@ -1,0 +1,64 @@
+"""Comparisons of numbers that may miss each other by rounding alone. Imports nothing.
+
+The mean of 0.1, 0.1 and 0.1 is 0.10000000000000002, and 0.1 + 0.2 is not 0.3. A rule that pays what is above a mean, or that
+leaves out what is exactly 0, would then decide by the last bit. Rules, builders of data sets and advantages compare with
+these functions instead.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+ROUNDING = 1e-12
+"""Float64 numbers that differ by less than this share of the larger one count as equal. Sums of thousands of numbers are
+more exact than that, and rewards are coarser."""
+
+
+def difference(one: float, other: float) -> float:
+    """Return ``one - other``, and exactly 0 if only rounding is left of it.
+
+    >>> difference(0.1 + 0.2, 0.3), difference(3.0, 1.0)
+    (0.0, 2.0)
+    """
+    found = one - other
+    return 0.0 if abs(found) < ROUNDING * max(abs(one), abs(other)) else found
+
+
+def exceeds(one: float, other: float) -> bool:
+    """Return whether ``one`` is greater than ``other`` by more than rounding.
+
+    >>> exceeds(0.1 + 0.2, 0.3), exceeds(0.31, 0.3)
+    (False, True)
+    """
+    return difference(one, other) > 0
+
+
+def differ(values: Iterable[float]) -> bool:
+    """Return whether some of the ``values`` differ by more than rounding.
+
+    >>> differ([0.1 + 0.2, 0.3]), differ([0.1, 0.2]), differ([])
+    (False, True, False)
+    """
+    known = list(values)
+    return bool(known) and exceeds(max(known), min(known))
+
+
+def deviations(values: Sequence[float]) -> list[float]:
+    """Return each of the ``values`` minus their mean, and exactly 0 where only rounding is left of it.
+
+    >>> deviations([0.1, 0.1, 0.1]), deviations([1.0, 2.0, 3.0])
+    ([0.0, 0.0, 0.0], [-1.0, 0.0, 1.0])
+    """
+    if not values:
+        return []
+    middle, largest = fmean(values), max(map(abs, values))
+    found = [value - middle for value in values]
+    return [0.0 if abs(own) < ROUNDING * largest else own for own in found]
+
+
+def mean_rank(values: Sequence[float]) -> float:
+    """Return the mean of ``values`` to 12 digits, so that means that are equal but for rounding are in no order.
+
+    >>> mean_rank([0.1, 0.1, 0.1]) == mean_rank([0.1])
+    True
+    """
+    return float(f"{fmean(values):.12g}")
