@@ -11,16 +11,18 @@ from statistics import fmean
 ROUNDING = 1e-12
 """Float64 numbers that differ by less than this share of the larger one count as equal. Sums of thousands of numbers are
 more exact than that, and rewards are coarser."""
+LEAST = 1e-14
+"""No difference of rewards is as small as this. It is what is left where sums of numbers about 1 cancel each other."""
 
 
 def difference(one: float, other: float) -> float:
     """Return ``one - other``, and exactly 0 if only rounding is left of it.
 
-    >>> difference(0.1 + 0.2, 0.3), difference(3.0, 1.0)
-    (0.0, 2.0)
+    >>> difference(0.1 + 0.2, 0.3), difference(3.0, 1.0), difference(0.1 + 0.2 - 0.3, 0.0)
+    (0.0, 2.0, 0.0)
     """
     found = one - other
-    return 0.0 if abs(found) < ROUNDING * max(abs(one), abs(other)) else found
+    return 0.0 if abs(found) < max(ROUNDING * max(abs(one), abs(other)), LEAST) else found
 
 
 def exceeds(one: float, other: float) -> bool:
@@ -52,7 +54,7 @@ def deviations(values: Sequence[float]) -> list[float]:
         return []
     middle, largest = fmean(values), max(map(abs, values))
     found = [value - middle for value in values]
-    return [0.0 if abs(own) < ROUNDING * largest else own for own in found]
+    return [0.0 if abs(own) < max(ROUNDING * largest, LEAST) else own for own in found]
 
 
 def mean_rank(values: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from maporl.rewards.counterfactual import Counterfactual, shapley_values
 from maporl.rewards.metrics import with_reward_variance
 from maporl.rewards.rules import Gate, PublicGoods, Tier, build_rules
 from maporl.rewards.tournament import eliminate
-from maporl.rounding import ROUNDING, deviations, differ, difference, exceeds
+from maporl.rounding import LEAST, ROUNDING, deviations, differ, difference, exceeds
 from maporl.training.assign import group_spreads
 from maporl.types import Dialogue, Example, Grade, Utterance
 
@@ -25,9 +25,8 @@ ONE, OTHER = 0.1 + 0.2, 0.3
 
 
 def a_value(rng):
-    return rng.choice(
-        (rng.random(), rng.uniform(-5, 5), rng.randint(1, 9) / 10, rng.random() * 10.0 ** rng.randint(-6, 6))
-    )
+    size = rng.choice((rng.uniform(0.01, 5), rng.randint(1, 9) / 10, rng.uniform(0.1, 1) * 10.0 ** rng.randint(-4, 6)))
+    return size * rng.choice((1, 1, -1))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -40,7 +39,9 @@ def test_equal_values_deviate_by_exactly_nothing_and_others_by_what_they_do(seed
         assert difference(near[0], near[-1]) == 0.0 and not exceeds(near[0], near[-1])
         other = [a_value(rng) for _ in range(count)]
         mean = math.fsum(other) / count
-        assert deviations(other) == pytest.approx([v - mean for v in other], abs=2 * ROUNDING * max(map(abs, other)))
+        assert deviations(other) == pytest.approx(
+            [v - mean for v in other], abs=2 * ROUNDING * max(map(abs, other)) + LEAST
+        )
         assert exceeds(value + 1e-6 * abs(value), value) and not exceeds(value, value + 1e-6 * abs(value))
 
 
@@ -107,6 +108,14 @@ def test_equal_returns_earn_exactly_nothing_whatever_compares_them(options):
         found = estimate_all(batch, config)
         assert found.advantages.tolist() == [0.0] * 6
         assert found.weights.tolist() == [0.0 if options["post"] == ("drop_zeros",) else 1.0] * 6
+
+
+def test_what_is_left_of_sums_that_cancel_is_nothing():
+    left = ONE - OTHER
+    assert 0 < left < LEAST and not exceeds(left, 0.0) and not differ([left, 0.0, -left])
+    assert deviations([left, 0.0, 0.0]) == [0.0] * 3
+    batch = TurnBatch(reward=[left, 0.0, 0.0], prompt=["q"] * 3)
+    assert estimate(batch, AdvantageConfig("utterance", "mean", "std", ("prompt",), eps=0.0)).tolist() == [0.0] * 3
 
 
 def test_the_order_of_steps_makes_no_difference_between_rollouts():

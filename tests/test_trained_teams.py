@@ -1,12 +1,13 @@
 """Teams that are trained as a whole: what WideSeek-R1 and PARL train on, through the trainer's own steps."""
 
+import json
 import random
 
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from test_search_recipes import rollout_of
 
-from maporl.advantages import TurnBatch
+from maporl.advantages import AdvantageConfig, TurnBatch
 from maporl.advantages.estimator import estimate_all
 from maporl.errors import ConfigError
 from maporl.protocols import CallReturn
@@ -77,6 +78,74 @@ def test_each_searcher_that_wideseek_asks_at_once_is_an_agent(tmp_path):
     )
     first = {round(row.advantage, 4) for row in found if row.advantage > 0}
     assert len(first) == 1, "all turns of all agents of a rollout have one advantage"
+
+
+def test_without_its_form_an_answer_earns_nothing_and_only_it_is_trained_on(tmp_path):
+    """Four rollouts ask two searchers each. One answers rightly in the form, one half rightly in the form, one rightly in no form, and one
+    wrongly in the form: rewards 1.1, 0.1 + F1, 0 and 0.1."""
+    pytest.importorskip("bm25s", reason="needs the extra search")
+    values = recipe_values(
+        "wideseek_r1", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1}, ppo={"num_mini_batches": 1}
+    )  # fmt: skip
+    values["task"] = {
+        "name": "hotpotqa",
+        "source": str(tmp_path / "questions.jsonl"),
+        "eval_source": str(tmp_path / "questions.jsonl"),
+    }
+    question = {
+        "id": "one",
+        "question": "Who wrote it?",
+        "answer": "Jane Austen",
+        "paragraphs": [{"title": "Emma", "text": "By Jane Austen."}],
+    }
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
+    ends = ["Answer: Jane Austen", "Answer: Austen", "It was Jane Austen", "Answer: Emma"]
+
+    def script(request):
+        if request.ask.role == "worker":
+            return "By Jane Austen"
+        asks = "<ask_searcher>who</ask_searcher><ask_searcher>when</ask_searcher>"
+        return ends[rollout_of(request)] if request.ask.continues is not None else asks
+
+    values["ppo"]["response_length"] = 80
+    batch = played(scripted_trainer(values, script))
+    paid = [{round(u.rewards["credit"], 4) for u in d.utterances} for d in batch.dialogues]
+    assert paid == [{1.1}, {0.7667}, {0.0}, {0.1}]
+    found = [[row for row in rows(batch) if any(row.utterance is u for u in d.utterances)] for d in batch.dialogues]
+    assert [sorted(row.utterance.agent for row in own) for own in found] == [["lead", "lead", "searcher", "searcher"]] * 2 + [
+        ["lead"], ["lead", "lead", "searcher", "searcher"],
+    ]  # fmt: skip
+    assert found[2][0].utterance.text == "It was Jane Austen"
+    assert [sum(row.weight * len(row.utterance.response_ids) for row in own) for own in found] == pytest.approx(
+        [1.0] * 4
+    )
+    # mean 0.4917 and unbiased deviation 0.5308: the rollout without the form counts in both
+    assert [own[0].advantage for own in found] == pytest.approx([1.1461, 0.5181, -0.9263, -0.7379], abs=2e-3)
+    assert all(len({round(row.advantage, 6) for row in own}) == 1 for own in found)
+
+
+def test_what_ends_a_failure_is_the_last_that_nobody_called():
+    """Random rollouts in random order of rows: of one that earned nothing one row stays, and of the others all do."""
+    rng = random.Random(0)
+    config = AdvantageConfig("utterance", "mean", "std", ("prompt",), ("end_of_failures",), unit="rollout")
+    for _ in range(30):
+        table = []
+        for rollout in range(4):
+            reward = rng.choice((0.0, 0.1 + 0.2 - 0.3, 0.5))
+            for order in range(rng.randint(1, 5)):
+                called = order > 0 and rng.random() < 0.5
+                table.append((reward, rollout, order, called))
+        rng.shuffle(table)
+        reward, rollout, order, called = map(list, zip(*table, strict=True))
+        batch = TurnBatch(
+            reward, prompt=[0] * len(table), rollout=rollout, order=order, caller=[-1 if c else None for c in called]
+        )
+        weights = estimate_all(batch, config).weights.tolist()
+        for number in range(4):
+            own = {order[i]: i for i in range(len(table)) if rollout[i] == number}
+            last = max(place for place, i in own.items() if not called[i])
+            stays = [place for place, i in own.items() if weights[i] > 0]
+            assert sorted(stays) == (sorted(own) if reward[own[0]] == 0.5 else [last])
 
 
 def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut():

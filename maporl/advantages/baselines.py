@@ -15,7 +15,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import return_of
 from maporl.advantages.slots import Baseline, find
 from maporl.config.schema import AdvantageConfig
-from maporl.rounding import ROUNDING
+from maporl.rounding import LEAST, ROUNDING
 
 Groups = list[list[int]]
 
@@ -43,7 +43,8 @@ def without_rounding(differences: Tensor, values: Tensor) -> Tensor:
     """Return ``differences`` [N] of ``values`` [N] and their mean, or another of them, with exact zeros where only rounding is left."""
     if not len(values):
         return differences
-    return torch.where(differences.abs() < ROUNDING * values.abs().max(), 0.0, differences)
+    least = (ROUNDING * values.abs().max()).clamp(min=LEAST)
+    return torch.where(differences.abs() < least, 0.0, differences)
 
 
 def none(returns, groups, weights, batch, config, state) -> Tensor:

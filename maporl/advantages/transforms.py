@@ -19,7 +19,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.scales import whiten
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
-from maporl.rounding import ROUNDING, mean_rank
+from maporl.rounding import ROUNDING, exceeds, mean_rank
 from maporl.text import check_choices
 
 
@@ -305,6 +305,34 @@ class EqualShares(Transform):
 
 
 @dataclass(frozen=True)
+class EndOfFailures(Transform):
+    """Of a dialogue that earned no more than ``above``, only the last utterance is trained on (WideSeek-R1, arXiv 2602.04634).
+
+    It is the last one that nobody called. What was said before it may have been good, and the end alone may have spoilt the
+    dialogue, such as an answer in no form that can be read. All rows still count in the statistics of groups. Where
+    ``equal_shares`` follows, its shares are those of the rows that stay.
+    """
+
+    above: float = 0.0
+    needs = ("rollout", "order", "caller")
+    compares_turns = True
+
+    def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
+        """Return 0 for all rows of a failure but its last one.
+
+        Raises:
+            ValueError: a column was not recorded.
+        """
+        callers = batch.column("caller", "post: end_of_failures")
+        kept = weights.clone()
+        for rows in batch.trajectories(by_agent=False):
+            own = [i for i in rows if callers[i] is None]
+            if own and not any(exceeds(batch.reward[i], self.above) for i in rows):
+                kept[[i for i in rows if i != own[-1]]] = 0.0
+        return kept
+
+
+@dataclass(frozen=True)
 class Duration(Transform):
     """Multiply each advantage by the duration of its row, divided by the mean duration of the batch (arXiv 2509.01684).
 
@@ -441,6 +469,7 @@ TRANSFORMS: dict[str, Any] = {
     "step_merge": StepMerge,
     "whiten": Whiten,
     "equal_shares": EqualShares,
+    "end_of_failures": EndOfFailures,
     "duration": Duration,
     "drop_zeros": DropZeros,
     "drop_groups": DropGroups,

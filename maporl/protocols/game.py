@@ -146,6 +146,11 @@ class PlayGame(Protocol):
             self._pay(said, agents, paid, self._payments(game, "step", game.step(made)))
             for player in filter(game.broke_rules, made):
                 _last(said, agents[player]).rewards["legal"] = 0.0
+            if fined := tuple(filter(game.fines, made)):
+                self._pay(said, agents, paid, self._fines(game, fined))
+                self._reveal(game, said, agents)
+                self._grade(said, agents, lambda player, fined=fined: False if player in fined else None)
+                return "illegal"
         self._pay(said, agents, paid, self._payments(game, "outcome", game.outcome()))
         self._reveal(game, said, agents)
         self._grade(said, agents, game.success)

@@ -106,6 +106,11 @@ class Game(ABC):
         """Whether the move that ``player`` has just made turned out to be illegal. It is asked after each step."""
         return False
 
+    def fines(self, player: int) -> bool:
+        """Whether the move that ``player`` has just made ends the game and is paid as an illegal move. It is asked after each
+        step, for games that judge moves only when they make them."""
+        return False
+
     @abstractmethod
     def success(self, player: int) -> bool | None:
         """Whether ``player`` has won, or solved the task; None if the game does not say."""

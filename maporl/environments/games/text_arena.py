@@ -26,11 +26,13 @@ class TextArena(Game):
     TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
     not change each other, and the generator of the process stays as it was.
 
-    TextArena forgives an invalid move once, and then ends the game or its player's part in it. The utterance
-    after which it does so has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
+    TextArena forgives an invalid move once, and then ends the game or its player's part in it. With ``forgive: false`` it
+    forgives none, and an invalid move that ends the game is paid as any illegal move, as in SPIRAL. The utterance
+    after which it ends has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
 
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
-    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests.
+    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests; with ``forgive: false`` after an
+    invalid move too.
     """
 
     interests = "opposed"
@@ -39,6 +41,7 @@ class TextArena(Game):
     env: str = "TicTacToe-v0"
     longest: int = 30
     examples: list[str] = field(default_factory=list)
+    forgive: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def reset(self, rng: random.Random) -> None:
@@ -61,6 +64,8 @@ class TextArena(Game):
             with self._own_generator():
                 self.world: Any = textarena.make(env_id=self.env.removesuffix("-raw") + "-raw", **self.options)
                 self.world.reset(num_players=self.seated, seed=seed)
+                if not self.forgive:
+                    self.world.state.error_allowance = 0
         except Exception as error:  # each game raises its own kinds
             said = " ".join(str(error).split())[:200].rstrip(".")
             example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
@@ -151,6 +156,8 @@ class TextArena(Game):
             ) from error
         rewards, infos = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
+        if self.fines(player):
+            self.rewards = {}  # the protocol pays it as an illegal move
         self.told = {int(player): dict(own) for player, own in (infos or {}).items()}
         return self.rewards
 
@@ -162,6 +169,10 @@ class TextArena(Game):
     def broke_rules(self, player: int) -> bool:
         """Whether TextArena has just ended the game, or the player's part in it, by its invalid move."""
         return player == self.breaker
+
+    def fines(self, player: int) -> bool:
+        """Whether the invalid move of ``player`` that ended the game is paid as an illegal one."""
+        return self.done and not self.forgive and player == self.breaker
 
     def success(self, player: int) -> bool | None:
         return self.rewards.get(player, 0.0) > 0
