@@ -1,13 +1,14 @@
 """A judge of steps that learns beside the team (RLAnything)."""
 
 import json
+import random
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
 import pytest
 from safetensors.torch import load_file
-from scripted_training import played, recipe_values, rows, scripted_trainer
+from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
 from maporl import Debate
 from maporl.config.recipes import tiny_version
@@ -23,7 +24,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 
 RIGHT = (True, True, False, False)
-VERDICTS = ((1, 1, -1), (1, -1, -1), (1, 1, 1), (-1, -1, -1))
+VERDICTS = ((1, 1, -1), (1, -1, None), (1, 1, 1), (-1, -1, -1))
 WORDS = {1: "Verdict: good", -1: "Verdict: bad", None: "Verdict: good. Verdict: bad"}
 
 
@@ -46,36 +47,93 @@ def script(request, verdicts=VERDICTS, right=RIGHT):
 
 
 def test_the_published_rewards_and_advantages_of_rl_anything(tmp_path):
-    """Outcomes 1 1 0 0, verdicts (1 1 -1) (1 -1 -1) (1 1 1) (-1 -1 -1): steps earn 1.3333 .6667 1 -1, advantages .9285 .1857 .5571
-    -1.6713. Verdicts earn 1.3333 1.3333 -1.3333, advantages .7071 .7071 -1.4142; and .6667 -.6667 -.6667, 1.4142 -.7071 -.7071."""
+    """Outcomes 1 1 -1 -1, verdicts (1 1 -1) (1 -1 unreadable) (1 1 1) (-1 -1 -1): steps earn 1.3333 1 0 -2, advantages .9623 .7057
+    -.0642 -1.6038. Verdicts earn 1.3333 1.3333 -1.3333, advantages .7071 .7071 -1.4142; and 1 -1 -2, 1.3363 -.2673 -1.0690."""
     trainer = scripted_trainer(one_step_values(tmp_path), script)
     batch = played(trainer)
-    steps, verdicts = {0: 1.3333, 1: 0.6667, 2: 1.0, 3: -1.0}, {0: 1.3333, 1: 0.6667, 2: 1.0, 3: -1.0}
+    worth = {0: 1.3333, 1: 1.0, 2: 0.0, 3: -2.0}
     for d in batch.dialogues:
         step, *said = d.utterances
         assert [u.role for u in said] == ["judge"] * 3 and all(u.caller == step.id and u.fresh for u in said)
         assert step.text in said[0].messages[0]["content"] and d.example.question in said[0].messages[0]["content"]
-        assert step.rewards["credit"] == pytest.approx(steps[d.rollout], abs=1e-4)
-        signs = VERDICTS[d.rollout]
+        assert step.rewards["credit"] == pytest.approx(worth[d.rollout], abs=1e-4)
         assert [u.rewards["credit"] for u in said] == pytest.approx(
-            [verdicts[d.rollout] * sign for sign in signs], abs=1e-4
+            [-2.0 if sign is None else worth[d.rollout] * sign for sign in VERDICTS[d.rollout]], abs=1e-4
         )
     found = {"ann": {}, "judge": {}}
     for row in rows(batch):
         d = next(d for d in batch.dialogues if any(u is row.utterance for u in d.utterances))
         found[row.policy].setdefault((d.prompt, d.rollout), []).append(row.advantage)
-    steps = {0: 0.9285, 1: 0.1857, 2: 0.5571, 3: -1.6713}
+    steps = {0: 0.9623, 1: 0.7057, 2: -0.0642, 3: -1.6038}
     for (_, rollout), (advantage,) in found["ann"].items():
         assert advantage == pytest.approx(steps[rollout], abs=1e-3)
-    expected = {0: [0.7071, 0.7071, -1.4142], 1: [1.4142, -0.7071, -0.7071]}
+    expected = {0: [0.7071, 0.7071, -1.4142], 1: [1.3363, -0.2673, -1.0690]}
     assert {rollout for _, rollout in found["judge"]} == {0, 1}, "unanimous verdicts have advantage 0, and are left out"
     for (_, rollout), advantages in found["judge"].items():
         assert advantages == pytest.approx(expected[rollout], abs=1e-3)
 
 
+def test_an_illegal_move_and_a_walk_that_ends_too_late_fail_alike(tmp_path):
+    """Through the recipe's own game: of eight walks four arrive, two end with an illegal move and two walk on the spot. Their steps
+    earn 1 + 1/3 and -1 - 1/3, whatever the game pays, so that the first ones have advantages of 1 and -1."""
+
+    def walk(request):
+        rollout = request.rng_key[-2]
+        if request.ask.role == "judge":
+            good, other = ("good", "bad") if rollout < 4 else ("bad", "good")
+            return f"Verdict: {other if request.turn % 3 == 2 else good}"
+        here, free, far = grid_of(shown(request), "A", "/")
+        if rollout < 4:
+            return next(move for move in STEPS if far.get(step_to(here, move, free), 99) < far[here])
+        if rollout < 6:
+            return "nonsense"
+        return next((move for move in STEPS if step_to(here, move, free) == here), "U")
+
+    batch = played(scripted_trainer(recipe_values("rl_anything", tmp_path, branching={"group": 8}), walk))
+    lengths = set()
+    for d in batch.dialogues:
+        steps = [u for u in d.utterances if u.role != "judge"]
+        lengths.add((d.rollout >= 4, len(steps)))
+        for u in steps:
+            verdicts = [v for v in d.utterances if v.caller == u.id]
+            signs, worth = [v.tags["verdict"] for v in verdicts], (4 / 3 if d.rollout < 4 else -4 / 3)
+            assert sum(signs) == (1 if d.rollout < 4 else -1) and u.rewards["credit"] == pytest.approx(worth)
+            assert [v.rewards["credit"] for v in verdicts] == pytest.approx([worth * sign for sign in signs])
+    assert {(True, 1), (True, 6)} <= lengths, "some fail at once, some at the end"
+    first = [row.advantage for row in rows(batch) if row.policy == "shared" and row.utterance.order == 0]
+    assert {round(advantage, 3) for advantage in first} == {1.0, -1.0}
+
+
+def test_random_outcomes_and_verdicts_are_paid_as_published():
+    """The published code, restated: O is 1 or -1, an unreadable verdict is 0 in the mean of three and earns -2; a question teaches
+    the team at 1/8 to 7/8 successes and the judge at .2 to .8."""
+    rng = random.Random(0)
+    for _ in range(200):
+        outcomes = [rng.choice((1.0, 0.0, -1.5)) for _ in range(8)]
+        verdicts = [tuple(rng.choice((1, -1, None)) for _ in range(3)) for _ in outcomes]
+        dialogues = [judged_dialogue(n, o, v) for n, (o, v) in enumerate(zip(outcomes, verdicts, strict=True))]
+        credits = [dict.fromkeys(range(4), outcome) for outcome in outcomes]
+        found = Consistency(failure=-1.0)(dialogues, credits)
+        share = sum(outcome == 1 for outcome in outcomes) / 8
+        for outcome, signs, own in zip(outcomes, verdicts, found, strict=True):
+            reward = (1 if outcome == 1 else -1) + sum(sign or 0 for sign in signs) / 3
+            assert own[0] == pytest.approx(reward if 1 / 8 <= share <= 7 / 8 else 0.0)
+            for number, sign in enumerate(signs, 1):
+                expected = -2.0 if sign is None else reward * sign
+                assert own[number] == pytest.approx(expected if 0.2 <= share <= 0.8 else 0.0)
+        halved = Consistency(failure=0.0, weight=0.5, centre=0.5, unreadable=-1.0)(dialogues, credits)
+        assert [list(own.values()) for own in found] == [
+            pytest.approx([2 * value for value in own.values()]) for own in halved
+        ]
+        order = rng.sample(range(8), 8)
+        moved = Consistency(failure=-1.0)([dialogues[n] for n in order], [credits[n] for n in order])
+        assert moved == [found[n] for n in order], "the order of dialogues is irrelevant"
+
+
 def test_metrics_say_whether_verdicts_follow_the_outcome(tmp_path):
     """Successes have the verdicts 1 1 -1 and 1 -1 -1, failures 1 1 1 and -1 -1 -1: (3/6 + 3/6) / 2."""
-    batch = played(scripted_trainer(one_step_values(tmp_path), script))
+    verdicts = ((1, 1, -1), (1, -1, -1), (1, 1, 1), (-1, -1, -1))
+    batch = played(scripted_trainer(one_step_values(tmp_path), partial(script, verdicts=verdicts)))
     assert verdict_metrics(batch.dialogues) == {
         "verdicts/unreadable": 0.0, "verdicts/good": 0.5, "verdicts/balanced_accuracy": 0.5,
     }  # fmt: skip
@@ -103,12 +161,14 @@ def paid(outcomes, rule=None, verdicts=(1, None, -1)):
     return (rule or Consistency())(dialogues, [dict.fromkeys(range(4), outcome) for outcome in outcomes])
 
 
-def test_a_verdict_that_cannot_be_read_costs_two_and_is_not_counted():
+def test_a_verdict_that_cannot_be_read_costs_two_and_counts_as_none():
     first, _ = paid([1.0, 0.0])
     assert first == {0: 1.0, 1: 1.0, 2: -2.0, 3: -1.0}
-    first, _ = paid([1.0, 0.0], verdicts=(1, 1, None))
-    assert first == {0: 2.0, 1: 2.0, 2: 2.0, 3: -2.0}
-    first, _ = paid([1.0, 0.0], Consistency(weight=0.5, unreadable=-1.0), verdicts=(1, 1, None))
+    first, second = paid([1.0, 0.0], verdicts=(1, 1, None))
+    assert first == {0: 1 + 2 / 3, 1: 1 + 2 / 3, 2: 1 + 2 / 3, 3: -2.0} and second[0] == 2 / 3
+    _, second = paid([1.0, 0.0], Consistency(failure=-1.0), verdicts=(1, 1, None))
+    assert second == {0: -1 + 2 / 3, 1: -1 + 2 / 3, 2: -1 + 2 / 3, 3: -2.0}
+    first, _ = paid([1.0, 0.0], Consistency(weight=0.75, unreadable=-1.0), verdicts=(1, 1, None))
     assert first == {0: 1.5, 1: 1.5, 2: 1.5, 3: -1.0}
     first, second = paid([1.0, 0.0], Consistency(weight=0.5, centre=0.5), verdicts=(1, 1, -1))
     assert first == {
@@ -221,11 +281,12 @@ def verdicts_learned(folder, seed, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_the_published_judge_learns_to_agree_and_one_with_a_centre_to_judge(seed, tmp_path):
-    """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are wrong."""
-    good, accuracy = verdicts_learned(tmp_path / "published", seed)
-    print(f"seed {seed}, as published: good {good:.2f}, balanced accuracy {accuracy:.2f}")
+def test_a_judge_learns_to_judge_if_failures_count_and_else_to_agree(seed, tmp_path):
+    """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are wrong, if a
+    failure counts 0. Where it counts -1, as published, the judge learns to judge."""
+    good, accuracy = verdicts_learned(tmp_path / "zero", seed, failure=0.0)
+    print(f"seed {seed}, failures count 0: good {good:.2f}, balanced accuracy {accuracy:.2f}")
     assert good > 0.95 and accuracy < 0.55
-    good, accuracy = verdicts_learned(tmp_path / "centred", seed, weight=0.5, centre=0.5)
-    print(f"seed {seed}, weight and centre 0.5: good {good:.2f}, balanced accuracy {accuracy:.2f}")
+    good, accuracy = verdicts_learned(tmp_path / "published", seed, failure=-1.0)
+    print(f"seed {seed}, as published: good {good:.2f}, balanced accuracy {accuracy:.2f}")
     assert accuracy > 0.8

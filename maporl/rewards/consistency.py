@@ -13,17 +13,18 @@ class Consistency(Rule):
     """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each. A verdict S earns that times S.
 
     The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the others.
-    One that cannot be read earns ``unreadable``, and is not part of the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
+    One that cannot be read earns ``unreadable``, and counts 0 in the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
+    ``failure`` makes it one of two numbers: 1 where the credit is above 0, and elsewhere ``failure``, which is -1 as published. None: O is the credit.
 
     A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is from
     ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere they earn 0,
     which teaches nothing if rows of a question are compared with each other. A question with one dialogue always teaches
     both, because its share says nothing.
 
-    As published, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one earns more there too. A
-    judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts, and ``centre`` is
-    subtracted from O. With 0.5 for both and outcomes of 0 and 1, a good verdict never costs anything after a success, nor a bad one after a
-    failure.
+    With outcomes of 1 and -1, a good verdict never costs anything after a success, nor a bad one after a failure. With outcomes of 1
+    and 0, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one earns more there
+    too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts, and ``centre`` is
+    subtracted from O: with 0.5 for both, outcomes of 1 and 0 pay half of what outcomes of 1 and -1 pay without them.
 
     Raises:
         ValueError: two shares do not rise from 0 to 1.
@@ -36,6 +37,7 @@ class Consistency(Rule):
     judge_least: float = 0.2
     judge_most: float = 0.8
     centre: float = 0.0
+    failure: float | None = None
 
     needs = frozenset({"caller"})
     needs_verdicts = True
@@ -50,7 +52,7 @@ class Consistency(Rule):
                 )
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        outcomes = [_outcome(d, own) for d, own in zip(dialogues, credits, strict=True)]
+        outcomes = [_last(d, own) for d, own in zip(dialogues, credits, strict=True)]
         known = [value > 0 for value in outcomes if value is not None]
         share = sum(known) / len(known) if known else math.nan
         alone = len(dialogues) == 1
@@ -61,13 +63,16 @@ class Consistency(Rule):
         paid: dict[int, float] = {}
         for u in (u for u in dialogue.utterances if not is_verdict(u) and u.id in own):
             verdicts = [v for v in dialogue.utterances if is_verdict(v) and v.caller == u.id]
-            read = [v.tags["verdict"] for v in verdicts if v.tags["verdict"] is not None]
-            worth = own[u.id] - self.centre + (self.weight * fmean(read) if read else 0.0)
+            said = [v.tags["verdict"] or 0 for v in verdicts]
+            worth = self._outcome(own[u.id]) - self.centre + (self.weight * fmean(said) if said else 0.0)
             paid[u.id] = worth if team else 0.0
             for v in verdicts:
-                said = v.tags["verdict"]
-                paid[v.id] = 0.0 if not judge else self.unreadable if said is None else worth * said
+                sign = v.tags["verdict"]
+                paid[v.id] = 0.0 if not judge else self.unreadable if sign is None else worth * sign
         return paid
+
+    def _outcome(self, credit: float) -> float:
+        return credit if self.failure is None else 1.0 if credit > 0 else self.failure
 
 
 def is_verdict(utterance: Utterance) -> bool:
@@ -75,7 +80,7 @@ def is_verdict(utterance: Utterance) -> bool:
     return "verdict" in utterance.tags and utterance.caller is not None
 
 
-def _outcome(dialogue: Dialogue, own: dict[int, float]) -> float | None:
+def _last(dialogue: Dialogue, own: dict[int, float]) -> float | None:
     """Return the credit of the last utterance that is judged."""
     judged = [u.id for u in dialogue.utterances if not is_verdict(u) and u.id in own]
     return own[judged[-1]] if judged else None
