@@ -232,6 +232,18 @@ def test_turn_ppo_clips_a_turn_as_a_whole(tmp_path, shift, advantage, expected):
         assert gradient.tolist() == pytest.approx([expected / len(tokens)] * 2, abs=1e-6)
 
 
+def test_archer_adds_the_log_probabilities_of_an_utterance(tmp_path):
+    """Utterances of 2 and 9 tokens with A = 1: each of their tokens has the gradient -1/n of n utterances, and not of all tokens."""
+    values = recipe_values("archer", tmp_path, ppo={"response_length": 12})
+    trainer = scripted_trainer(values, lambda request: "nonsense" if request.turn else "U")
+    tokens = played(trainer).token_batches["shared"]
+    assert {2, 9} == set(tokens.sampled_mask.sum(1).tolist())
+    tokens.advantages = tokens.sampled_mask.float()
+    _, gradients = loss_and_gradients(trainer, tokens)
+    for gradient in gradients:
+        assert gradient.tolist() == pytest.approx([-1 / len(tokens)] * len(gradient), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_ratio_of_whole_answers_has_one_term_for_each_of_them(name):
     ppo = load(name).ppo
