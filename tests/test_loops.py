@@ -2,8 +2,10 @@
 
 import json
 import math
+import random
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +23,10 @@ from maporl.errors import ConfigError, RunError
 from maporl.loops import kto, stages
 from maporl.loops.kto import kto_rows
 from maporl.loops.pairs import Gap, Siblings
-from maporl.loops.replay import drawn, shares
-from maporl.loops.rows import Pair, Row, described
-from maporl.loops.shards import dialogues_of
+from maporl.loops.plan import stages_of
+from maporl.loops.replay import drawn, redrawn, shares
+from maporl.loops.rows import Pair, Row, described, of_round
+from maporl.loops.shards import dialogues_of, stage_rows
 from maporl.loops.singles import BestOf, Signs, Threshold, selected
 from maporl.loops.stages import completion_logprobs, dpo_rows, sft_rows, train_jointly, train_stage
 from maporl.report.charts import charts
@@ -35,7 +38,7 @@ from maporl.runs import loop as loops
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunExists, has_final
 from maporl.team.team import Team
-from maporl.types import Dialogue, Example, Stop, Utterance, from_json
+from maporl.types import Dialogue, Example, Stop, Utterance, from_json, to_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.manifest import CheckpointError
@@ -465,12 +468,53 @@ def test_replay_weighs_rounds_by_their_age():
     assert {p.together for p in half if p.policy == "ann"} == {p.together for p in half if p.policy == "bob"}
 
 
+def test_earlier_rounds_are_drawn_from_by_their_age(tmp_path):
+    """The recipe marlhf in its fourth round: as many pairs as that round made, of which the rounds give .3388 .2710 .2168 .1734,
+    the newest first, although the second has ten times as many."""
+    for number in range(1, 5):
+        questions = 1000 if number == 2 else 100
+        said = [d for prompt in range(questions) for d in joint_answers((1.0, 0.0), prompt)]
+        (tmp_path / f"round-{number}/sample").mkdir(parents=True)
+        lines = "".join(to_json(d) + "\n" for d in said)
+        (tmp_path / f"round-{number}/sample/dialogues.jsonl").write_text(lines, encoding="utf-8")
+    stage = stages_of(from_dict(recipe_values("marlhf", tmp_path / "run"), "test"))[0]
+    rows = stage_rows(tmp_path, stage, 4, 0, seed=0)
+    assert len(rows) == len(set(rows_keys(rows))) == 100
+    counts = [sum(row.round == number for row in rows) / 100 for number in (4, 3, 2, 1)]
+    assert counts == pytest.approx([0.3388, 0.2710, 0.2168, 0.1734], abs=0.1)
+    assert stage_rows(tmp_path, stage, 4, 0, seed=0) == rows != stage_rows(tmp_path, stage, 4, 0, seed=1)
+    assert {row.round for row in stage_rows(tmp_path, stage, 1, 0, seed=0)} == {1}
+
+
+def rows_keys(rows):
+    return [(row.round, row.place) for row in rows]
+
+
+def test_random_rounds_are_drawn_from_without_repetition_until_all_are_taken():
+    rng = random.Random(0)
+    for _ in range(100):
+        sizes = [rng.choice((0, 1, 3, 20)) for _ in range(rng.randint(1, 4))]
+        rounds = [
+            of_round(Gap()([d for p in range(size) for d in joint_answers((1.0, 0.0), p)]), len(sizes) - age)
+            for age, size in enumerate(sizes)
+        ]
+        found = redrawn(rounds, shares({"decay": 0.8}, len(sizes)), str(rng.random()))
+        newest = next((size for size in sizes if size), 0)
+        drawn_keys = Counter(pair.together for pair in found if pair.policy == "ann")
+        assert sum(drawn_keys.values()) == newest
+        assert drawn_keys == Counter(pair.together for pair in found if pair.policy == "bob"), "agents stay together"
+        for number in {key[0] for key in drawn_keys}:
+            times = [drawn_keys[key] for key in drawn_keys if key[0] == number]
+            assert max(times) == 1 or (len(times) == sizes[len(sizes) - number] and max(times) - min(times) <= 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"replay": {"nearest": 1.5}}, "replay.nearest: expected a whole number of rounds, got 1.5"),
         ({"replay": {"decay": 1.0}}, "replay.decay: expected a rate between 0 and 1"),
         ({"replay": {"nearest": 1, "decay": 0.5}}, "replay: expected current, all"),
+        ({"replay_size": "current"}, "replay_size: the present round alone is replayed"),
         ({"train": "kto", "batch_size": 1}, "batch_size: train: kto compares the rows of a batch"),
         ({"train": "kto", "joint": True}, "joint: train: kto does not read it"),
     ],

@@ -1,26 +1,29 @@
 """Loops that train a reward model of joint answers, and policies by updates that it pays (MARLHF)."""
 
 import json
+import random
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripted_training import played, recipe_values, rows, scripted_trainer
+from scripted_training import played, recipe_values, rows, sampled, scripted_trainer
 
 from maporl.config.loops import StageSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops.pairs import Comparisons
 from maporl.loops.plan import stages_of
 from maporl.loops.rows import Comparison
+from maporl.loops.shards import dialogues_of
 from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.rewards.base import FunctionSource
 from maporl.rewards.verifier.cotraining import pair_loss
+from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.model import last_outputs
 from maporl.rewards.verifier.source import dialogue_source
 from maporl.runs.loop import run_loop
 from maporl.tasks import Arithmetic
-from maporl.types import Dialogue, Example, Utterance
+from maporl.types import Dialogue, Example, Utterance, from_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 
@@ -45,7 +48,8 @@ def test_comparisons_are_of_whole_dialogues():
 
 
 def test_the_published_loss_and_advantages_of_marlhf(tmp_path):
-    """Reward model 1.2 against .4: .3711. Its scores 1.2 .4 .9 .1 as rewards of MAGRPO: .55 -.25 .25 -.55 (recipe marlhf)."""
+    """Reward model 1.2 against .4: .3711. Its outputs 1.2 .4 .9 .1 as rewards of MAGRPO are .55 -.25 .25 -.55 from their mean,
+    and divided by .4272 they are 1.2874 -.5852 .5852 -1.2874 (recipe marlhf)."""
     assert float(pair_loss(torch.tensor([1.2]), torch.tensor([0.4]))) == pytest.approx(0.3711, abs=1e-4)
     values = recipe_values("marlhf", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1})
     del values["loop"], values["reward"]["verifier"]
@@ -57,11 +61,55 @@ def test_the_published_loss_and_advantages_of_marlhf(tmp_path):
     batch = played(trainer)
     for agent in ("ann", "bob"):
         own = [row.advantage for row in sorted(rows(batch), key=lambda row: row.utterance.text) if row.policy == agent]
-        assert own[:4] == pytest.approx([0.55, -0.25, 0.25, -0.55], abs=1e-5)
+        assert own[:4] == pytest.approx([1.2874, -0.5852, 0.5852, -1.2874], abs=1e-4)
+
+
+def published_pairs(current, comparator):
+    """The published selection by the comparator's reward, restated: (better, worse) as (whose, number), all of them."""
+    pairs = [
+        (c, abs(own - c), k, own > c) for k, (own, c) in enumerate(zip(current, comparator, strict=True)) if own != c
+    ]
+    pairs.sort(key=lambda pair: pair[:2], reverse=True)
+    return [((0, k), (1, k)) if won else ((1, k), (0, k)) for _, _, k, won in pairs]
+
+
+def test_answers_are_compared_with_those_of_a_comparator(tmp_path):
+    """Through the recipe's own sampling and builder: joint answers worth 1 0 .5 0 against .5 1 0 .5. The comparator's 1 comes
+    first, then its two .5, and then its 0."""
+    values = recipe_values("marlhf", tmp_path / "run", branching={"group": 8}) | {"evaluation": {"questions": 0}}
+    values["task"] = {"name": "toy_sum", "largest": 3}
+    values["loop"] |= {"questions": 2}
+    right = {"ann": (0, 2, 4, 5), "bob": (0, 5, 7)}
+
+    def script(request):
+        return str(int(request.example.answer) + (request.rng_key[-2] not in right[request.ask.agent]))
+
+    (_, builder), _ = stages_of(from_dict(values, "test"))
+    found = builder(sampled(values, tmp_path, script))
+    for prompt in (0, 1):
+        own = [(row.place[1:], row.gap) for row in found if row.place[0] == prompt]
+        assert own == [((5, 1), 1.0), ((0, 4), 0.5), ((7, 3), 0.5), ((2, 6), 0.5)]
+    assert len(found) == 8
+
+
+def test_random_answers_are_compared_as_published():
+    rng = random.Random(0)
+    for _ in range(300):
+        size = rng.randint(1, 6)
+        worths = [rng.choice((0.0, 0.25, 0.5, 1.0)) for _ in range(2 * size)]
+        expected = [
+            (size * whose + k, size * other + n)
+            for (whose, k), (other, n) in published_pairs(worths[:size], worths[size:])
+        ]
+        for most in (None, 1, 4):
+            assert Comparisons(select="comparator_reward", per_question=most).chosen(worths, "q") == expected[:most]
+    group = [joint(0, k, value, str(k), "2") for k, value in enumerate((0.9, 0.2, 0.5, 0.2))]
+    one = Comparisons(select="comparator_reward")
+    assert [row.place for row in one(group)] == [(0, 0, 2)] and one(group[::-1]) == one(group)
 
 
 def tiny_values(tmp_path, **loop):
-    values = recipe_values("marlhf", tmp_path / "run")
+    values = recipe_values("marlhf", tmp_path / "run", branching={"group": 8})
     values["task"] = {"name": "toy_sum", "largest": 3}
     values |= {"warm_start": {"steps": 100, "batch_size": 16, "learning_rate": 5e-3}, "evaluation": {"questions": 3}}
     values["loop"] |= loop
@@ -78,7 +126,15 @@ def test_a_reward_model_learns_from_joint_answers_and_pays_the_updates(tmp_path)
     ]
     assert all(m["reward_model"]["rows"] > 0 and m["reward_model"]["loss"] > 0 for m in manifests[::2])
     assert all(m["ann"] == {"rows": 0} for m in manifests[::2])
-    assert all(m["ann"]["dialogues"] == 16 and 0 < m["ann"]["score"] < 1 for m in manifests[1::2])
+    assert all(m["ann"]["dialogues"] == 16 for m in manifests[1::2])
+    section = from_dict(tiny_values(tmp_path), "test").reward.verifier
+    for n in (1, 2):
+        verifier = verifier_of(section, tmp_path / f"run/round-{n}/train-1")
+        lines = (tmp_path / f"run/round-{n}/train-2/run/dialogues.jsonl").read_text().splitlines()
+        said = [from_json(line) for line in lines]
+        outputs = verifier.outputs([chat_of(TASK.question(d.example), joint_text(d.utterances)) for d in said])
+        assert [d.utterances[0].rewards["verifier"] for d in said] == pytest.approx(outputs, abs=1e-5)
+        assert verifier.score([chat_of("1+1=", "2")])[0] != verifier.outputs([chat_of("1+1=", "2")])[0]
 
     def weights(part, name):
         return load_file(tmp_path / "run" / part / name / "model.safetensors")
@@ -89,6 +145,11 @@ def test_a_reward_model_learns_from_joint_answers_and_pays_the_updates(tmp_path)
     assert same("initial", "round-1/train-1", "ann") and not same("initial", "round-1/train-2", "ann")
     assert same("round-1/train-1", "round-1/train-2", "others/verifier")
     assert not same("round-1/train-2", "round-2/train-1", "others/verifier")
+    (_, builder), _ = stages_of(from_dict(tiny_values(tmp_path), "test"))
+    drawn = [json.loads(line) for line in (tmp_path / "run/round-2/train-1/comparisons.jsonl").read_text().splitlines()]
+    own = builder(dialogues_of(tmp_path / "run/round-2/sample"))
+    assert len(drawn) == manifests[2]["reward_model"]["rows"] == len(own), "as many pairs as the round has"
+    assert {row["round"] for row in drawn} == {1, 2}, "and some of them are of the first one"
     assert same("round-2/train-2", "final", "ann") and same("round-2/train-2", "final", "others/verifier")
     metrics = [
         json.loads(line) for line in (tmp_path / "run/round-1/train-2/run/metrics.jsonl").read_text().splitlines()
@@ -143,6 +204,7 @@ def test_a_reward_model_learns_which_joint_answers_are_better(tmp_path):
     [
         ({"verifier": None}, r"loop\.stages\.0: train: reward trains reward\.verifier, and it names no model"),
         ({"verifier": {"model": "m"}}, r"reward\.verifier\.reads is answer; set reads: dialogue"),
+        ({"verifier": {"model": "m", "pays": "output"}}, "pays: only a verifier of whole dialogues pays its output"),
     ],
 )
 def test_a_stage_without_a_reward_model_is_refused(change, message, tmp_path):

@@ -21,6 +21,7 @@ from maporl.loops.turn_critic import (
     read_by_critic,
     train_turn_critic,
     turn_advantages,
+    worth_of,
 )
 from maporl.runs.loop import run_loop
 from maporl.runs.loop_stage import team_with
@@ -48,8 +49,8 @@ def coder_of(tmp_path):
 
 
 def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
-    """Log-ratios a (.2 .2 -.1), b (0 .1 -.1), c (-.2 -.2 -.2), d (.3 .3) rank d a | b c. Of a and (-.1 0 -.3 -.2), DPO's
-    loss is .6807 of means and .6492 of sums (recipe sweet_rl)."""
+    """Log-ratios a (.2 .2 -.1), b (0 .1 -.1), c (-.2 -.2 -.2), d (.3 .3) rank d a | b c. Of a and (-.1 0 -.3 -.2), the loss of the
+    recipe's own stage is .6492, of sums, plus .01 times the mean of -log p (recipe sweet_rl). Of means it would be .6807."""
     values = {"a": 0.1, "b": 0.0, "c": -0.2, "d": 0.3}
     group = [replace(CANDIDATE, completion_ids=[ord(name)], value=value) for name, value in values.items()]
     names = {
@@ -60,22 +61,19 @@ def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
 
     policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
     chosen, rejected = replace(CANDIDATE, completion_ids=[7, 8, 9]), replace(CANDIDATE, completion_ids=[7, 7, 8, 9])
-    for norm, likelihood, expected in ((True, 0.0, 0.6807), (False, 0.0, 0.6492), (True, 0.01, None)):
-        stage = StageSection(
-            train="dpo", build="rank_halves", learning_rate=1e-12, norm=norm, likelihood=likelihood, batch_size=1
-        )
+    recipe = replace(config.loop.stages[1], learning_rate=1e-12, batch_size=1)
+    for stage, expected in ((recipe, 0.6492), (replace(recipe, norm=True), 0.6807)):
         learner = DPOLearner(config, stage, policy, [Pair(chosen, rejected)])
         (one,), (other,) = learner.before
         learner.reference = ([one - 0.3], [other + 0.6])
         learner.train(1, tmp_path / "scratch", True)
-        if expected is None:  # the likelihood of the chosen answer, a mean over its tokens
-            expected = 0.6807 - likelihood * one / 3
-        assert learner.losses[0] == pytest.approx(expected, abs=1e-4)
+        assert learner.losses[0] == pytest.approx(expected - 0.01 * one / 3, abs=1e-4)
 
 
 def test_the_critic_of_turns_is_trained_by_the_published_loss(tmp_path):
-    """Turn advantages .1 .2 -.05 against -.1 0 -.3, beta .1: .6612; the sums differ by .65 (recipe sweet_rl)."""
-    policy = coder_of(tmp_path)
+    """Turn advantages .1 .2 -.05 against -.1 0 -.3 of 1, 2 and 3 tokens: the means over all of them differ by .225, and the loss is
+    .6820 with beta .1 (recipe sweet_rl). The paper's sums of turns differ by .65, which is .6612."""
+    policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
     sides = {"chosen": (0.1, 0.2, -0.05), "rejected": (-0.1, 0.0, -0.3)}
     turns = {}
     for side, advantages in sides.items():
@@ -84,11 +82,28 @@ def test_the_critic_of_turns_is_trained_by_the_published_loss(tmp_path):
             row = replace(CANDIDATE, prompt_ids=[5, 6, *[7] * number], completion_ids=[8] * (number + 1))
             (known,) = completion_logprobs(policy, [row])
             turns[side].append(((row.prompt_ids, row.completion_ids), known - advantage * (number + 1)))
-    trainer = object.__new__(TurnCriticTrainer)
-    trainer.beta = 0.1
-    loss, gaps = trainer.compute_loss(policy.model, {"pairs": [turns]}, return_outputs=True)
-    assert float(gaps[0].detach()) == pytest.approx(0.65, abs=1e-4)
-    assert float(loss.detach()) == pytest.approx(0.6612, abs=1e-4) and loss.requires_grad
+    stage = config.loop.stages[0]
+    assert (stage.mean_over, stage.beta) == ("dialogue", 0.1)
+    for mean_over, gap, expected in ((stage.mean_over, 0.225, 0.6820), ("turn", 0.65, 0.6612)):
+        trainer = object.__new__(TurnCriticTrainer)
+        trainer.beta, trainer.mean_over = stage.beta, mean_over
+        loss, gaps = trainer.compute_loss(policy.model, {"pairs": [turns]}, return_outputs=True)
+        assert float(gaps[0].detach()) == pytest.approx(gap, abs=1e-4)
+        assert float(loss.detach()) == pytest.approx(expected, abs=1e-4) and loss.requires_grad
+
+
+def test_a_dialogue_is_worth_one_mean_or_a_sum_of_means():
+    """Turns of 5 tokens each: the sum is the mean times their number. Of one turn, both are the same."""
+    rng = random.Random(0)
+    for _ in range(50):
+        ratios = [rng.uniform(-2, 2) for _ in range(rng.randint(1, 6))]
+        lengths = [rng.randint(1, 40) for _ in ratios]
+        assert worth_of(ratios, lengths, "dialogue") == pytest.approx(sum(ratios) / sum(lengths))
+        means = [ratio / length for ratio, length in zip(ratios, lengths, strict=True)]
+        assert worth_of(ratios, lengths, "turn") == pytest.approx(sum(means))
+        assert min(means) - 1e-9 <= worth_of(ratios, lengths, "dialogue") <= max(means) + 1e-9
+        even = [5] * len(ratios)
+        assert worth_of(ratios, even, "turn") == pytest.approx(len(ratios) * worth_of(ratios, even, "dialogue"))
 
 
 def test_critic_and_reference_begin_equal(tmp_path):
@@ -123,9 +138,48 @@ def test_trajectory_pairs_hold_all_that_a_policy_said():
     assert len(TrajectoryPairs(per_question=1)(played)) == 1 and TrajectoryPairs()([chat(0, 1.0), chat(1, 1.0)]) == []
 
 
-def test_states_are_a_share_of_what_was_seen():
-    played = [chat(k, 0.0) for k in range(10)]
-    assert len(RankHalves(share=0.1)(played)) == 2 and len(RankHalves()(played)) == 20
+PUBLISHED = [
+    ((1, 0, 0), [(0, 1), (0, 2)]),
+    ((0, 1, 0.5), [(1, 0), (1, 2)]),
+    ((0, 1, 1), [(1, 0)]),
+    ((1, 1, 1), []),
+    ((0.5, 0.25, 0), []),
+    ((0, 0, 1, 1, 0.5, 0), [(2, 0), (2, 1), (2, 4), (2, 5)]),
+]
+"""Worths of a question's dialogues, and the pairs for SWEET-RL's critic."""
+
+
+def test_the_first_right_dialogue_is_paired_with_each_worse_one(tmp_path):
+    """By the recipe's own builder: at most two pairs of three dialogues, and none where none is fully right."""
+    (_, builder), _ = stages_of(from_dict(tiny_config(tmp_path), "test"))
+    for worths, expected in PUBLISHED:
+        played = [chat(k, value) for k, value in enumerate(worths)]
+        pairs = [(p.chosen[0].place[1], p.rejected[0].place[1]) for p in replace(builder, per_question=None)(played)]
+        assert pairs == expected
+        if len(worths) == 3:
+            assert builder(played[::-1]) == builder(played) and len(builder(played)) == len(expected)
+
+
+def test_random_dialogues_are_paired_as_published():
+    rng = random.Random(0)
+    for _ in range(200):
+        worths = [rng.choice((0.0, 0.5, 1.0)) for _ in range(rng.randint(2, 6))]
+        best = worths.index(max(worths))
+        expected = {(best, k) for k, worth in enumerate(worths) if worth < max(worths) and max(worths) >= 1}
+        found = TrajectoryPairs(select="first_right", per_question=None).chosen(worths, "q")
+        assert set(found) == expected and len(found) == len(expected) < len(worths)
+
+
+def test_states_are_those_of_the_first_tenth_of_the_dialogues(tmp_path):
+    """Ten questions with three dialogues of two turns: the first dialogues of the first three questions, with all their states."""
+    _, (_, builder) = stages_of(from_dict(tiny_config(tmp_path), "test"))
+    played = [replace(chat(k, 0.0), prompt=prompt) for prompt in range(10) for k in range(3)]
+    found = [row.place for row in builder(played, ("coder",))]
+    assert found == [(prompt, 0, said) for prompt in range(3) for said in (0, 2)]
+    assert builder(random.Random(0).sample(played, 30), ("coder",)) == builder(played, ("coder",))
+    half = {row.place[:2] for row in replace(builder, share=0.5)(played)}
+    assert half == {*((prompt, 0) for prompt in range(10)), *((prompt, 1) for prompt in range(5))}
+    assert len(RankHalves()(played)) == 60 and len(RankHalves(share=0.1)([chat(0, 0.0)])) == 2, "at least one dialogue"
 
 
 def test_equal_candidates_make_no_pair():
@@ -235,9 +289,11 @@ def test_a_loop_trains_a_critic_of_turns_and_ranks_by_it(tmp_path):
     answers = {(d["prompt"], d["rollout"]): Example(**d["example"]) for d in dialogues}
     text = config.loop.stages[0].privileged
     reads = [read_by_critic(critic.tokenizer, row, answers[tuple(row.place[:2])], text) for row in said[:32]]
+    plain = [(row.prompt_ids, row.completion_ids) for row in said[:32]]
     assert [row.value for row in said[:32]] == pytest.approx(
-        turn_advantages(critic, first.policies["coder"], reads), abs=1e-6
+        turn_advantages(critic, first.policies["coder"], reads, plain), abs=1e-6
     )
+    assert len(places) == 3 * 4, "a tenth of 12 questions with 3 dialogues, in each of which the coder speaks 4 times"
     pairs = [json.loads(line) for line in (round_1 / "train-2/coder.rows.jsonl").read_text().splitlines()]
     assert pairs and all(pair["chosen"]["value"] >= pair["rejected"]["value"] for pair in pairs)
 
@@ -276,7 +332,8 @@ def test_a_user_who_knows_the_answer_is_asked_several_times(tmp_path):
                 and draft in u.messages[-1]["content"]
             )
             assert f"u{number}" in dialogue.utterances[2 * number + 2].messages[-1]["content"]
-    pairs = TrajectoryPairs()([good, bad], ("coder",))
+    (_, builder), _ = stages_of(from_dict(values, "test"))
+    pairs = builder([good, bad], ("coder",))
     assert [(p.gap, len(p.chosen), len(p.rejected), p.chosen[0].place) for p in pairs] == [(1.0, 4, 4, (0, 0, 0))]
 
 

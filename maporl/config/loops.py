@@ -17,7 +17,7 @@ Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
-DPO_ONLY, CRITIC_ONLY, PPO_ONLY = {"joint", "norm", "likelihood"}, {"privileged"}, {"updates", "group"}
+DPO_ONLY, CRITIC_ONLY, PPO_ONLY = {"joint", "norm", "likelihood"}, {"privileged", "mean_over"}, {"updates", "group"}
 
 UNREAD = {
     "sft": {"beta", "reference"} | DPO_ONLY | CRITIC_ONLY | PPO_ONLY,
@@ -25,7 +25,9 @@ UNREAD = {
     "dpo": CRITIC_ONLY | PPO_ONLY,
     "turn_critic": {"reference"} | DPO_ONLY | PPO_ONLY,
     "reward": {"roles", "beta", "reference"} | DPO_ONLY | CRITIC_ONLY | PPO_ONLY,
-    "ppo": {"build", "roles", "epochs", "batch_size", "beta", "reference", "replay"} | DPO_ONLY | CRITIC_ONLY,
+    "ppo": {"build", "roles", "epochs", "batch_size", "beta", "reference", "replay", "replay_size"}
+    | DPO_ONLY
+    | CRITIC_ONLY,
 }
 """The options of a stage that its trainer does not read."""
 
@@ -54,11 +56,15 @@ class StageSection:
             the other agents are added to a policy's own. They are computed before each pass over the data set.
         replay: the rounds whose rows are trained on: the present one (current), all so far (all), the last N
             (``{nearest: N}``), or all with the share ``rate ** age`` of their rows (``{decay: rate}``).
+        replay_size: whether all these rows are trained on (all), or as many as the present round has, each of which comes from a
+            round with a chance in proportion to the round's share (current, as MADPO and MARLHF).
         updates: the number of updates of ``ppo``.
         group: the number of dialogues for each question of these updates. None: ``branching.group``.
         norm: whether DPO divides the log-ratio of each answer by its number of tokens.
         likelihood: the weight of a second loss of DPO: the mean negative log-probability of the chosen answers' tokens.
         privileged: what a critic of turns reads before everything that the agent saw, with the right ``{answer}``. Empty: nothing.
+        mean_over: what a critic of turns says a dialogue is worth: the sum of the means over the tokens of each ``turn``, or one mean
+            over the tokens of all its turns (``dialogue``).
 
     Raises:
         ValueError: a trainer lacks an option or is given one that it does not read, joint training has no whole number of epochs
@@ -76,11 +82,13 @@ class StageSection:
     reference: Literal["stage", "round", "initial", "none"] | None = None
     joint: bool = False
     replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], Above0] = "current"
+    replay_size: Literal["all", "current"] = "all"
     updates: Count | None = None
     group: Count | None = None
     norm: bool = False
     likelihood: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     privileged: str = PRIVILEGED
+    mean_over: Literal["turn", "dialogue"] = "turn"
 
     def __post_init__(self):
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
@@ -102,6 +110,8 @@ class StageSection:
             check_placeholders(self.privileged, ("answer",))
         except ValueError as error:
             raise ValueError(f"privileged: it may use ['answer'] in braces, but has {error}") from None
+        if self.replay_size == "current" and self.replay == "current":
+            raise ValueError("replay_size: the present round alone is replayed, so nothing is drawn; set replay")
         if isinstance(self.replay, dict):
             self._check_replay(self.replay)
 

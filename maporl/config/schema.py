@@ -342,7 +342,8 @@ class VerifierSection:
     or ``all`` pairs of a right and a wrong one. ``learn_from`` says whether it learns from ``new`` pairs alone or from ``all``
     since the run began, and ``restart`` whether it learns from its first weights each time. ``output_penalty`` is the
     weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692). ``reads`` says
-    what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF).
+    what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF). ``pays`` says
+    whether the score is the ``probability``, which is the sigmoid, or for whole dialogues the ``output`` itself.
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
@@ -366,6 +367,7 @@ class VerifierSection:
     restart: bool = False
     output_penalty: NotNegative = 0.0
     reads: Literal["answer", "dialogue"] = "answer"
+    pays: Literal["probability", "output"] = "probability"
 
     def __post_init__(self):
         check_urls(self.urls)
@@ -378,6 +380,8 @@ class VerifierSection:
                 "reads: a verifier of whole dialogues is one in this process, and does not learn from single answers; remove "
                 f"{'urls' if self.urls else 'learn_every'}, or set reads: answer"
             )
+        if self.pays == "output" and self.reads != "dialogue":
+            raise ValueError("pays: only a verifier of whole dialogues pays its output; set reads: dialogue")
         changed = {
             name
             for name in ("pairs", "learn_from", "restart", "output_penalty")

@@ -47,11 +47,16 @@ class Gap(Builder):
     """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
 
     The worth of a dialogue is the mean of its utterances' values. A pair of dialogues makes a pair of answers for each
-    agent, unless both are equal. ``reward_gap`` takes the pairs with the largest difference in worth first, and ``random``
-    takes any. At most ``per_question`` pairs of dialogues are taken; None takes all.
+    agent, unless both are equal. At most ``per_question`` pairs of dialogues are taken; None takes all. ``select`` says which:
+
+    - ``reward_gap``: those with the largest difference in worth first.
+    - ``random``: any.
+    - ``first_right``: the first dialogue of the best against each that is worth less, in their order, if the best are worth at least 1 (SWEET-RL).
+    - ``comparator_reward``: the k-th dialogue of the first half against the k-th of the second half, the comparator's; those
+      whose comparator is worth most first, and of equal ones those with the largest difference (the iterated forms of MADPO and MARLHF).
     """
 
-    select: Literal["reward_gap", "random"] = "reward_gap"
+    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "reward_gap"
     per_question: Count | None = 16
     makes = "pairs"
 
@@ -76,21 +81,26 @@ class Gap(Builder):
             if value is not None:
                 questions[dialogue.prompt].append((dialogue, value))
         for prompt, own in questions.items():
+            own.sort(key=lambda one: one[0].rollout)
             played, values = [dialogue for dialogue, _ in own], [value for _, value in own]
             for better, worse in self.chosen(values, f"{prompt}/{played[0].example.id}"):
                 yield prompt, played, better, worse, values[better] - values[worse]
 
     def chosen(self, values: Sequence[float], name: str) -> list[tuple[int, int]]:
         """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
-        numbers = range(len(values))
-        pairs = [
-            pair
-            for a in numbers
-            for b in numbers[a + 1 :]
-            for pair in ((a, b), (b, a))
-            if exceeds(values[pair[0]], values[pair[1]])
-        ]
-        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
+        numbers, half = range(len(values)), len(values) // 2
+        if self.select == "first_right":
+            best = max(numbers, key=lambda number: values[number])
+            right = not exceeds(1.0, values[best])
+            pairs = [(best, other) for other in numbers if right and exceeds(values[best], values[other])]
+            return pairs[: self.per_question]
+        compared = self.select == "comparator_reward"
+        met = [(k, half + k) for k in range(half)] if compared else itertools.combinations(numbers, 2)
+        both = [pair for a, b in met for pair in ((a, b), (b, a))]
+        pairs = [(a, b) for a, b in both if exceeds(values[a], values[b])]
+        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], min(pair) if compared else pair))
+        if compared:
+            pairs.sort(key=lambda pair: -values[max(pair)])
         if self.select == "random":
             random.Random(name).shuffle(pairs)
         return pairs[: self.per_question]

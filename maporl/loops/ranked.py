@@ -9,7 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from maporl.loops.builder import STRICT, Builder, Count, Part, said
 from maporl.loops.pairs import Gap
-from maporl.loops.replay import drawn
 from maporl.loops.rows import Pair, Row, TrajectoryPair
 from maporl.types import Dialogue
 
@@ -18,10 +17,11 @@ from maporl.types import Dialogue
 class TrajectoryPairs(Gap):
     """Pairs of dialogues of one question, for each policy with all that it said in them, for a critic of turns.
 
-    They are chosen as :class:`maporl.loops.pairs.Gap` does, by default three at random among those of different worth.
+    They are chosen as :class:`maporl.loops.pairs.Gap` does, by default three at random among those of different worth. SWEET-RL
+    takes ``first_right``.
     """
 
-    select: Literal["reward_gap", "random"] = "random"
+    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "random"
     per_question: Count | None = 3
     makes = "trajectory pairs"  # type: ignore[assignment]  # it is chosen alike, and made into something else
 
@@ -39,18 +39,22 @@ class TrajectoryPairs(Gap):
 class RankHalves(Builder):
     """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are preferred.
 
-    A state is what an agent saw before it said something. ``share`` is the share of the round's states that is taken, at
-    random. The stage samples the candidates with the weights at which it starts, and :meth:`paired` makes pairs of them.
+    A state is what an agent saw before it said something. ``share`` is the share of the round's dialogues all of whose
+    states are taken, at least one: the first dialogues of the questions in their order, then their second ones, and so on, as the
+    published code stores them. The stage samples the candidates with the weights at which it starts, and :meth:`paired` makes pairs of
+    them. They are ranked by the critic's log-probability less the reference's. The critic reads the right answer; the reference
+    reads the ``answer`` too, as in training, or only the ``prompt`` (SWEET-RL's published code).
     """
 
     candidates: Annotated[int, Field(ge=2)] = 16
     pairs: Count = 4
     share: Part = 1.0
+    reference_reads: Literal["answer", "prompt"] = "answer"
     makes = "states"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
-        rows = [row for row, _ in said(dialogues, roles)]
-        return [row for row in drawn(rows, self.share, "rank_halves") if isinstance(row, Row)]
+        first = sorted(dialogues, key=lambda dialogue: (dialogue.rollout, dialogue.prompt))
+        return [row for row, _ in said(first[: max(1, int(self.share * len(first)))], roles)]
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:
         """Return pairs of one state's candidates, whose values are their advantages.

@@ -1,6 +1,7 @@
 """Which earlier rounds a stage trains on beside the present one, and how much of each. No torch."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -26,6 +27,34 @@ def drawn(rows: Sequence[AnyRow], share: float, name: str) -> list[AnyRow]:
     keys = list(dict.fromkeys(_key(row) for row in rows))
     kept = set(random.Random(name).sample(keys, round(share * len(keys))))
     return [row for row in rows if _key(row) in kept]
+
+
+def redrawn(rounds: Sequence[Sequence[AnyRow]], shares: Sequence[float], name: str) -> list[AnyRow]:
+    """Return as many rows as the newest round has, drawn from all ``rounds``, the newest first (CoMLRL's replay of preferences).
+
+    A row comes from a round with a chance in proportion to the round's share, whatever its number of rows. A round gives
+    no row twice until it has given all of them. ``name`` decides chance. Pairs of the same dialogues stay together. A round
+    without rows counts as none.
+    """
+    chance, shards = (
+        random.Random(name),
+        [(by_key, share) for rows, share in zip(rounds, shares, strict=True) if (by_key := _by_key(rows))],
+    )
+    if not shards:
+        return []
+    taken = Counter(chance.choices(range(len(shards)), [share for _, share in shards], k=len(shards[0][0])))
+    found: list[AnyRow] = []
+    for number, (by_key, _) in enumerate(shards):
+        whole, rest = divmod(taken[number], len(by_key))
+        found += [row for key in [*list(by_key) * whole, *chance.sample(list(by_key), rest)] for row in by_key[key]]
+    return found
+
+
+def _by_key(rows: Sequence[AnyRow]) -> dict[tuple, list[AnyRow]]:
+    found: dict[tuple, list[AnyRow]] = {}
+    for row in rows:
+        found.setdefault(_key(row), []).append(row)
+    return found
 
 
 def _key(row: AnyRow) -> tuple:

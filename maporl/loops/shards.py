@@ -8,7 +8,7 @@ from maporl.config.loops import StageSection
 from maporl.errors import RunError
 from maporl.loops.builder import said
 from maporl.loops.plan import Stage, trained_on
-from maporl.loops.replay import drawn, shares
+from maporl.loops.replay import drawn, redrawn, shares
 from maporl.loops.rows import AnyRow, of_round
 from maporl.types import Dialogue, from_json
 
@@ -35,11 +35,19 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
     section, builder = stage
     if builder is None:
         return []
-    rows: list[AnyRow] = []
-    for age, share in enumerate(shares(section.replay, number)):
-        dialogues = dialogues_of(folder / f"round-{number - age}/sample")
-        own = of_round(builder(dialogues, section.roles), number - age)
-        rows += own if share == 1 else drawn(own, share, f"{seed}/{number}/{position}/{age}")
+    parts = shares(section.replay, number)
+    rounds = [
+        of_round(builder(dialogues_of(folder / f"round-{number - age}/sample"), section.roles), number - age)
+        for age in range(len(parts))
+    ]
+    name = f"{seed}/{number}/{position}"
+    if section.replay_size == "current":
+        rows = redrawn(rounds, parts, name)
+    else:
+        shorter = [
+            own if parts[age] == 1 else drawn(own, parts[age], f"{name}/{age}") for age, own in enumerate(rounds)
+        ]
+        rows = [row for own in shorter for row in own]
     if not rows:
         sample = folder / f"round-{number}/sample"
         raise RunError(

@@ -109,8 +109,11 @@ def train_jointly(
         totals: dict[tuple, float] = defaultdict(float)
         deltas = {name: learner.deltas() for name, learner in learners.items()}
         for name, own in pairs.items():
-            for pair, delta in zip(own, deltas[name], strict=True):
-                totals[pair.together] += delta
+            once = {
+                (pair.together, pair.chosen.place): delta for pair, delta in zip(own, deltas[name], strict=True)
+            }  # replay may draw a pair twice
+            for (together, _), delta in once.items():
+                totals[together] += delta
         for name, learner in learners.items():
             others = [totals[pair.together] - own for pair, own in zip(pairs[name], deltas[name], strict=True)]
             learner.train(1, below(scratch, f"{name}-{number}"), quiet, others, config.seed + number)

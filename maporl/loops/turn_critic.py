@@ -2,13 +2,14 @@
 
 The advantage of what an agent said in a turn is the mean over its tokens of ``log p(token) - log p_ref(token)``. The critic
 and its reference start from the policy's weights, and both read the right answer, which the policy is never shown. The critic
-learns from pairs of dialogues of one question by ``-log sigmoid(beta (sum of the better one's advantages - sum of the
-other's))``, so advantages of turns are learned from what whole dialogues were worth.
+learns from pairs of dialogues of one question by ``-log sigmoid(beta (worth of the better one - worth of the other))``, so
+advantages of turns are learned from what whole dialogues were worth. The worth of a dialogue is the sum of its turns' advantages
+in the paper, and one mean over the tokens of all its turns in the published code.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,45 +54,61 @@ def read_by_critic(tokenizer: Tokenizer, row: Row, example: Example, privileged:
     return [*row.prompt_ids[:begun], *text, *row.prompt_ids[begun:]], row.completion_ids
 
 
-def turn_advantages(critic: Policy, reference: Policy, reads: Sequence[Read]) -> list[float]:
-    """Return the advantage of each completion after its prompt, in nats a token."""
+def turn_advantages(
+    critic: Policy, reference: Policy, reads: Sequence[Read], by_reference: Sequence[Read] | None = None
+) -> list[float]:
+    """Return the advantage of each completion after its prompt, in nats a token. ``by_reference`` None: the reference reads the same."""
     found = []
-    for policy in (critic, reference):
+    for policy, own in ((critic, reads), (reference, reads if by_reference is None else by_reference)):
         with policy.active():
-            found.append(completion_logprobs(policy.model, reads))
+            found.append(completion_logprobs(policy.model, own))
     return [(own - other) / len(said) for own, other, (_, said) in zip(*found, reads, strict=True)]
+
+
+def worth_of(ratios: Sequence[Any], lengths: Sequence[int], mean_over: Literal["turn", "dialogue"]) -> Any:
+    """Return what a critic says a dialogue is worth, in nats.
+
+    Args:
+        ratios: for each turn, the critic's log-probability of what was said, summed over its tokens, less the reference's.
+        lengths: the number of tokens of each turn.
+        mean_over: whether the means over the tokens of each ``turn`` are added, or one is taken over the ``dialogue``.
+    """
+    if mean_over == "dialogue":
+        return sum(ratios) / sum(lengths)
+    return sum(ratio / length for ratio, length in zip(ratios, lengths, strict=True))
 
 
 class TurnCriticTrainer(Trainer):
     """Trains a critic of turns on pairs of trajectories, each ``{chosen, rejected}`` with (read, reference) for every turn.
 
-    ``reference`` is the log-probability of what was said under the reference's weights, summed over its tokens.
+    ``reference`` is the log-probability of what was said under the reference's weights, summed over its tokens. ``mean_over`` is
+    as for :func:`worth_of`.
     """
 
-    def __init__(self, beta: float, **options: Any):
+    def __init__(self, beta: float, mean_over: Literal["turn", "dialogue"], **options: Any):
         super().__init__(data_collator=lambda rows: {"pairs": rows}, **options)
-        self.beta = beta
+        self.beta, self.mean_over = beta, mean_over
 
     def compute_loss(  # type: ignore[override]  # its other arguments are not needed
         self, model: Any, inputs: Any, return_outputs: bool = False, **options: Any
     ) -> Any:
         """Return the mean loss of the pairs in ``inputs``."""
-        gaps = [
-            torch.stack([self._advantage(model, *turn) for turn in pair["chosen"]]).sum()
-            - torch.stack([self._advantage(model, *turn) for turn in pair["rejected"]]).sum()
-            for pair in inputs["pairs"]
-        ]
+        gaps = [self._worth(model, pair["chosen"]) - self._worth(model, pair["rejected"]) for pair in inputs["pairs"]]
         loss = -logsigmoid(self.beta * torch.stack(gaps)).mean()
         return (loss, gaps) if return_outputs else loss
 
+    def _worth(self, model: Any, turns: Sequence[tuple[Read, float]]) -> Tensor:
+        lengths = [len(said) for (_, said), _ in turns]
+        return worth_of([self._ratio(model, *turn) for turn in turns], lengths, self.mean_over)
+
     @staticmethod
-    def _advantage(model: Any, read: Read, reference: float) -> Tensor:
+    def _ratio(model: Any, read: Read, reference: float) -> Tensor:
         prompt, said = read
         base = base_of(model)
         ids = torch.tensor([[*prompt, *said]], device=base.device)
         kept = {"logits_to_keep": len(said) + 1} if accepts(base, "logits_to_keep") else {}
         logits = model(input_ids=ids, use_cache=False, **kept).logits[:, -len(said) - 1 : -1].float()
-        return (maths.token_logprobs(logits, ids[:, len(prompt) :]).sum() - reference) / len(said)
+        return maths.token_logprobs(logits, ids[:, len(prompt) :]).sum() - reference
 
 
 def train_turn_critic(
@@ -136,6 +153,7 @@ def train_turn_critic(
         options |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": stage.batch_size}
         trainer = TurnCriticTrainer(
             0.1 if stage.beta is None else stage.beta,
+            stage.mean_over,
             model=critic.model,
             args=TrainingArguments(remove_unused_columns=False, **options),
             train_dataset=data,  # type: ignore[arg-type]  # a list serves
@@ -146,6 +164,9 @@ def train_turn_critic(
     before = iter(known)
     gaps = []
     for pair in reads:
-        better, worse = (sum((next(after) - next(before)) / len(said) for _, said in side) for side in pair)
+        better, worse = (
+            worth_of([next(after) - next(before) for _ in side], [len(said) for _, said in side], stage.mean_over)
+            for side in pair
+        )
         gaps.append(better - worse)
     return {"pairs": len(pairs), "loss": loss, "pair_accuracy": sum(gap > 0 for gap in gaps) / len(gaps)}

@@ -183,7 +183,9 @@ class StageRun:
                     read_by_critic(critic.tokenizer, row, said[row.place][0].example, before[number].privileged)
                     for row in flat
                 ]
-                values = turn_advantages(critic, reference.policies[name], reads)
+                plain = [(row.prompt_ids, row.completion_ids) for row in flat]
+                by_reference = reads if builder.reference_reads == "answer" else plain
+                values = turn_advantages(critic, reference.policies[name], reads, by_reference)
                 ranked = iter([replace(row, value=value) for row, value in zip(flat, values, strict=True)])
                 for group in found:
                     own = [next(ranked) for _ in group]

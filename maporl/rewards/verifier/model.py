@@ -112,6 +112,21 @@ class Verifier:
         """
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
+    def outputs(self, chats: list[list[Message]]) -> list[float]:
+        """The output for each chat, in order, of which :meth:`score` is the sigmoid after the division by ``temperature``.
+
+        Raises:
+            TooLong: a chat has more tokens than the model reads.
+        """
+        rows = [encode(self.tokenizer, chat, self.longest) for chat in chats]
+        found = [0.0] * len(rows)
+        with torch.no_grad():
+            for chunk in self.batches(rows):
+                own = last_outputs(self.model, [rows[i] for i in chunk]).tolist()
+                for index, value in zip(chunk, own, strict=True):
+                    found[index] = value
+        return found
+
     def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
         """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score.
 

@@ -41,19 +41,24 @@ def load_verifier(section: VerifierSection) -> RewardSource:
     verifier = _loaded(section.model, section.batch_size, section.attn_implementation)
     if (doubt := chance_of(verifier.record)) is not None:
         logger.warning("reward.verifier.model %s: %s; as a reward it is noise", section.model, doubt)
-    score = (dialogue_source if section.reads == "dialogue" else verifier_source)(verifier.score, section.model)
+    if section.reads == "dialogue":
+        squashed = section.pays == "probability"
+        score = dialogue_source(verifier.score if squashed else verifier.outputs, section.model, bounded=squashed)
+    else:
+        score = verifier_source(verifier.score, section.model)
     identity = Identity(section.on_change)
     identity.see(verifier.digest(), section.model, f"reward.verifier.model {section.model}")
     return LocalVerifier(score, identity, section.model)
 
 
-def dialogue_source(scores_of: Scores, name: str) -> RewardSource:
-    """A reward source that gives every answer of a dialogue the score of the whole dialogue."""
+def dialogue_source(scores_of: Scores, name: str, bounded: bool = True) -> RewardSource:
+    """A reward source that gives every answer of a dialogue the score of the whole dialogue. ``bounded``: it is in [0, 1]."""
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, d.answers()[-1]) for d in dialogues if d.answers()]
         chats = [chat_of(task.question(d.example), joint_text(d.utterances)) for d, _ in asked]
-        scores = dict(zip([id(d) for d, _ in asked], checked(scores_of(chats), asked, name), strict=True))
+        found = checked(scores_of(chats), asked, name, bounded)
+        scores = dict(zip([id(d) for d, _ in asked], found, strict=True))
         return [[scores[id(d)] if u.answers else None for u in d.utterances] for d in dialogues]
 
     return FunctionSource(score)
@@ -178,8 +183,10 @@ class LearningVerifier(RewardSource):
         self.learning.load(folder)
 
 
-def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str) -> Sequence[float]:
-    """``scores``, after checking that there is one for each answer and that each is in [0, 1].
+def checked(
+    scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str, bounded: bool = True
+) -> Sequence[float]:
+    """``scores``, after checking that there is one for each answer and that each is in [0, 1], or finite if they are not ``bounded``.
 
     Raises:
         RewardFailure: they are not; names the verifier, and the answer with the wrong score.
@@ -187,9 +194,10 @@ def checked(scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], na
     if len(scores) != len(asked):
         raise RewardFailure(f"verifier {name}: expected {len(asked)} scores, got {len(scores)}")
     for score, (dialogue, utterance) in zip(scores, asked, strict=True):
-        if not 0.0 <= score <= 1.0:  # also where it is NaN
+        if not (0.0 <= score <= 1.0 if bounded else math.isfinite(score)):  # NaN is neither
             raise RewardFailure(
-                f"verifier {name}: expected scores in [0, 1], got {score} for {where(dialogue, utterance)}"
+                f"verifier {name}: expected {'scores in [0, 1]' if bounded else 'finite scores'}, got {score} for "
+                f"{where(dialogue, utterance)}"
             )
     return scores
 
