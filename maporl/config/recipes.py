@@ -145,9 +145,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         if isinstance(part, dict) and "every" in part:
             part["every"] = 1  # three updates must see it
     branching = values.get("branching", {})
+    largest = 6 if "comparator_reward" in str(values.get("loop")) else 3  # half of the dialogues are a comparator's
     for key in {"group", "drafts"} & branching.keys():
         most = branching[key]
-        branching[key] = [min(number, 3) for number in most] if isinstance(most, list) else min(most, 3)
+        branching[key] = [min(number, largest) for number in most] if isinstance(most, list) else min(most, largest)
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
         "response_length": _shortest(values["protocol"], programs or searches),
