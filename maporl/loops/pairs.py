@@ -90,17 +90,16 @@ class Gap(Builder):
         """Return the selected pairs of numbers of ``values``, the larger value first. ``name`` decides chance."""
         numbers, half = range(len(values)), len(values) // 2
         if self.select == "first_right":
-            best = max(numbers, key=lambda number: values[number])
-            right = not exceeds(1.0, values[best])
-            pairs = [(best, other) for other in numbers if right and exceeds(values[best], values[other])]
+            best = next((a for a in numbers if not any(exceeds(value, values[a]) for value in values)), 0)
+            pairs = [(best, b) for b in numbers if not exceeds(1.0, values[best]) and exceeds(values[best], values[b])]
             return pairs[: self.per_question]
         compared = self.select == "comparator_reward"
-        met = [(k, half + k) for k in range(half)] if compared else itertools.combinations(numbers, 2)
-        both = [pair for a, b in met for pair in ((a, b), (b, a))]
-        pairs = [(a, b) for a, b in both if exceeds(values[a], values[b])]
-        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], min(pair) if compared else pair))
+        met = [(k, half + k) for k in range(half)] if compared else list(itertools.combinations(numbers, 2))
+        pairs = [pair for a, b in met for pair in ((a, b), (b, a)) if exceeds(values[pair[0]], values[pair[1]])]
+        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
         if compared:
-            pairs.sort(key=lambda pair: -values[max(pair)])
+            gaps = {pair: round(values[pair[0]] - values[pair[1]], 9) for pair in pairs}
+            pairs.sort(key=lambda pair: (-round(values[max(pair)], 9), -gaps[pair], min(pair)))
         if self.select == "random":
             random.Random(name).shuffle(pairs)
         return pairs[: self.per_question]
