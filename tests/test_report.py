@@ -338,6 +338,7 @@ def test_the_lines_of_a_panel_are_in_order_and_named():
         (debate("b", (RIGHT, RIGHT), (RIGHT, WRONG)), ["spoiled", "disagreed", "mixed"]),
         (debate("c", (NOTHING, WRONG), (NOTHING, WRONG)), ["disagreed", "all wrong", "unreadable"]),
         (debate("d", (WRONG, WRONG), (WRONG, WRONG), stop=Stop.LENGTH), ["all wrong", "cut off"]),
+        (Dialogue(Example("e", "e=", "2"), []), ["unanswered"]),
     ],
 )
 def test_what_one_may_filter_by(dialogue, flags):

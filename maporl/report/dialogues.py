@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from maporl.evaluation.metrics import unanswered
 from maporl.report.charts import finite
 from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
@@ -26,6 +27,7 @@ FLAGS = {
     "mixed": "some last answers are right, some wrong",
     "all wrong": "every last answer is wrong",
     "unreadable": "no answer could be read from a text that was graded",
+    "unanswered": "it ended although nobody had answered the question",
     "cut off": "an answer was cut off at the length limit",
     "illegal": "an illegal move ended the game",
     "called": "an agent called a tool",
@@ -162,6 +164,7 @@ def flags_of(dialogue: Dialogue) -> list[str]:
         found.add("all right" if share == len(grades) else "mixed" if share else "all wrong")
         if len({g.answer for g in grades}) > 1:
             found.add("disagreed")
+    found |= {"unanswered"} if unanswered(dialogue) else set()
     for u in dialogue.utterances:
         if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in u.rewards.items()):
             found.add("penalised")
