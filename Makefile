@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # tests start many processes, which need not compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-slow test-vllm check format reference notebooks docs package clean
+.PHONY: quickstart test test-newest test-oldest test-slow test-vllm check format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,14 @@ quickstart: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 -m "$(QUICK)"
+
+# the fast tests in an environment of their own, with the newest version of everything, and with the oldest that is supported
+test-newest:
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=/dev/null
+
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,7 @@
 """Imports: every module stands on a floor, and imports nothing from a floor above its own."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground up; rooms of one floor may import each other, but not in a circle
     {"trl_ext"},
     {
+        "maporl.from_trl",
         "maporl.types",
         "maporl.decoding",
         "maporl.errors",
@@ -165,6 +167,52 @@ def test_trl_ext_is_for_people_who_have_trl_alone():
     own = [found for found in IMPORTS if found.module.split(".")[0] == "trl_ext"]
     faults = [f"{f.where}: imports {f.imported}" for f in own if f.imported.split(".")[0] not in allowed]
     assert not faults, "\n".join(faults)
+
+
+FROM_TRL = {"trl_ext.from_trl", "maporl.from_trl"}
+"""The only modules of the packages that import TRL, which moves its parts."""
+
+
+def test_trl_is_imported_in_one_module_of_each_package():
+    faults = [
+        f"{found.where}: imports {found.imported}; take it from {found.module.split('.')[0]}.from_trl"
+        for found in IMPORTS
+        if found.imported.split(".")[0] == "trl" and found.module not in FROM_TRL
+    ]
+    by_name = re.compile(r"""(?:import_module|__import__|importorskip|find_spec|getattr\(sys\.modules)\(\s*["']trl\b""")
+    faults += [
+        f"{path.relative_to(ROOT)}: imports TRL by a text"
+        for path in FILES.values()
+        if by_name.search(path.read_text())
+    ]
+    assert not faults, "\n".join(faults)
+    assert {found.module for found in IMPORTS if found.imported.split(".")[0] == "trl"} == FROM_TRL
+
+
+OF_TRL_ITSELF = {"benchmarks/trl_ppo.py": {"trl.experimental.ppo"}}
+"""What runs a TRL of its own beside maporl, and imports from this module of it."""
+
+
+def test_examples_tests_and_benchmarks_take_public_names_of_trl_only():
+    faults = []
+    for folder in ("examples", "tests", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                    called = getattr(node.func, "attr", getattr(node.func, "id", None))
+                    names = [str(node.args[0].value)] * (called in ("importorskip", "import_module"))
+                faults += [
+                    f"{name}:{node.lineno}: {one}"
+                    for one in names
+                    if one.startswith("trl.") and one not in OF_TRL_ITSELF.get(name, ())
+                ]
+    assert not faults, "take the name from trl itself: " + "; ".join(faults)
 
 
 def test_light_modules_import_no_torch():

@@ -206,8 +206,7 @@ class TestWhatAWarmStartTeaches:
 class TestCallsThatNobodyCanWrite:
     def checked(self, tmp_path, pupil=None):
         """Check a searcher whose chat template writes calls in its own way."""
-        from tool_models import characters
-        from trl.chat_template_utils import qwen3_chat_template
+        from tool_models import characters, trl_template
 
         from maporl.team.agents import Voice
         from maporl.validation.load import from_dict
@@ -218,7 +217,7 @@ class TestCallsThatNobodyCanWrite:
             "warm_start": {"steps": 1, "agents": {} if pupil is None else {"ann": pupil}},
         }  # fmt: skip
         library = EnvironmentSpec("library", QuestionSearch, ("ann",), EnvironmentSection(use="bm25"))
-        voice = Voice("ann", characters(qwen3_chat_template), 1000)
+        voice = Voice("ann", characters(trl_template("qwen3")), 1000)
         kit = agent_tools("ann", ToolGrant(("library",)), World({}, {"library": library}), voice, 100)
         assert kit.format.name == "native"
         check_taught_calls(from_dict(values), TinyHops(), {"ann": kit})

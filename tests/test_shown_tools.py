@@ -2,7 +2,7 @@
 
 import pytest
 from test_tool_training import AGENT, FOLDERS, worldly, written  # noqa: F401
-from tool_models import characters
+from tool_models import characters, trl_template
 from transformers import Qwen3Config
 from typer.testing import CliRunner
 
@@ -34,8 +34,7 @@ def shown(tmp_path, template, **changes):
 
 
 def test_the_native_format_has_the_tokens_of_the_worked_transcript(tmp_path):
-    template = pytest.importorskip("trl.chat_template_utils").qwen3_chat_template
-    lines, more = shown(tmp_path, template)
+    lines, more = shown(tmp_path, trl_template("qwen3"))
     assert max(map(len, lines)) <= 78
     assert lines[:2] == [
         "tools: ann may call add (native, 680 tokens of its first prompt)",

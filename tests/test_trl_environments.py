@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from datasets import Dataset
-from tool_models import characters
+from tool_models import characters, trl_template
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl_environments import Dice, Notes, Shop, Wordle
@@ -19,7 +19,7 @@ from maporl.environments.workers import Job, Workers
 from maporl.errors import ConfigError
 from maporl.types import Result
 
-TEMPLATE = pytest.importorskip("trl.chat_template_utils").qwen3_chat_template
+TEMPLATE = trl_template("qwen3")
 
 
 def in_trl(tmp_path, factory, row, script):

@@ -247,7 +247,7 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
 
 
 def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_needs(fake, tmp_path, tiny, monkeypatch):
-    """The real client of TRL ends here without vLLM, or at a server that was started without the flags."""
+    """The package vllm is missing here too, which is said before the server is asked."""
     server, _, _ = fake
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     team = Team([Agent("ann", *tiny(), engine="vllm")])
@@ -259,31 +259,26 @@ def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_ne
 
 
 def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, tmp_path, monkeypatch):
-    from trl.generation import vllm_client
+    opened, sent = [], []
 
-    opened = []
+    class Sender:
+        def __init__(self, server, port, device):
+            opened.append((server.url, port, str(device)))
 
-    class Client:
-        def __init__(self, base_url, group_port):
-            opened.append((base_url, group_port))
-
-        def init_communicator(self, device):
-            pass
-
-        update_model_params = init_communicator
-
-        def reset_prefix_cache(self):
-            pass
+        def send(self, weights):
+            sent.append(weights)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(vllm_client, "VLLMClient", Client)
+    monkeypatch.setattr("maporl.engines.vllm.engine.WeightSender", Sender)
     monkeypatch.setattr(VLLMEngine, "_introduce", lambda *arguments: None)
     team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
     sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
     engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
     inform(engine)
     inform(engine)
-    assert opened == [("http://a:1", 51216), ("http://b:1", 51217), ("http://c:1", 51218)]
+    assert opened == [("http://a:1", 51216, "cpu"), ("http://b:1", 51217, "cpu"), ("http://c:1", 51218, "cpu")]
+    assert len(sent) == 6 and list(sent[0]) == [name for name, _ in team.policies["ann"].model.named_parameters()]
+    assert sent[0]["model.embed_tokens.weight"] is team.policies["ann"].model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
-import trl
+from tool_models import TRL_TEMPLATES
 
 from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json
@@ -51,7 +50,6 @@ def ping() -> str:
 
 
 SCHEMAS = [Tool.of(one).schema() for one in (add, weather, python, ping)]
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 ADDED = ("add", {"a": 1, "b": 2})
 PARIS = ("weather", {"city": "Paris"})
 B, E = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
@@ -231,7 +229,7 @@ def test_calls_as_their_makers_document_them(family):
         assert read(text) == calls, text
 
 
-@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(TRL_TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
 def test_a_template_is_accepted_only_if_the_call_that_it_shows_is_read(path):
     tokenizer = build_tiny_tokenizer(TinySection(context=800))
     tokenizer.chat_template = path.read_text()
@@ -243,7 +241,7 @@ def test_a_template_is_accepted_only_if_the_call_that_it_shows_is_read(path):
 def test_every_family_that_trl_knows_to_call_has_a_reader():
     """So a template of TRL's that shows calls is not quietly given plain text."""
     read_natively = []
-    for path in TEMPLATES.glob("*.jinja"):
+    for path in TRL_TEMPLATES.glob("*.jinja"):
         tokenizer = build_tiny_tokenizer(TinySection(context=800))
         tokenizer.chat_template = path.read_text()
         if NativeCalls.of(tokenizer) is not None:

@@ -1,14 +1,29 @@
 """A tokenizer of characters, so that token ids can be counted, and an engine that says what a script says."""
 
 import hashlib
+from importlib.metadata import version
+from pathlib import Path
 from string import printable
 
+import pytest
+import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from maporl.engines.base import Engine, Reply
 from maporl.types import Stop
 from trl_ext.stop_strings import StopStrings
+
+TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+"""Where TRL keeps the chat templates of model families. It has no public name for them."""
+
+
+def trl_template(name):
+    """TRL's chat template of a family, as text. Tests that need one are skipped where TRL no longer has it."""
+    file = TRL_TEMPLATES / f"{name}.jinja"
+    if not file.is_file():
+        pytest.skip(f"TRL {version('trl')} has no chat template {name}", allow_module_level=True)
+    return file.read_text(encoding="utf-8")
 
 
 def characters(template):

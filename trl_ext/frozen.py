@@ -201,11 +201,31 @@ def partition(root: nn.Module, device: torch.device, config: dict[str, Any]) -> 
 def gathered_by_zero(engine: Any, parameters: list[nn.Parameter], write: bool = False) -> Iterator[None]:
     """Gather ``parameters`` that ZeRO-3 has distributed. With ``write``, the main process's values count afterwards."""
     import deepspeed
-    from trl.models.utils import add_hooks, remove_hooks
 
-    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
-        remove_hooks(engine)
-        try:
-            yield
-        finally:
-            add_hooks(engine)
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None), without_hooks(engine):
+        yield
+
+
+@contextmanager
+def without_hooks(engine: Any) -> Iterator[None]:
+    """Take ZeRO-3's hooks off the modules of ``engine``, and put them back where they were.
+
+    In front of each module they would gather its weights, and after it distribute them again although all are needed.
+    """
+    offload = getattr(
+        engine.optimizer, "parameter_offload", engine.optimizer
+    )  # an engine that only reads has no optimizer
+    numbers = {hook.id for hook in (*offload.forward_hooks, *offload.backward_hooks)}
+    modules = list(offload.module.modules())
+    kept = [(hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+    for parameter in offload.module.parameters():
+        parameter.ds_active_sub_modules.clear()  # after an interrupted forward it would count as in use for ever
+    for hooks, _ in kept:
+        for number in numbers & hooks.keys():
+            del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)

@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from trl import add_response_schema
-
 from trl_ext.chat import OWN_TEMPLATES, ChatError, Tokenizer, render
+from trl_ext.from_trl import add_response_schema
 from trl_ext.templates import TemplateFailed, read_calls
 
 PREFIX = 64
@@ -104,7 +103,7 @@ def _response_template(tokenizer: Tokenizer) -> dict[str, Any] | None:
         return own
     known = SimpleNamespace(chat_template=_OPTIONS.sub("", tokenizer.chat_template, count=1), response_template=None)
     try:
-        add_response_schema(known)  # type: ignore[type-var]  # it reads and sets these attributes only
+        add_response_schema(known)  # it reads and sets these attributes only
     except ValueError:  # it knows templates by their exact text
         known.response_template = None
     found = known.response_template

@@ -8,19 +8,13 @@ from typing import Any
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl import KTOConfig, KTOTrainer
 
+from maporl.from_trl import KTOConfig, KTOTrainer, RowsAsTheyAre
 from maporl.loops.rows import Row
 
 
-class SampledKTOTrainer(KTOTrainer):
-    """TRL's KTO trainer without its preparation, which would encode texts again and ask a reference of its own."""
-
-    def _prepare_dataset(self, dataset: Any, *args: Any, **options: Any) -> Any:
-        return dataset
-
-    def _precompute_ref_logps(self, dataset: Any, *args: Any, **options: Any) -> Any:
-        return dataset
+class SampledKTOTrainer(RowsAsTheyAre, KTOTrainer):
+    """TRL's KTO trainer for rows that hold token ids and the reference's log-probabilities."""
 
 
 def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:

@@ -11,10 +11,10 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel, PrinterCallback
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from maporl.config.loops import StageSection
 from maporl.config.schema import Config
+from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
 from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
@@ -23,18 +23,11 @@ from trl_ext.master_weights import MasterAdamW
 from trl_ext.paths import below
 
 
-class SampledDPOTrainer(DPOTrainer):
+class SampledDPOTrainer(RowsAsTheyAre, DPOTrainer):
     """TRL's DPO trainer for rows that hold token ids and the reference's log-probabilities.
 
-    TRL's own preparation would encode texts again, and end answers with EOS that were cut off. Its own reference is the
-    model as it was first loaded, which is not the policy at the start of a stage.
+    Its own reference is the model as it was first loaded, which is not the policy at the start of a stage.
     """
-
-    def _prepare_dataset(self, dataset: Any, *args: Any, **options: Any) -> Any:
-        return dataset
-
-    def _precompute_ref_logps(self, dataset: Any, *args: Any, **options: Any) -> Any:
-        return dataset
 
 
 class _NeverAsked(PreTrainedModel):

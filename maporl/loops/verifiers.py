@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
-from trl import RewardConfig, RewardTrainer
 
 from maporl.config.loops import StageSection
 from maporl.config.schema import Config, VerifierSection
 from maporl.errors import ConfigError
+from maporl.from_trl import RewardConfig, RewardTrainer
 from maporl.loops.rows import Comparison
 from maporl.loops.stages import run_quietly, trainer_options
 from maporl.rewards.verifier.encoding import chat_of, encode

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from datasets import Dataset
 from transformers import PrinterCallback
-from trl import SFTConfig, SFTTrainer
 
 from maporl.config.schema import Config
 from maporl.engines.transcript import conversations
 from maporl.environments.calls import CallFormat
 from maporl.errors import ConfigError
+from maporl.from_trl import SFTConfig, SFTTrainer
 from maporl.protocols import build_protocol, speakers
 from maporl.report.charts import finite
 from maporl.rollout.agent_tools import tools_of_config, tools_of_team

@@ -63,7 +63,7 @@ def vllm_runs_here(config: Config) -> bool:
 def check_weight_transfer(config: Config) -> None:
     """Check that the weights of agents that train all of them can travel to their vLLM servers, before a model loads.
 
-    Adapters travel by HTTP. Whole weights travel over a GPU group (NCCL), which TRL's client joins with vLLM's package.
+    Adapters travel by HTTP. Whole weights travel over a GPU group (NCCL), which this process joins with vLLM's package.
 
     Raises:
         ConfigError: this process has no GPU, or vLLM is not installed here.

@@ -4,9 +4,9 @@
     (with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment)
 
 If a policy is a LoRA, only its adapter is sent, through a folder that the trainer and the servers share. It gets a new
-name after every update, because vLLM caches prefixes by the adapter's name. Full weights are sent over a GPU group with
-TRL's client. With ``colocate`` instead of ``urls``, vLLM runs in this process (:mod:`maporl.engines.vllm.colocated`), and
-full weights are copied.
+name after every update, because vLLM caches prefixes by the adapter's name. Full weights are sent over a GPU group
+(:mod:`maporl.engines.vllm.whole_weights`). With ``colocate`` instead of ``urls``, vLLM runs in this process
+(:mod:`maporl.engines.vllm.colocated`), and full weights are copied.
 """
 
 import shutil
@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -29,6 +28,7 @@ from maporl.engines.transformers import reply_of, stop_strings_of
 from maporl.engines.vllm.checks import check_served, check_server, check_sharing
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
+from maporl.engines.vllm.whole_weights import WeightSender
 from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext import distributed
@@ -41,7 +41,7 @@ from trl_ext.sampling_options import Sampled
 from trl_ext.stop_strings import StopStrings
 
 FIRST_GROUP_PORT = 51216
-"""The port at which the first server's GPU group meets this process, which is TRL's default. The next server has the next."""
+"""The port at which the first server's GPU group meets this process. The next server has the next."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class VLLMEngine(Engine):
         """How often each policy was sent."""
         self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
         check_sharing(list(self.policies.values()), self.sections)
-        self._senders: dict[str, Any] = {}
+        self._senders: dict[str, WeightSender] = {}
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. A policy's requests take its servers in turn.
@@ -288,7 +288,7 @@ class VLLMEngine(Engine):
         check_server(server, base, self._model(name, server), policy, self.temperature)
 
     def _send_weights(self, name: str, policy: Policy) -> None:
-        """Send full weights over a GPU group with TRL's client. This was written without a GPU and has not been run."""
+        """Send full weights over a GPU group. This was written without a GPU and has not been run on one."""
         if not torch.cuda.is_available():
             raise VLLMFailure(
                 f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
@@ -298,7 +298,7 @@ class VLLMEngine(Engine):
         for url in self.sections[name].urls:
             try:
                 self._send_to(url, policy)
-            except Exception as error:  # TRL's client raises nothing more special
+            except (RuntimeError, OSError, ValueError) as error:  # of the server, of vLLM's package, and of NCCL
                 raise VLLMFailure(
                     f"{url}: did not take the weights of policy {name!r} ({type(error).__name__}: {error}); whole weights need the "
                     f"package vllm here ({install_command('vllm')}), a GPU that the server does not use, and a server that was "
@@ -307,15 +307,13 @@ class VLLMEngine(Engine):
                 ) from error
 
     def _send_to(self, url: str, policy: Policy) -> None:
-        from trl.generation.vllm_client import VLLMClient
-
+        server = self._servers[url]
+        assert isinstance(server, RemoteServer)
         if url not in self._senders:
             # each server meets this process at a port of its own
-            client = VLLMClient(base_url=url, group_port=FIRST_GROUP_PORT + list(self._servers).index(url))
-            client.init_communicator(device=next(policy.model.parameters()).device)
-            self._senders[url] = client
-        self._senders[url].update_model_params(policy.model)
-        self._senders[url].reset_prefix_cache()
+            port = FIRST_GROUP_PORT + list(self._servers).index(url)
+            self._senders[url] = WeightSender(server, port, next(policy.model.parameters()).device)
+        self._senders[url].send(dict(policy.model.named_parameters()))
 
 
 def _until_stop(completion: Sampled, stops: StopStrings | None) -> Sampled:

@@ -189,9 +189,26 @@ class RemoteServer(Server):
         """Let the server remove the adapter ``name``. ``what`` describes the request in errors."""
         self._call(what, self._client.tell, "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def _call(self, what: str, function: Callable[..., Answered], *arguments: Any) -> Answered:
+    def ask(self, what: str, path: str, read: Callable[[Any], Answered]) -> Answered:
+        """Return what ``read`` makes of the JSON value at ``path``. ``what`` describes the request in errors."""
+        return self._call(what, self._client.get, path, read)
+
+    def command(
+        self, what: str, path: str, body: dict[str, Any], read: Callable[[Any], Answered] | None = None
+    ) -> Answered | None:
+        """Post ``body`` once, because the server may have begun, and return what ``read`` makes of its JSON answer.
+
+        ``what`` describes the request in errors. Without ``read`` the answer may be anything.
+        """
+        if read is None:
+            return self._call(what, self._client.tell, path, body, retries=0)
+        return self._call(what, self._client.post, path, body, read, retries=0)
+
+    def _call(
+        self, what: str, function: Callable[..., Answered], *arguments: Any, retries: int | None = None
+    ) -> Answered:
         try:
-            return persistent(self.section.retries)(function, *arguments)
+            return persistent(self.section.retries if retries is None else retries)(function, *arguments)
         except HttpFailure as error:
             raise VLLMFailure(f"{self.url}: {what}: {error}") from error
         except (
