@@ -121,7 +121,7 @@ def cost(name: str, model: str) -> float:
     if "rounds" in own["protocol"]:
         values["protocol"]["rounds"] = own["protocol"]["rounds"]
     paired = own.get("branching", {}).get("choose") == "frequent"
-    if own["protocol"]["name"] not in ("propose", "call_return", "code") and not paired:
+    if own["protocol"]["name"] not in ("propose", "call_return", "code", "orchestrate") and not paired:
         values |= {"warm_start": {"steps": 0}, "ppo": values["ppo"] | {"response_length": ANSWER}}
         values["agent_defaults"] = {"model": model}
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward

@@ -50,6 +50,7 @@ _EXPORTS = {
     "Collaboration": "maporl.protocols",
     "Debate": "maporl.protocols",
     "Forum": "maporl.protocols",
+    "Orchestrate": "maporl.protocols",
     "PlayGame": "maporl.protocols",
     "Propose": "maporl.protocols",
     "Protocol": "maporl.protocols",

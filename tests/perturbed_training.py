@@ -58,8 +58,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check_argument": ("so",), "check_about": ("so",), "tag": ("q",), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
     "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
     "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
-    "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",),
-    "mean_over": ("turn",), "reference_reads": ("answer",), "replay_size": ("all",), "pays": ("probability",),
+    "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",), "mean_over": ("turn",), "reference_reads": ("answer",), "replay_size": ("all",), "pays": ("probability",), "end": ("done",),
 }  # fmt: skip
 """Other values of options that are words, by their key. Those that do not fit a recipe are refused."""
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
@@ -137,6 +136,8 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
     if request.ask.agent == "searcher" and request.ask.role == "planner":
         return [*answers, *[f"<search>{start}</search>"] * 4]
     return {
+        "orchestrator": [f"<next>{name}: {start}</next>" for name in ("searcher", "thinker", "done")],
+        "verifier": ["<verify>stop</verify>", "<verify>continue</verify>", "no"],
         "judge": [*request.ask.taught, "no"],
         "router": [*["<verify>yes</verify>"] * 2, *["<verify>no</verify>"] * 4, "no"],
         "searcher": [f"<search>{start}</search>", start],

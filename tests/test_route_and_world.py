@@ -1,4 +1,4 @@
-"""The protocols route and world, played by hand and trained: what they ask, what they do, and what they are sent."""
+"""The protocols route, orchestrate and world, played by hand and trained: what they ask, what they do, and what they are sent."""
 
 import json
 import string
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from maporl import PlayWorld, Route
+from maporl import Orchestrate, PlayWorld, Route
 from maporl.types import Act, Example, Result, Utterance
 
 QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
@@ -157,6 +157,102 @@ class TestRoute:
     def test_it_needs_three_agents(self):
         with pytest.raises(ValueError, match="route needs three agents"):
             Route().check_players(("ann", "bob"))
+
+
+TEXTS = {
+    "plan": "{question}|{memory}|{agents}",
+    "work": "{question}|{memory}|{task}",
+    "check": "{question}|{memory}",
+    "answer": "{question}|{memory}",
+    "done": "{step} {agent} {task}: {text}",
+    "nothing": "-",
+    "unknown": "nobody",
+}
+
+
+class TestOrchestrate:
+    def test_a_planner_a_verifier_and_a_generator_share_a_memory(self):
+        game = Game(
+            Orchestrate(**TEXTS, verifier="vic", generator="gus", end=None),
+            ("ann", "bob", "cy", "vic", "gus"),
+            ["I take <next>eve: x</next> <next> bob : find {it} </next>", "It is 3.", "no", "<next>end</next>", "no", "<next>cy</next>", "4", "<verify>STOP</verify>", "4!"],
+        )  # fmt: skip
+        assert [(ask.agent, ask.role, ask.parents, ask.caller, ask.answers, ask.fresh) for ask in game.asks] == [
+            ("ann", "orchestrator", (), None, False, True),
+            ("bob", "worker", (0,), 0, False, True),
+            ("vic", "verifier", (0, 1), None, False, True),
+            ("ann", "orchestrator", (0, 1, 2), None, False, True),
+            ("vic", "verifier", (0, 1, 3), None, False, True),
+            ("ann", "orchestrator", (0, 1, 3, 4), None, False, True),
+            ("cy", "worker", (0, 1, 3, 5), 5, False, True),
+            ("vic", "verifier", (0, 1, 3, 5, 6), None, False, True),
+            ("gus", "generator", (0, 1, 3, 5, 6, 7), None, True, True),
+        ]
+        one, two, three = "1 bob find {it}: It is 3.", "2 end : nobody", "3 cy : 4"
+        memories = ["-", "-", one, one, f"{one}\n\n{two}", f"{one}\n\n{two}", f"{one}\n\n{two}"]
+        memories += [f"{one}\n\n{two}\n\n{three}"] * 2
+        tails = ["|bob, cy", "|find {it}", "", "|bob, cy", "", "|bob, cy", "|", "", ""]
+        assert game.texts() == [f"Who wrote Emma?|{m}{tail}" for m, tail in zip(memories, tails, strict=True)]
+        costs = [round(u.rewards["step_cost"], 4) for u in game.utterances if u.agent == "ann"]
+        assert costs == [0.3219, 0.585, 0.8074], "log2 of 5/4, 6/4 and 7/4"
+        assert game.outcome == 3 and all(u.settles == () for u in game.utterances)
+
+    def test_the_orchestrator_ends_and_the_last_reply_is_the_answer(self):
+        game = Game(Orchestrate(**TEXTS), TEAM, ["<next>end</next>", "<next>cy: go</next>", "4", "<next>end</next>"])
+        assert [(ask.agent, ask.answers) for ask in game.asks] == [
+            ("ann", False),
+            ("ann", False),
+            ("cy", True),
+            ("ann", False),
+        ], "nobody had acted when it first said end"
+        assert game.outcome == 2 and game.utterances[3].settles == (2,)
+        assert round(game.utterances[3].rewards["step_cost"], 4) == 0.8074
+
+    def test_somebody_answers_if_nobody_was_named(self):
+        game = Game(Orchestrate(**TEXTS, steps=2), TEAM, ["?", "<next>dan</next>", "4"])
+        assert [(ask.agent, ask.answers, ask.parents) for ask in game.asks][2:] == [("bob", True, (0, 1))]
+        assert game.texts()[2] == "Who wrote Emma?|1  : nobody\n\n2 dan : nobody|" and game.outcome == 2
+
+    def test_what_ends_a_dialogue_without_a_generator_has_the_credit_of_the_answer(self):
+        stop = Game(
+            Orchestrate(**TEXTS, verifier="vic"),
+            ("ann", "bob", "vic"),
+            ["<next>bob</next>", "4", "<verify>stop</verify>"],
+        )
+        assert stop.utterances[2].settles == (1,) and stop.outcome == 1
+        unknown = Game(Orchestrate(**TEXTS, steps=2), TEAM, ["<next>bob</next>", "4", "?"])
+        assert unknown.utterances[2].settles == (1,) and unknown.outcome == 2
+
+    def test_a_pattern_may_find_a_name_alone(self):
+        protocol = Orchestrate(orchestrator="cy", pattern="(ann|bob)", work="{question}", steps=1)
+        game = Game(protocol, TEAM, ["ann or bob", "4"])
+        assert [ask.agent for ask in game.asks] == ["cy", "bob"] and protocol.mentioned() == {"cy"}
+        assert protocol.turns == 1 and Orchestrate(generator="ann").turns == 1 and Orchestrate(steps=5).turns == 5
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"steps": 0}, "steps: expected at least 1, got 0"),
+            ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
+            ({"pattern": "x"}, "pattern: expected a group around the name"),
+            ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),
+            ({"work": "{question}"}, r"work: it must contain \{task\}"),
+            ({"pattern": "(x)", "work": "{task}"}, r"work: it must contain \{question\}"),
+            ({"check": "{memory}"}, r"check: it must contain \{question\}"),
+            ({"answer": "{question}"}, r"answer: it must contain \{memory\}"),
+            ({"done": "{agent}"}, r"done: it must contain \{text\}"),
+            ({"stop": "("}, "stop: .* is not a regular expression"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            Orchestrate(**options)
+
+    def test_it_needs_somebody_who_can_be_named(self):
+        with pytest.raises(ValueError, match=r"an agent that can be named, got \['ann', 'bob'\]"):
+            Orchestrate(generator="bob").check_players(("ann", "bob"))
+        with pytest.raises(ValueError, match="end: 'bob' is an agent too"):
+            Orchestrate(end="bob").check_players(("ann", "bob"))
 
 
 class TestWorld:

@@ -14,6 +14,7 @@ from maporl.protocols.debate import Debate
 from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
+from maporl.protocols.orchestrate import Orchestrate
 from maporl.protocols.propose import Propose
 from maporl.protocols.refine import Refine
 from maporl.protocols.route import Route
@@ -26,6 +27,7 @@ PROTOCOLS: dict[str, Any] = {
     "forum": Forum,
     "refine": Refine,
     "call_return": CallReturn,
+    "orchestrate": Orchestrate,
     "game": PlayGame,
     "route": Route,
     "world": PlayWorld,
@@ -128,6 +130,7 @@ __all__ = [
     "Collaboration",
     "Debate",
     "Forum",
+    "Orchestrate",
     "Play",
     "PlayGame",
     "PlayWorld",

@@ -1,0 +1,158 @@
+"""Orchestrate: an orchestrator names who speaks next, with a memory of what was done (AgentFlow, Puppeteer)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import check_pattern, matches
+from maporl.types import Ask, Example, Utterance
+
+STATE = "{question}\n\n{memory}\n\n"
+PLAN = STATE + "Who shall act next, and to do what? They are: {agents}. End with <next>name: what to do</next>."
+WORK = STATE + "{task}"
+CHECK = STATE + "Is this enough to answer? End with <verify>stop</verify> or <verify>continue</verify>."
+ANSWER = STATE + "Answer the question."
+
+
+@dataclass(frozen=True)
+class Orchestrate(Protocol):
+    """The ``orchestrator`` names the agent that acts next and says what it shall do, at most ``steps`` times.
+
+    It is by default the first agent. The agents that it may name are the others. Each of them is asked with ``work``, where
+    ``{task}`` is what the orchestrator wants of it. It may have tools. All are asked outside any conversation, with everything
+    that was done in ``{memory}``: a ``done`` for each step, or ``nothing``. ``{agents}`` are the names.
+
+    The regular expression ``pattern`` finds the name and, if it has a second group, the task. Its last match counts. If no agent
+    has this name, nobody acts in this step, and the memory has ``unknown`` in place of a reply.
+
+    The dialogue ends after ``steps`` steps, or if the orchestrator names ``end`` after an agent has acted (None: it cannot), or
+    if a ``verifier``, who is asked with ``check`` after each step, says something that the regular expression ``stop`` finds. Then
+    the ``generator`` answers with ``answer``. Without a generator the replies of the agents are answers; if nobody has acted, the
+    first agent acts.
+
+    The orchestrator earns ``step_cost`` with each naming: log2(1 + t / (steps + 1)) in step t, from 1 (Puppeteer, arXiv 2505.19591,
+    as its code has it). Give it a negative weight. What the orchestrator says is a parent of what it leads to, so it has the
+    credit of that, if ``reward.sources`` does not name ``step_cost``.
+
+    Raises:
+        ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
+    """
+
+    steps: int = 3
+    orchestrator: str | None = None
+    verifier: str | None = None
+    generator: str | None = None
+    plan: str = PLAN
+    work: str = WORK
+    check: str = CHECK
+    answer: str = ANSWER
+    done: str = "Step {step}, {agent}: {task}\n{text}"
+    nothing: str = "Nothing was done yet."
+    unknown: str = "Nobody of this name is here."
+    end: str | None = "end"
+    pattern: str = r"(?s)<next>\s*([^\s:<]+)\s*:?((?:(?!<next>).)*?)</next>"
+    stop: str = r"(?i)<verify>\s*stop\s*</verify>"
+    every_step_scored = False
+    roles = True
+    least_players = 2
+    records = frozenset({"caller"})
+    pays = frozenset({"step_cost"})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.steps < 1:
+            raise ValueError(f"steps: expected at least 1, got {self.steps}")
+        named = [name for name in (self.orchestrator, self.verifier, self.generator) if name is not None]
+        if len(set(named)) < len(named):
+            raise ValueError(f"orchestrator, verifier, generator: expected different agents, got {named}")
+        check_pattern("stop", self.stop)
+        groups = check_pattern("pattern", self.pattern)
+        if groups not in (1, 2):
+            raise ValueError(
+                f"pattern: expected a group around the name, and one around the task; got {self.pattern!r}"
+            )
+        state = {"question", "memory"}
+        check_template("plan", self.plan, state | {"agents"}, state)
+        check_template("work", self.work, state | {"task"}, {"task"} if groups == 2 else {"question"})
+        check_template("check", self.check, state, state)
+        check_template("answer", self.answer, state, state)
+        check_template("done", self.done, {"step", "agent", "task", "text"}, {"text"})
+
+    @property
+    def turns(self) -> int:  # type: ignore[override]  # it follows from the options
+        """The largest number of answers of an agent."""
+        return self.steps if self.generator is None else 1
+
+    def mentioned(self) -> set[str]:
+        """Return the agents that the options name."""
+        return {name for name in (self.orchestrator, self.verifier, self.generator) if name is not None}
+
+    def check_players(self, players: tuple[str, ...]) -> None:
+        """Check that somebody can be named, and that the word that ends is no name.
+
+        Raises:
+            ValueError: all agents have other roles, or an agent is called like the word that ends.
+        """
+        super().check_players(players)
+        if not self._workers(players):
+            raise ValueError(
+                f"orchestrate needs an agent that can be named, got {list(players)}; add one under agents:"
+            )
+        if self.end in self._workers(players):
+            raise ValueError(f"end: {self.end!r} is an agent too; give end another word")
+
+    def _workers(self, agents: tuple[str, ...]) -> list[str]:
+        lead = self._lead(agents)
+        return [agent for agent in agents if agent not in (lead, self.verifier, self.generator)]
+
+    def _lead(self, agents: tuple[str, ...]) -> str:
+        return self.orchestrator or next(a for a in agents if a not in (self.verifier, self.generator))
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Play the dialogue. The outcome is the number of steps in which an agent was asked for."""
+        lead, workers = self._lead(agents), self._workers(agents)
+        memory: list[str] = []
+        shown: tuple[int, ...] = ()  # whose words are in the memory
+        heard: Utterance | None = None  # a verdict, or the word that ends: it leads to what follows, and is not shown
+        answer: Utterance | None = None
+
+        def ask(agent: str, role: str, template: str, task: str = "", **options: Any) -> list[Ask]:
+            known = {"question": example.question, "memory": "\n\n".join(memory) or self.nothing}
+            text = template.format(**known, task=task, agents=", ".join(workers))
+            parents = shown if heard is None else (*shown, heard.id)
+            return [Ask(agent, [{"role": "user", "content": text}], role, parents, fresh=True, **options)]
+
+        def work(agent: str, task: str, caller: int) -> list[Ask]:
+            return ask(agent, "worker", self.work, task, caller=caller, answers=self.generator is None)
+
+        taught = tuple(f"<next>{worker}: {example.question}</next>" for worker in workers)
+        while len(memory) < self.steps:
+            (plan,) = yield ask(lead, "orchestrator", self.plan, answers=False, taught=taught)
+            plan.rewards["step_cost"] = math.log2(1 + (len(memory) + 1) / (self.steps + 1))
+            found = list(matches(self.pattern, plan.text))
+            name, task = (part.strip() for part in ((*found[-1].groups(""), "")[:2] if found else ("", "")))
+            if name == self.end and answer is not None:
+                heard = plan
+                break
+            heard, said, shown = None, plan, (*shown, plan.id)
+            if name in workers:
+                (said,) = yield work(name, task, plan.id)
+                answer, shown = said, (*shown, said.id)
+            text = self.unknown if said is plan else said.words()
+            memory.append(self.done.format(step=len(memory) + 1, agent=name, task=task, text=text))
+            if self.verifier is not None:
+                (heard,) = yield ask(self.verifier, "verifier", self.check, answers=False, taught=VERDICTS)
+                if any(matches(self.stop, heard.text)):
+                    break
+        if self.generator is not None:
+            yield ask(self.generator, "generator", self.answer)
+        elif answer is None:
+            yield work(workers[0], "", shown[-1])
+        else:
+            (heard or plan).settles = (answer.id,)
+        return len(memory)
+
+
+VERDICTS = ("<verify>stop</verify>", "<verify>continue</verify>")
+"""What warm starts teach a verifier to say."""
