@@ -21,7 +21,7 @@ METHODS = {
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
     "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
     "malt", "madpo", "wideseek_r1", "parl", "scaling_inter", "ccpo", "sharp", "shapley", "c3_assisted", "archer", "agent_rl", "mappa", "mars_rl", "sdrl", "chain_of_agents",
-    "agent_rlvr", "spice", "absolute_zero", "language_self_play", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek", "flow_grpo",
+    "agent_rlvr", "spice", "absolute_zero", "language_self_play", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek", "flow_grpo", "vagen",
 }  # fmt: skip
 
 
@@ -179,6 +179,7 @@ ADVANTAGES = {
     "aligned": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": [{"align": {"how": "drop", "to": 1}}, "drop_zeros"], "singleton": "zero"},
     "callees": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "unit": "rollout", "post": ["broadcast_to_callees"]},
     "by game": {"returns": "reward_to_go", "baseline": "mean", "scale": "none", "key": ["game", "role"], "singleton": "zero"},
+    "bi-level": {"returns": "bi_level_gae", "gamma": 0.9, "scale": "batch_std"},
 }  # fmt: skip
 REFUSED = {
     **{(protocol, "callees"): "caller" for protocol in PROTOCOLS if protocol != "call_return"},

@@ -426,6 +426,7 @@ REFUSED = {
     "influence": (MAPORL["current, individual"] | {"bonus": {"alpha": [0, 0, 0, 1]}}, "utterance"),
     **{f"returns {name}": ({"rules": ["own"]}, name) for name in RETURNS if name != "utterance"},
     "returns token_chain_gae": ({"rules": ["own"]}, "token_chain_gae"),
+    "returns bi_level_gae": ({"rules": ["own"]}, "bi_level_gae"),
 }
 
 

@@ -108,9 +108,11 @@ RETURNS: dict[str, Any] = {
     "tree": Return(tree, along="tree", needs=("parent",)),
     "token_gae": Return(None),
     "token_chain_gae": Return(None, along="dialogue", needs_critic=True),
+    "bi_level_gae": Return(None, along="agent", needs_critic=True),
 }
 """``token_gae`` is PPO's GAE within an answer. ``token_chain_gae`` runs through all answers of a dialogue (MARFT's
-TPPO). The trainer computes these two."""
+TPPO). ``bi_level_gae`` runs over an agent's answers first, and then within each of them (VAGEN). The trainer computes these
+three."""
 
 
 def return_of(config: AdvantageConfig, where: str = "returns") -> Return:

@@ -89,10 +89,10 @@ class Orchestrate(Protocol):
         return {name for name in (self.orchestrator, self.verifier, self.generator) if name is not None}
 
     def check_players(self, players: tuple[str, ...]) -> None:
-        """Check that somebody can be named, and that the word that ends is no name.
+        """Check that somebody can be named, and that nobody is called like ``end``.
 
         Raises:
-            ValueError: all agents have other roles, or an agent is called like the word that ends.
+            ValueError: all agents have other roles, or an agent is called like ``end``.
         """
         super().check_players(players)
         if not self._workers(players):

@@ -133,13 +133,23 @@ class Advantages:
                 batches[policy].group[row] = number
 
     def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        if return_of(self.config).along == "utterance":
+        along = return_of(self.config).along
+        if along == "utterance":
             for name, batch in batches.items():
                 token_gae(batch, self.options, name in self.critics)
             return
         rewards = {name: token_rewards(batch, self.options) for name, batch in batches.items()}
-        for trajectory in turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=False):
-            self._chain(batches, rewards, [rows[i] for i in trajectory])
+        trajectories = turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=along == "agent")
+        for trajectory in trajectories:
+            chained = [rows[i] for i in trajectory]
+            if along == "agent":
+                self._end_turns(batches, rewards, chained)
+            else:
+                self._chain(batches, rewards, chained)
+        if along == "agent":
+            for name, batch in batches.items():
+                own, mask = (rewards[name], batch.values), batch.sampled_mask
+                batch.advantages, batch.returns = maths.gae(*own, mask, self.options.gamma, self.options.lam)
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
         """Run GAE through the sampled tokens of all utterances of a dialogue, as if one agent had said them all."""
@@ -154,6 +164,20 @@ class Advantages:
         for ((policy, row), span), row_advantages, row_returns in split:
             batches[policy].advantages[row, span] = row_advantages
             batches[policy].returns[row, span] = row_returns
+
+    def _end_turns(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
+        """Replace the reward of each utterance's last token by the lambda-return of GAE over an agent's utterances.
+
+        That is the first level of VAGEN's bi-level GAE (arXiv 2510.16907), in which an utterance's reward and value are those of
+        its last token. GAE within each utterance is the second: its last token then has the advantage of the utterance.
+        """
+        ends = [(policy, (row, batches[policy].tree.lengths[row] - 1)) for policy, row in rows]
+        earned = torch.stack([rewards[policy][place] for policy, place in ends]).unsqueeze(0)
+        values = torch.stack([batches[policy].values[place] for policy, place in ends]).unsqueeze(0)
+        everything = torch.ones_like(earned, dtype=torch.bool)
+        _, returns = maths.gae(earned, values, everything, self.config.gamma, self.config.lam)
+        for (policy, place), worth in zip(ends, returns[0], strict=True):
+            rewards[policy][place] = worth
 
     # -- one number for each utterance --------------------------------------------------------------------------------
 

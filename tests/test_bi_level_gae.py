@@ -1,0 +1,172 @@
+"""Bi-level GAE (VAGEN) by hand, against the sums that define it, and through the trainer's own steps."""
+
+import random
+from collections import defaultdict
+from itertools import chain, count
+
+import pytest
+import torch
+from scripted_training import played, recipe_values, scripted_trainer
+
+from maporl.advantages import AdvantageConfig, TurnBatch, estimate
+from maporl.training.assign import Advantages
+from maporl.training.samples import Columns
+from trl_ext import maths
+from trl_ext.ppo_options import PPOOptions
+from trl_ext.token_advantages import token_rewards
+from trl_ext.token_batch import Completion, build_token_batch
+
+
+def by_definition(values, rewards, gamma, lam, token_gamma, token_lam):
+    """Return the advantages of one agent's turns, as sums. ``values`` and ``rewards`` have a list of tokens for each turn."""
+    ends = [own[-1] for own in values] + [0.0]
+    deltas = [rewards[k][-1] + gamma * ends[k + 1] - ends[k] for k in range(len(values))]
+    found = []
+    for t, own in enumerate(values):
+        turn = sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(values)))
+        inner = [r + token_gamma * v - u for r, u, v in zip(rewards[t], own, own[1:], strict=False)]
+        steps = [*inner, turn]
+        found.append(
+            [
+                sum((token_gamma * token_lam) ** (j - i) * steps[j] for j in range(i, len(steps)))
+                for i in range(len(steps))
+            ]
+        )
+    return found
+
+
+def assigned(dialogues, gamma, lam, token_gamma, token_lam, returns="bi_level_gae"):
+    """Return the advantages and returns of dialogues, each a list of (agent, values, score) in speaking order."""
+    said = [(r, n, *turn) for r, dialogue in enumerate(dialogues) for n, turn in enumerate(dialogue)]
+    rows = build_token_batch(
+        [Completion([1, 2], [3] * len(values), True, "row", score=s) for _, _, _, values, s in said], "cpu"
+    )
+    turns = defaultdict(count)
+    columns = [
+        Columns(
+            name=(r, n), policy="p", prompt=0, rollout=r, agent=agent, role=None, turn=next(turns[r, agent]), order=n, credit=score,
+            caller=None, earlier=(), action="", tokens=len(values),
+        )
+        for r, n, agent, values, score in said
+    ]  # fmt: skip
+    for i, (_, _, _, values, _) in enumerate(said):
+        rows.values[i, rows.sampled_mask[i]] = torch.tensor(values)
+    config = AdvantageConfig(returns=returns, baseline="critic", scale="none", key=(), gamma=gamma, lam=lam)
+    Advantages(config, PPOOptions(gamma=token_gamma, lam=token_lam, kl_coef=0.0), {"p"}).assign(
+        {"p": rows}, {"p": columns}
+    )
+    picked = [rows.sampled_mask[i] for i in range(len(said))]
+    return [[column[i][mask].tolist() for i, mask in enumerate(picked)] for column in (rows.advantages, rows.returns)]
+
+
+def close(found, expected, tolerance=1e-5):
+    assert [len(own) for own in found] == [len(own) for own in expected]
+    assert list(chain.from_iterable(found)) == pytest.approx(list(chain.from_iterable(expected)), abs=tolerance)
+
+
+def test_two_turns_by_hand():
+    """Turn 2: 1 - .7 = .3, and .7 - .6 + .5 * .3 = .25. Turn 1: .9 * .7 - .5 + .9 * .8 * .3 = .346, then .273 and .3365."""
+    ann = [("ann", [0.2, 0.4, 0.5], 0.0), ("ann", [0.6, 0.7], 1.0)]
+    advantages, returns = assigned([ann], 0.9, 0.8, 1.0, 0.5)
+    close(advantages, [[0.3365, 0.273, 0.346], [0.25, 0.3]])
+    close(returns, [[0.5365, 0.673, 0.846], [0.85, 1.0]])
+
+
+def test_the_turns_of_others_are_no_turns_of_an_agent():
+    ann, bob = [("ann", [0.2, 0.4, 0.5], 0.0), ("ann", [0.6, 0.7], 1.0)], ("bob", [9.0, 9.0], 5.0)
+    advantages, _ = assigned([[ann[0], bob, ann[1]], [bob]], 0.9, 0.8, 1.0, 0.5)
+    close([advantages[0], advantages[2]], [[0.3365, 0.273, 0.346], [0.25, 0.3]])
+    close([advantages[1], advantages[3]], [[-2.0, -4.0], [-2.0, -4.0]])
+
+
+def drawn(rng, longest=6):
+    """A random agent: for each turn the values of its tokens, and its score."""
+    return [
+        ("ann", [rng.uniform(-1, 1) for _ in range(rng.randint(1, longest))], rng.uniform(-1, 1))
+        for _ in range(rng.randint(1, 5))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_what_its_definition_says(seed):
+    rng = random.Random(seed)
+    turns, weights = drawn(rng), [rng.uniform(0.5, 1) for _ in range(4)]
+    scores = [[0.0] * (len(values) - 1) + [score] for _, values, score in turns]
+    advantages, returns = assigned([turns], *weights)
+    expected = by_definition([values for _, values, _ in turns], scores, *weights)
+    close(advantages, expected)
+    close(
+        returns,
+        [
+            [a + v for a, v in zip(own, values, strict=True)]
+            for own, (_, values, _) in zip(expected, turns, strict=True)
+        ],
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_discounts_it_is_the_return_minus_the_value(seed):
+    turns = drawn(random.Random(seed))
+    advantages, _ = assigned([turns], 1.0, 1.0, 1.0, 1.0)
+    left = [sum(score for _, _, score in turns[t:]) for t in range(len(turns))]
+    close(advantages, [[r - v for v in values] for r, (_, values, _) in zip(left, turns, strict=True)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_single_turn_is_token_gae_with_the_outcome_at_its_end(seed):
+    (turn, *_), rng = drawn(random.Random(seed)), random.Random(seed)
+    weights = [rng.uniform(0.5, 1) for _ in range(4)]
+    (found,), _ = assigned([[turn]], *weights)
+    _, values, score = turn
+    rewards = torch.tensor([[0.0] * (len(values) - 1) + [score]])
+    expected, _ = maths.gae(rewards, torch.tensor([values]), torch.ones_like(rewards, dtype=torch.bool), *weights[2:])
+    close([found], expected.tolist())
+    close([found], assigned([[turn]], *weights, returns="token_gae")[0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_turns_of_one_token_are_turn_gae(seed):
+    rng = random.Random(seed)
+    turns, weights = drawn(rng, longest=1), [rng.uniform(0.5, 1) for _ in range(4)]
+    found, _ = assigned([turns], *weights)
+    n = len(turns)
+    batch = TurnBatch(
+        reward=[s for _, _, s in turns], value=[v for _, (v,), _ in turns], rollout=[0] * n, agent=["a"] * n, turn=range(n), order=range(n)
+    )  # fmt: skip
+    config = AdvantageConfig(
+        returns="turn_gae", baseline="critic", scale="none", key=(), gamma=weights[0], lam=weights[1]
+    )
+    assert list(chain.from_iterable(found)) == pytest.approx(estimate(batch, config).tolist(), abs=1e-5)
+
+
+def test_vagen_runs_gae_over_turns_and_then_within_them(tmp_path):
+    """Through the trainer: 0.95 between turns, 1 within them, both lambdas 1, and whitened over all tokens."""
+    trainer = scripted_trainer(
+        recipe_values("vagen", tmp_path), lambda request: "so " * (request.turn % 3) + request.ask.tags["moves"][0]
+    )
+    (learner,) = trainer.learners.values()
+    torch.nn.init.normal_(learner.value_head.linear.weight, generator=torch.Generator().manual_seed(0))
+    batch = played(trainer)
+    ((policy, tokens),) = batch.token_batches.items()
+    rewards, turns = token_rewards(tokens, trainer.args), defaultdict(list)
+    for i, sample in enumerate(tokens.sample.tolist()):
+        columns, mask = batch.samples[policy][sample].columns, tokens.sampled_mask[i]
+        turns[columns.prompt, columns.rollout, columns.agent].append((columns.turn, i, mask, columns.credit))
+    assert len(turns) > 4 and max(map(len, turns.values())) > 2
+    expected = torch.zeros_like(tokens.advantages)
+    for own in turns.values():
+        own.sort(key=lambda turn: turn[0])
+        picked = [[column[i][mask].tolist() for _, i, mask, _ in own] for column in (tokens.values, rewards)]
+        for (_, i, mask, credit), advantages in zip(own, by_definition(*picked, 0.95, 1.0, 1.0, 1.0), strict=True):
+            assert rewards[i][mask][-1] == pytest.approx(credit, abs=1e-4), (
+                "the policy has not moved yet, and the KL is 0"
+            )
+            expected[i, mask] = torch.tensor(advantages)
+    everything = expected[tokens.sampled_mask]
+    assert float(tokens.values[tokens.sampled_mask].std()) > 1e-3
+    torch.testing.assert_close(
+        tokens.returns[tokens.sampled_mask], everything + tokens.values[tokens.sampled_mask], atol=1e-4, rtol=0
+    )
+    whitened = (everything - everything.mean()) / everything.std()
+    torch.testing.assert_close(tokens.advantages[tokens.sampled_mask], whitened, atol=1e-4, rtol=0)
+    assert bool((tokens.value_mask == tokens.sampled_mask).all()), "the critic learns at every token"
