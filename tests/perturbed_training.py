@@ -99,6 +99,7 @@ def words(request: Request, weights: str = "") -> str:
     number = str(int(request.example.answer or 0) + wrong * rng.randint(1, 5))
     answers = [number, f"Answer: {number}", f"Answer: {number}{' so' * 9}", "no"]
     special = {
+        "orchestrator": [f"<next>{name}</next>" for name in ("solver", "critic", "writer", "end", "so")],
         "verifier": [f"<verify>{verdict}</verify>" for verdict in ("approve", "reject")],
         "planner": ["<call>1+1</call>", number],
         "proposer": proposals(request),

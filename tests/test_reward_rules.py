@@ -38,6 +38,14 @@ def test_means_over_a_dialogue_or_over_each_turn():
 def test_agentpo_pays_the_collaborator_what_the_actor_earns_and_marft_only_the_last():
     assert apply("last", [CHAIN], [{1: 1.0}]) == [{0: 1.0, 1: 1.0}]
     assert apply({"last": {"to": "itself"}}, [CHAIN], [{0: 0.3, 1: 1.0}]) == [{0: 0.0, 1: 1.0}]
+
+
+def test_the_outcome_may_end_what_each_agent_did():
+    """Ann's second word, bob's and cy's only ones earn the last score, whoever has it. Nobody earns what nobody scored."""
+    agents = dict(enumerate(["ann", "bob", "ann", "cy"]))
+    played = Dialogue(Example("e", "q", "a"), [Utterance(i, a, a, 0, i, [], "") for i, a in agents.items()])
+    assert apply({"last": {"to": "ends"}}, [played], [{1: 0.3, 2: 0.7}]) == [{0: 0.0, 1: 0.7, 2: 0.7, 3: 0.7}]
+    assert apply({"last": {"to": "ends"}}, [played], [{}]) == [{}]
     assert apply("last", [CHAIN], [{}]) == [{}]
 
 

@@ -233,6 +233,7 @@ class TestOrchestrate:
         ("options", "message"),
         [
             ({"steps": 0}, "steps: expected at least 1, got 0"),
+            ({"per_tokens": 0}, "per_tokens: expected at least 1, got 0"),
             ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
             ({"pattern": "x"}, "pattern: expected a group around the name"),
             ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),

@@ -112,6 +112,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     programs = values["protocol"]["name"] == "code"
     proposes = values["protocol"]["name"] == "propose"
     searches = values["task"]["name"] == "hotpotqa" and not proposes
+    orchestrates = values["protocol"]["name"] == "orchestrate"
     if programs:
         values["task"] = {"name": "tiny_programs"}
     elif searches:
@@ -151,7 +152,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         branching[key] = [min(number, largest) for number in most] if isinstance(most, list) else min(most, largest)
     ppo = values.get("ppo", {})
     values["ppo"] = ppo | {
-        "response_length": _shortest(values["protocol"], programs or searches),
+        "response_length": _shortest(values["protocol"], programs or searches or orchestrates),
         "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
     }
     values["training"] = values.get("training", {}) | {

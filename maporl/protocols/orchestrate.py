@@ -32,8 +32,9 @@ class Orchestrate(Protocol):
     first agent acts.
 
     The orchestrator earns ``step_cost`` with each naming: log2(1 + t / (steps + 1)) in step t, from 1 (Puppeteer, arXiv 2505.19591,
-    as its code has it). Give it a negative weight. What the orchestrator says is a parent of what it leads to, so it has the
-    credit of that, if ``reward.sources`` does not name ``step_cost``.
+    as its code has it). With ``per_tokens`` this is multiplied by the number of tokens of the reply, divided by ``per_tokens``, so
+    that what asks nobody costs nothing. Give it a negative weight. What the orchestrator says is a parent of what it leads to, so
+    it has the credit of that, if ``reward.sources`` does not name ``step_cost``.
 
     Raises:
         ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
@@ -51,6 +52,7 @@ class Orchestrate(Protocol):
     nothing: str = "Nothing was done yet."
     unknown: str = "Nobody of this name is here."
     end: str | None = "end"
+    per_tokens: int | None = None
     pattern: str = r"(?s)<next>\s*([^\s:<]+)\s*:?((?:(?!<next>).)*?)</next>"
     stop: str = r"(?i)<verify>\s*stop\s*</verify>"
     every_step_scored = False
@@ -63,6 +65,8 @@ class Orchestrate(Protocol):
         super().__post_init__()
         if self.steps < 1:
             raise ValueError(f"steps: expected at least 1, got {self.steps}")
+        if self.per_tokens is not None and self.per_tokens < 1:
+            raise ValueError(f"per_tokens: expected at least 1, got {self.per_tokens}")
         named = [name for name in (self.orchestrator, self.verifier, self.generator) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"orchestrator, verifier, generator: expected different agents, got {named}")
@@ -126,10 +130,13 @@ class Orchestrate(Protocol):
         def work(agent: str, task: str, caller: int) -> list[Ask]:
             return ask(agent, "worker", self.work, task, caller=caller, answers=self.generator is None)
 
-        taught = tuple(f"<next>{worker}: {example.question}</next>" for worker in workers)
+        asked = f": {example.question}" if check_pattern("pattern", self.pattern) == 2 else ""
+        taught = tuple(f"<next>{worker}{asked}</next>" for worker in workers)
+        taught += () if self.end is None else (f"<next>{self.end}</next>",)
         while len(memory) < self.steps:
             (plan,) = yield ask(lead, "orchestrator", self.plan, answers=False, taught=taught)
-            plan.rewards["step_cost"] = math.log2(1 + (len(memory) + 1) / (self.steps + 1))
+            cost = math.log2(1 + (len(memory) + 1) / (self.steps + 1))
+            plan.rewards["step_cost"] = cost if self.per_tokens is None else 0.0
             found = list(matches(self.pattern, plan.text))
             name, task = (part.strip() for part in ((*found[-1].groups(""), "")[:2] if found else ("", "")))
             if name == self.end and answer is not None:
@@ -139,6 +146,8 @@ class Orchestrate(Protocol):
             if name in workers:
                 (said,) = yield work(name, task, plan.id)
                 answer, shown = said, (*shown, said.id)
+                if self.per_tokens is not None:
+                    plan.rewards["step_cost"] = cost * len(said.response_ids) / self.per_tokens
             text = self.unknown if said is plan else said.words()
             memory.append(self.done.format(step=len(memory) + 1, agent=name, task=task, text=text))
             if self.verifier is not None:

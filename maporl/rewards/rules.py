@@ -82,11 +82,12 @@ class Sum(TeamMean):
 class Last(Rule):
     """Every utterance gets the score of the last utterance that has one.
 
-    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). If ``missing`` is given, it is what all
-    get in a dialogue in which nobody answers.
+    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). With ``to: ends`` the last utterance of
+    each agent gets it and all others get 0: it ends what each agent did, and ``advantage.returns`` carries it back. If ``missing``
+    is given, it is what all get in a dialogue in which nobody answers.
     """
 
-    to: Literal["all", "itself"] = "all"
+    to: Literal["all", "itself", "ends"] = "all"
     missing: float | None = None
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
@@ -97,8 +98,9 @@ class Last(Rule):
                 unscored = {} if self.missing is None else dict.fromkeys(range(len(dialogue.utterances)), self.missing)
                 result.append(unscored)
                 continue
+            ends = {u.agent: u.id for u in dialogue.utterances}.values() if self.to == "ends" else [last]
             others = own[last] if self.to == "all" else 0.0
-            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | {last: own[last]})
+            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | dict.fromkeys(ends, own[last]))
         return result
 
 
