@@ -1,4 +1,4 @@
-"""Comparisons of numbers that may miss each other by rounding alone. Imports nothing.
+"""Comparisons of numbers that may miss each other by rounding alone. No torch.
 
 The mean of 0.1, 0.1 and 0.1 is 0.10000000000000002, and 0.1 + 0.2 is not 0.3. A rule that pays what is above a mean, or that
 leaves out what is exactly 0, would then decide by the last bit. Rules, builders of data sets and advantages compare with

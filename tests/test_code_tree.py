@@ -113,7 +113,7 @@ def test_the_advantages_of_a_group_by_hand(tmp_path):
 
 @pytest.mark.parametrize("order", ["together", "turns"])
 def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(order, tmp_path):
-    """Eight testers write the same in one state. Beside them stand right programs and wrong ones, which are paid as such."""
+    """Eight testers of at_grpo_code write the same in one state. Beside them stand right programs and wrong ones, which are paid as such."""
     programs = iter([lambda e: fenced(e.meta["reference"]), constant, lambda e: "no program", constant] * 2)
     values = code_values(tmp_path, group=8, rounds=1, order=order)
     trainer = scripted_trainer(

@@ -16,6 +16,7 @@ FLOORS = (  # from the ground up; rooms of one floor may import each other, but 
         "maporl.decoding",
         "maporl.errors",
         "maporl.text",
+        "maporl.rounding",
         "maporl.hosts",
         "maporl.schedules",
         "maporl.http_client",

@@ -85,7 +85,7 @@ def test_a_move_that_was_cut_off_is_trained_on_like_any_other(tmp_path):
         trainer.engines[name] = engine
     batch = played(trainer)
     assert {u.stop.whole for d in batch.dialogues for u in d.utterances} == {False}
-    assert {d.outcome for d in batch.dialogues} == {"illegal"}, "p is a move, and h is none"
+    assert {d.outcome for d in batch.dialogues} == {"illegal"}, "the word p is a move, but the word h is not"
     assert [len(d.utterances) for d in batch.dialogues] == [2] * 4 and len(rows(batch)) == 8
 
 
