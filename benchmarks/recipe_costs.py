@@ -11,7 +11,7 @@ policy has a critic and a reference, and a batch is passed once. An update of an
 Both train three updates as ``maporl recipes try`` does, with the recipe's own group sizes, rounds and drafts. The models are
 tiny and random, with the tokenizer of ``--tokenizer`` (a folder, or a name on the Hub; docs/recipes.md has the figures of
 SmolLM2's), so that prompts have as many tokens as in real runs, and answers are as long as they may be. Where agents propose,
-call or write programs, or answers are paired, the models are those of ``try`` after their warm start, because random ones
+call, plan or write programs, or answers are paired, the models are those of ``try`` after their warm start, because random ones
 ask for nothing and give no answers. Real
 dialogues have other lengths, so the ratio is a guide and no promise.
 """
@@ -121,7 +121,7 @@ def cost(name: str, model: str) -> float:
     if "rounds" in own["protocol"]:
         values["protocol"]["rounds"] = own["protocol"]["rounds"]
     paired = own.get("branching", {}).get("choose") == "frequent"
-    if own["protocol"]["name"] not in ("propose", "call_return", "code", "orchestrate") and not paired:
+    if own["protocol"]["name"] not in ("propose", "call_return", "code", "orchestrate", "design") and not paired:
         values |= {"warm_start": {"steps": 0}, "ppo": values["ppo"] | {"response_length": ANSWER}}
         values["agent_defaults"] = {"model": model}
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward

@@ -60,6 +60,6 @@ def test_every_recipe_trains_on_the_same_rows_in_one_two_and_four_processes(tmp_
 
 
 def test_a_recipe_of_each_branching_trains_on_the_same_rows_in_one_process_and_in_two(tmp_path):
-    recipes = ["mhgpo", "sdrl"]
+    recipes = ["mhgpo", "sdrl", "mars2"]
     alone, two = (launched(tmp_path / str(number), number, recipes) for number in (1, 2))
     assert all(compared(alone[name], two[name]) > 0 for name in recipes)

@@ -139,6 +139,14 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         if values["protocol"].get("vouch") == "stated":
             values["protocol"] |= {"tag": "q", "answer_tag": "a"}
             tiny["alphabet"] += "<q>/a"
+    if values["protocol"]["name"] == "design":  # texts that tiny models can tell apart, and a plan of few characters
+        values["protocol"] |= {
+            "plan": "{question}?",
+            "first": "{question}{instruction}:",
+            "later": "{others};{question}{instruction}:",
+            "quote": "{text}",
+            "example": "A: go",
+        }
     for part in (values["protocol"], values["protocol"].get("options", {})):
         if "rounds" in part:
             part["rounds"] = min(part["rounds"], 3)

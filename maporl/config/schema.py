@@ -559,8 +559,9 @@ class BranchingSection:
         how: ``independent`` dialogues. Or one dialogue that forks before its first step (``fork_first``), before a
             random step (``fork_random``) or before every step (``fork_every``). Or a ``tree`` with ``group`` candidates
             at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks. Or ``stages``: ``keep``
-            of a step's outputs continue, each with a group of its own.
-        group: the number of dialogues for each question, or of candidates at each step. ``fork_every`` and ``stages`` take a
+            of a step's outputs continue, each with a group of its own. Or ``tree_search``: ``group`` utterances, each to the
+            question or after an earlier one, as Thompson sampling decides (MARS², arXiv 2604.14564).
+        group: the number of dialogues for each question, of candidates at each step, or of the utterances of a search. ``fork_every`` and ``stages`` take a
             list too: the number of branches before each step, of which the last one holds for all later steps (C3).
         joint: what happens if several agents speak at once. The k-th answers of all make a dialogue (aligned), or every
             combination of answers does (cross).
@@ -572,12 +573,16 @@ class BranchingSection:
         keep: how many outputs of a step continue in ``stages``.
         choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good
             verdicts (``adaptive``); or one of each of the commonest answers (``frequent``).
+        posterior: the distribution from which ``tree_search`` draws the worth of an option: ``gaussian`` with unknown variance, or
+            ``beta`` for scores from 0 to 1.
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.
     """
 
-    how: Literal["independent", "fork_first", "fork_random", "fork_every", "tree", "best_of", "stages"] = "independent"
+    how: Literal[
+        "independent", "fork_first", "fork_random", "fork_every", "tree", "best_of", "stages", "tree_search"
+    ] = "independent"
     group: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 1
     joint: Literal["aligned", "cross"] = "aligned"
     pick: Literal["best", "sample"] = "best"
@@ -587,6 +592,7 @@ class BranchingSection:
     ablate: AblateSection | None = None
     keep: Positive = 2
     choose: Literal["random", "balanced", "adaptive", "frequent"] = "random"
+    posterior: Literal["gaussian", "beta"] = "gaussian"
 
     def __post_init__(self):
         if isinstance(self.group, tuple) and self.how not in ("fork_every", "stages"):

@@ -5,12 +5,14 @@ from typing import Any
 from maporl.config import Config, validated
 from maporl.config.imports import look_up
 from maporl.errors import ConfigError
+from maporl.protocols.attempts import Attempts
 from maporl.protocols.base import Play, Protocol, must_be_protocol
 from maporl.protocols.call_return import CallReturn
 from maporl.protocols.chain import Chain
 from maporl.protocols.code import Code
 from maporl.protocols.collaboration import Collaboration
 from maporl.protocols.debate import Debate
+from maporl.protocols.design import Design
 from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
@@ -33,6 +35,8 @@ PROTOCOLS: dict[str, Any] = {
     "world": PlayWorld,
     "code": Code,
     "propose": Propose,
+    "attempts": Attempts,
+    "design": Design,
 }
 
 
@@ -124,11 +128,13 @@ def turns_of(config: Config) -> int:
 
 __all__ = [
     "PROTOCOLS",
+    "Attempts",
     "CallReturn",
     "Chain",
     "Code",
     "Collaboration",
     "Debate",
+    "Design",
     "Forum",
     "Orchestrate",
     "Play",

@@ -68,6 +68,11 @@ class Protocol:
     """The names of the environments in which it acts for the agents, so that these need no tools there."""
     hears_others: bool = True
     """Whether an agent can speak after another was heard. If not, all speak once, at the same time."""
+    any_agent: bool = False
+    """Whether any of its agents can say what it asks for, so that a branching may choose who does (``tree_search``).
+
+    It must then ask one agent at a time, with ``fresh=True``, and take what another one has said.
+    """
     every_step_scored: bool = True
     """Whether what is said in a step has its score when the acts that follow the step are done.
 

@@ -507,6 +507,45 @@ class Quality(Margin):
         return score + self.alpha * (quality * score - (1 - quality) * (1 - score))
 
 
+@dataclass(frozen=True)
+class TreeMargin(Rule):
+    """``r + alpha (r - b)`` for an utterance of a tree, with ``b = (1 - siblings) p + siblings s`` (MARS², arXiv 2604.14564).
+
+    p is the shaped credit of what the utterance followed, and s is the mean score of the others that followed the same. What
+    followed the question has no p, and an only child has no s; then b is the other of the two, and without both the score stays.
+    """
+
+    alpha: float = 0.5
+    siblings: float = 0.5
+
+    along = "utterance"
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        scores: dict[tuple, float] = {}
+        followed: dict[tuple, tuple | None] = {}
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            for u in (u for u in dialogue.utterances if u.id in own):
+                name = _identity(dialogue, u)
+                before = [v for v in dialogue.utterances if v.id in own and v.order < u.order]
+                scores[name], followed[name] = own[u.id], _identity(dialogue, before[-1]) if before else None
+        children: dict[tuple | None, list[tuple]] = {}
+        for name, parent in followed.items():
+            children.setdefault(parent, []).append(name)
+        shaped: dict[tuple, float] = {}
+        for name, parent in followed.items():  # in a dialogue, an utterance stands behind what it followed
+            others = [scores[other] for other in children[parent] if other != name]
+            sides = [] if parent is None else [(1 - self.siblings, shaped[parent])]
+            sides += [(self.siblings, fmean(others))] if others else []
+            base = (
+                math.fsum(w * side for w, side in sides) if len(sides) == 2 else sides[0][1] if sides else scores[name]
+            )
+            shaped[name] = scores[name] + self.alpha * (scores[name] - base)
+        return [
+            {u.id: shaped[_identity(d, u)] for u in d.utterances if u.id in own}
+            for d, own in zip(dialogues, credits, strict=True)
+        ]
+
+
 RULES: dict[str, Any] = {
     "own": Own,
     "team_mean": TeamMean,
@@ -526,6 +565,7 @@ RULES: dict[str, Any] = {
     "inherit": Inherit,
     "margin": Margin,
     "quality": Quality,
+    "tree_margin": TreeMargin,
     "counterfactual": Counterfactual,
     "length_share": LengthShare,
     "readability": Readability,

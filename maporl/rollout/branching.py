@@ -18,6 +18,7 @@ from maporl.rollout.ablation import add_ablations
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
 from maporl.rollout.stages import choose, going_on
+from maporl.rollout.tree_search import Attempt, where_to, who_speaks
 from maporl.types import Dialogue, Example, Utterance
 
 Numbers = defaultdict[int, "itertools.count[int]"]
@@ -162,6 +163,51 @@ def best_of(driver: RolloutDriver, examples: list[Example], section: BranchingSe
     return [episode.dialogue for episode in played]
 
 
+def tree_search(
+    driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge
+) -> list[Dialogue]:
+    """Grow a tree of ``group`` utterances for each question. Each is said to the question, or after an earlier one.
+
+    Thompson sampling decides after which one, and, if the protocol leaves it open, which agent speaks (AB-MCTS-A, by which MARS²,
+    arXiv 2604.14564, trains; :mod:`maporl.rollout.tree_search`). Every path from the question to a leaf is a dialogue. What an
+    utterance earned when it was judged is final.
+    """
+    numbers: Numbers = defaultdict(lambda: itertools.count(1))
+    roots = [Attempt(episode) for episode in driver.opened(examples)]
+    agents: list[dict[str, list[float]]] = [{name: [] for name in driver.specs} for _ in roots]
+    episodes = [root.episode for root in roots]
+    draws = [driver.draws(episode.dialogue.prompt) for episode in episodes]
+    earned: list[Earned] = []
+    for _ in range(section.most):
+        parents = [where_to(root, section.posterior, rng) for root, rng in zip(roots, draws, strict=True)]
+        branches = [_after(driver, parent, numbers) for parent in parents]
+        if driver.protocol.any_agent:
+            for branch, own, rng in zip(branches, agents, draws, strict=True):
+                driver.address(branch, who_speaks(own, section.posterior, rng))
+        new = driver.step(branches)
+        judge([branch.dialogue for branch in branches])
+        for branch, parent, own, said in zip(branches, parents, agents, new, strict=True):
+            score = math.fsum(u.rewards.get("score", 0.0) for u in said)
+            parent.children.append(Attempt(branch, len(branch.sent), score))
+            own[said[0].agent].append(score)
+            earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
+        episodes += [branch for branch in branches if not any(branch is episode for episode in episodes)]
+    dialogues = _in_order(episodes)
+    _restore(dialogues, earned)
+    return dialogues
+
+
+def _after(driver: RolloutDriver, parent: Attempt, numbers: Numbers) -> Episode:
+    """Return an episode that stands right after ``parent``: its own, or a fork of it if that has gone on."""
+    episode = parent.episode
+    if len(episode.sent) > parent.depth:
+        episode = driver.fork(episode, _next(numbers, episode, 1)[0], parent.depth)
+    episode.state = (
+        f"question {episode.dialogue.prompt}, rollout {parent.episode.dialogue.rollout}, step {parent.depth}"
+    )
+    return episode
+
+
 def _restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
     """Give each utterance, and its copies in forked dialogues, the rewards that it had ``earned`` when it was judged."""
     shared = {(prompt, u.sample): rewards for prompt, u, rewards in earned if u.sample is not None}
@@ -283,6 +329,7 @@ BRANCHINGS: dict[str, Branching] = {
     "tree": Branching(tree, judges=True, final=True, dialogues=_candidates),
     "best_of": Branching(best_of, judges=True),
     "stages": Branching(stages, judges=True, final=True, dialogues=_staged),
+    "tree_search": Branching(tree_search, judges=True, final=True),
 }
 
 

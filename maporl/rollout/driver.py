@@ -154,6 +154,21 @@ class RolloutDriver:
             fork.state = episode.state
         return [episode, *forks]
 
+    def address(self, episode: Episode, agent: str) -> None:
+        """Let ``agent`` say the next utterance of ``episode``, whoever the protocol asks (:attr:`maporl.Protocol.any_agent`).
+
+        Raises:
+            ConfigError: the protocol asks several agents at once, or one in its conversation, which another one does not know.
+        """
+        if len(episode.asks) != 1 or not episode.asks[0].fresh:
+            raise ConfigError(
+                f"protocol {self.protocol.label}: any_agent lets another agent say what it asks for, so it must ask one agent at a time, "
+                f"with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change its asks, or set any_agent = False"
+            )
+        asks = [replace(ask, agent=agent) for ask in episode.asks]
+        episode.step = play_step(asks, self.tools, episode.open_turns)
+        episode.take(next(episode.step))
+
     def step(self, episodes: list[Episode]) -> list[list[Utterance]]:
         """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
 
