@@ -69,7 +69,7 @@ def test_draws_lie_around_the_mean_of_the_posterior(posterior, mean):
 
 
 def test_where_a_search_goes_on_by_hand(monkeypatch):
-    """The root has the children 0.4 (with the children 1.0 and 0.2) and 0.6. What options are drawn from, and what they lead to."""
+    """In a tree of mars2 the root has the children 0.4 (with the children 1.0 and 0.2) and 0.6. What options are drawn from, and what they lead to."""
     asked = []
     root = tree_of(0, (0.4, (1.0,), (0.2,)), (0.6,))
 
