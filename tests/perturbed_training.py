@@ -141,7 +141,12 @@ def looking_up(request: Request, wrong: bool) -> list[str]:
         "orchestrator": [f"<next>{name}: {start}</next>" for name in ("searcher", "thinker", "done")],
         "verifier": ["<verify>stop</verify>", "<verify>continue</verify>", "no"],
         "judge": [*request.ask.taught, "no"],
-        "router": ["<verify>yes</verify>", "<verify>yes</verify><verify>no</verify>", *["<verify>no</verify>"] * 4, "no"],
+        "router": [
+            "<verify>yes</verify>",
+            "<verify>yes</verify><verify>no</verify>",
+            *["<verify>no</verify>"] * 4,
+            "no",
+        ],
         "searcher": [f"<search>{start}</search>", start],
         "planner": [*answers, *([] if request.ask.continues else [f"<ask_searcher>{start}></ask_searcher>"] * 3)],
         "worker": [*answers, *([] if request.ask.continues else [f"<search>{start}</search>"] * 3)],
