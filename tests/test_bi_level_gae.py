@@ -64,7 +64,7 @@ def close(found, expected, tolerance=1e-5):
     assert list(chain.from_iterable(found)) == pytest.approx(list(chain.from_iterable(expected)), abs=tolerance)
 
 
-def test_two_turns_by_hand():
+def test_two_turns_of_vagen_by_hand():
     """Turn 2: 1 - .7 = .3, and .7 - .6 + .5 * .3 = .25. Turn 1: .9 * .7 - .5 + .9 * .8 * .3 = .346, then .273 and .3365."""
     ann = [("ann", [0.2, 0.4, 0.5], 0.0), ("ann", [0.6, 0.7], 1.0)]
     advantages, returns = assigned([ann], 0.9, 0.8, 1.0, 0.5)

@@ -46,7 +46,7 @@ def test_the_orchestrator_earns_the_outcome_at_its_end_and_pays_for_the_words_of
         assert gradient.tolist() == pytest.approx([-row.advantage / 3] * len(gradient), rel=1e-5), "REINFORCE"
 
 
-@pytest.mark.parametrize(("right", "last"), [(True, 0.8728), (False, -0.1272)])
+@pytest.mark.parametrize(("right", "last"), [(True, 0.8728), (False, -1.1272)])
 def test_a_dialogue_that_is_not_ended_pays_the_outcome_to_the_last_naming(tmp_path, right, last):
     """Four replies of 3 tokens cost 0.15 log2(1 + t / 5) each, and nobody is asked once more."""
 

@@ -122,7 +122,7 @@ def test_recipes_are_listed_by_what_their_files_choose():
     assert axes_of("cory") == {"credit": "critic, token_gae", "loop": "on-policy, swap", "protocol": "chain"}
     assert axes_of("gdpo") == {"credit": "group mean by prompt", "loop": "on-policy", "protocol": "debate"}
     assert axes_of("reinforce_pp")["credit"] == "no baseline"
-    assert by_axis("protocol")["propose"] == ["multi_agent_evolve", "r_zero", "search_self_play"]
+    assert by_axis("protocol")["orchestrate"] == ["flow_grpo", "puppeteer"]
 
 
 def test_the_commands_list_show_and_refuse():

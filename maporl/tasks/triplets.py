@@ -149,7 +149,7 @@ class Triplets(Task):
         if meta["kind"] == "deduction":
             right = same(said, meta["output"])
             return Grade(
-                said, right, "is the output" if right else "is not the output" if literal(said) else "is no literal"
+                said, right, "is the output" if right else "is not the output" if literal(said) else "is not a literal"
             )
         given = arguments(said)
         outputs = None if given is None else values(_pool(), meta["program"], [given])
