@@ -324,7 +324,7 @@ def test_language_self_play_is_a_game_with_a_common_quality(tmp_path):
 def test_language_self_play_zero_sums_to_zero(tmp_path):
     """Without the judge: queries -.6 and -.2, whose advantages are -.2 and .2."""
     weights = {"callees/brevity": -1.0}
-    reward = {"rules": ["own", {"mix": {"roles": ["proposer"], "credit": 0.0, "weights": weights}}]}
+    reward = {"rules": ["own", {"mix": {"weights": weights}}]}
     values = {"reward": reward | {"sources": {"verifier": 1.0}}}
     batch, found = self_play(tmp_path, **values)
     for dialogue in batch.dialogues:
