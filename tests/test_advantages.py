@@ -196,6 +196,15 @@ def test_spiral_reads_the_running_mean_before_it_moves():
     assert float(again[0]) == pytest.approx(1 - 0.0405, abs=1e-4)
 
 
+def test_a_running_mean_moves_in_the_order_of_the_dialogues_and_not_of_the_rows():
+    """Dialogues 2, 0 and 1 earn -1, 1 and 1: the means before them are .0975, 0 and .05."""
+    got = estimate(
+        TurnBatch(reward=[-1, 1, 1], prompt=[1, 0, 0], rollout=[0, 0, 1], agent=["p0"] * 3),
+        config(baseline="ema", scale="none", key=("agent",), ema=0.95),
+    )
+    close(got, [-1.0975, 1, 0.95])
+
+
 def test_spiral_moves_the_mean_once_per_game_however_many_turns_it_had():
     batch = TurnBatch(reward=[1, 1, 1, -1], rollout=[0, 0, 1, 1], agent=["p0"] * 4, turn=[0, 1, 0, 1])
     got = estimate(batch, config("utterance", "ema", "none", ("agent",), ema=0.5))

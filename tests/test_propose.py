@@ -2,10 +2,12 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 from processes import ROOT
 from scripted_training import recipe_values, rows, scripted_trainer
+from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.protocols.propose import Propose, _worth, let_majority_grade, seats
@@ -391,6 +393,30 @@ def test_r_zero_pays_for_uncertainty_without_repeats(tmp_path):
     assert [u.rewards["credit"] for u in said] == pytest.approx([0, -0.4, 0.05, 0.15])
     found = {id(row.utterance): row.advantage for row in rows(trainer.advantage(batch))}
     assert [found[id(u)] for u in said] == pytest.approx([0.207, -1.4491, 0.414, 0.8281], abs=1e-3)
+
+
+def test_repeats_are_those_of_all_processes_that_play_an_update():
+    """One process proposes a question twice and the other once more: 3 of 4 are alike. Alone it is all, and 1 of 2."""
+
+    def proposing(*texts):
+        tags = {"accepted": True}
+        said = [Utterance(0, "ann", "ann", 0, 0, [], t, tags={**tags, "question": t}) for t in texts]
+        return [Dialogue(Example("q", "q", "1"), [u]) for u in said]
+
+    sources, played = (Repeats(), Repeats()), (proposing("1+1", "1+1"), proposing("4 ! 5", "1+1"))
+
+    def shares(source, dialogues):
+        source.meet(dialogues)
+        return source(dialogues, None)
+
+    processes = Processes(2)
+    with processes.together():
+        found = processes.run([partial(shares, *own) for own in zip(sources, played, strict=True)])
+    assert found == [[[0.75], [0.75]], [[0.25], [0.75]]]
+    assert Repeats()(played[0], None) == [[1.0], [1.0]] and sources[1](proposing("4 ! 5", "1+1"), None) == [
+        [0.5],
+        [0.5],
+    ]
 
 
 def test_the_solver_of_r_zero_learns_from_questions_of_middling_difficulty(tmp_path):

@@ -91,7 +91,8 @@ def ema(
     """Return a running mean for each key (SPIRAL, arXiv 2506.24119).
 
     The mean starts at 0. Each dialogue reads it first and then updates it: ``b <- ema b + (1 - ema) R``, where R is the
-    mean return of the dialogue's rows with this key. Dialogues do this one after another, in the order of the rows.
+    mean return of the dialogue's rows with this key. Dialogues do this one after another: in the order of their numbers
+    (``prompt``, and in it ``rollout``), or in the order of the rows where these are not numbers.
 
     Raises:
         ValueError: no recorded column tells one dialogue from another.
@@ -103,7 +104,9 @@ def ema(
         )
     base = torch.zeros_like(returns)
     columns = [batch.column(name, "key") for name in config.key]
-    for rows in batch.groups((*config.key, *batch.dialogues())):
+    numbers = [c for c in (batch.prompt, batch.rollout) if c is not None and all(isinstance(n, int) for n in c)]
+    groups = batch.groups((*config.key, *batch.dialogues()))
+    for rows in sorted(groups, key=lambda rows: [column[rows[0]] for column in numbers]):
         key = "/".join(str(column[rows[0]]) for column in columns)
         before = state.means.get(key, 0.0)
         base[rows] = before

@@ -21,7 +21,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Builder(ABC):
-    """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows.
+    """Makes rows of scored dialogues. It depends on nothing else, so the same dialogues give the same rows, in whatever
+    order they come (:func:`in_order`).
 
     Attributes:
         makes: single rows, pairs, rows that are called good or bad, comparisons of whole dialogues, pairs of trajectories, or
@@ -35,6 +36,11 @@ class Builder(ABC):
     @abstractmethod
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> Sequence[AnyRow]:
         """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
+
+
+def in_order(dialogues: Sequence[Dialogue]) -> list[Dialogue]:
+    """Return the dialogues in the order of their numbers, by which builders choose between equals."""
+    return sorted(dialogues, key=lambda dialogue: (dialogue.prompt, dialogue.rollout))
 
 
 def worth(dialogue: Dialogue) -> float | None:
@@ -51,7 +57,7 @@ def said(
     With ``turn``, only for what was said in this turn of its agent.
     """
     found: dict[tuple, tuple[Row, tuple]] = {}
-    for dialogue in dialogues:
+    for dialogue in in_order(dialogues):
         for u in dialogue.utterances:
             role = u.role or u.agent
             if not u.trainable or not u.response_ids or "credit" not in u.rewards or (roles and role not in roles):

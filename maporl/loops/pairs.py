@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from maporl.errors import RunError
-from maporl.loops.builder import STRICT, Builder, Count, Number, said, worth
+from maporl.loops.builder import STRICT, Builder, Count, Number, in_order, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
 from maporl.rewards.verifier.encoding import joint_text
 from maporl.rounding import exceeds
@@ -76,7 +76,7 @@ class Gap(Builder):
     def compared(self, dialogues: Sequence[Dialogue]) -> Iterator[tuple[int, list[Dialogue], int, int, float]]:
         """Yield the chosen pairs: the number of the question, its dialogues, the numbers of both in them, and the gap."""
         questions: dict[int, list[tuple[Dialogue, float]]] = defaultdict(list)
-        for dialogue in dialogues:
+        for dialogue in in_order(dialogues):
             value = worth(dialogue)
             if value is not None:
                 questions[dialogue.prompt].append((dialogue, value))

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from maporl.loops.builder import STRICT, Builder, Count, Number, Part, said, worth
+from maporl.loops.builder import STRICT, Builder, Count, Number, Part, in_order, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
@@ -59,7 +59,7 @@ class BestOf(Builder):
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         best: dict[int, tuple[float, Dialogue]] = {}
-        for dialogue in dialogues:
+        for dialogue in in_order(dialogues):
             value = worth(dialogue)
             if value is not None and (dialogue.prompt not in best or value > best[dialogue.prompt][0]):
                 best[dialogue.prompt] = value, dialogue
@@ -94,7 +94,7 @@ class Flatten(Builder):
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         taken: dict[int, int] = defaultdict(int)
         rows = []
-        for dialogue in dialogues:
+        for dialogue in in_order(dialogues):
             answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
             if not answers or not exceeds(answers[-1], self.above) or len(dialogue.utterances) < self.least:
                 continue

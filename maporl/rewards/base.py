@@ -37,6 +37,12 @@ class RewardSource:
         """One value for each utterance of each dialogue, or None where it does not apply."""
         raise NotImplementedError(f"{type(self).__name__}: a reward source defines __call__(dialogues, task)")
 
+    def meet(self, dialogues: list[Dialogue]) -> None:
+        """Exchange with other processes what the values of an update's ``dialogues`` depend on, before they are scored.
+
+        A trainer lets all processes call this together, each with its own dialogues. By default nothing is exchanged.
+        """
+
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Learn from this process's graded ``dialogues`` of ``update`` on ``task``; returns numbers to log. All processes call it."""
         return {}

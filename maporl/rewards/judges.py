@@ -81,7 +81,7 @@ class PairwiseJudge(RewardSource):
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Return the reward of each answer, which is that of its dialogue."""
         questions: dict[int, list[Dialogue]] = {}
-        for dialogue in dialogues:
+        for dialogue in sorted(dialogues, key=lambda d: d.rollout):  # all meet the first one
             questions.setdefault(dialogue.prompt, []).append(dialogue)
         ranks = self._tournaments(list(questions.values()), task)
         worth = {

@@ -33,6 +33,11 @@ class Scorer:
         self.reward, self.sources, self.speakers = reward, dict(sources), tuple(speakers)
         self.digits, self.missing_eos_penalty = digits or {}, missing_eos_penalty
 
+    def meet(self, dialogues: list[Dialogue]) -> None:
+        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this together."""
+        for source in self.sources.values():
+            source.meet(dialogues)
+
     def grade(self, dialogues: list[Dialogue], task: Task) -> None:
         """Set ``grade`` of every answer that has no grade yet.
 

@@ -471,6 +471,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Grade and score every answer, and assign credit to the utterances."""
         asked = [agent for source in self.player.scorer.sources.values() for agent in source.agents]
         judges = [p.name for agent in asked for p in self.team.policies_of.get(agent, ())]
+        self.player.scorer.meet(batch.dialogues)
         try:
             with (
                 self.learning.whole_weights(judges, self.references_sample),
