@@ -1,0 +1,207 @@
+"""Updates of recipes on random dialogues, for tests of what must not change a credit or an advantage.
+
+Agents say random words that fit what they are asked. Critics and references have random numbers in place of what tiny models
+would say, because those hardly differ.
+"""
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perturbed_training import words
+from scripted_training import recipe_values, scripted_trainer
+from simulated_processes import Processes
+
+from maporl.engines.base import Request
+from maporl.training.samples import name_of
+from maporl.training.trainer import MultiAgentPPOTrainer
+from maporl.training.update_batch import TeamUpdateBatch
+from maporl.types import Dialogue, Utterance
+
+QUESTIONS = 4
+Place = tuple[int, int, str, int, int]
+"""Where something was said: the number of the question and of the dialogue, the agent, and its turn and part of the turn."""
+Script = Callable[[Request], str]
+Trained = tuple[str, list[float], list[float], float]
+
+
+@dataclass
+class Found:
+    """What an update credits every utterance with, and what policies are trained on.
+
+    Args:
+        said: by place, what the policy sampled.
+        rewards: by place, the utterance's rewards, of which one is its credit.
+        rows: by place, the policy that is trained on it, the advantage and the return of each token, and the weight in the
+            loss. None: no policy is. Copies of an utterance are one row.
+        dialogues: the dialogues of all processes.
+    """
+
+    said: dict[Place, list[int]] = field(default_factory=dict)
+    rewards: dict[Place, dict[str, float]] = field(default_factory=dict)
+    rows: dict[Place, Trained | None] = field(default_factory=dict)
+    dialogues: list[Dialogue] = field(default_factory=list)
+
+
+def number(*key: Hashable) -> float:
+    """A number in [-1, 1] that depends on a key alone."""
+    digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    return 2 * int.from_bytes(digest, "big") / 2**48 - 1
+
+
+def place_of(dialogue: Dialogue, u: Utterance) -> Place:
+    """The place of an utterance."""
+    return (dialogue.prompt, u.tags.get("rollout before", dialogue.rollout), u.agent, u.turn, u.part)
+
+
+def random_words(seed: int) -> Script:
+    """A script of random words. They depend on the place of the request and on nothing else."""
+
+    def script(request: Request) -> str:
+        asked = copy.copy(request)
+        part = 0 if request.ask.continues is None else 1 + request.ask.continues
+        place = request.rng_key[:-1] if request.rng_key is not None else (str(request.transcript.messages),)
+        asked.rng_key = (seed, *place, request.ask.agent, request.turn, part)
+        return words(asked)
+
+    return script
+
+
+def values_of(name: str, folder: Path, questions: int = QUESTIONS) -> dict[str, Any]:
+    """The values of a recipe's tiny version for ``questions`` questions."""
+    values = recipe_values(name, folder / "run", training={"save_steps": 0})
+    values["training"]["per_device_train_batch_size"] = questions
+    values["ppo"]["num_mini_batches"] = 1  # so that four processes can share the questions
+    if (turns := values.get("schedule", {}).get("round_robin")) is not None:
+        turns["agents"] = list(values["agents"])  # by default the order of declaration
+    return values | {"evaluation": {"questions": 0}}
+
+
+def guess(trainer: MultiAgentPPOTrainer, key: Callable[[Any], Hashable]) -> None:
+    """Let critics and references of a trainer say random numbers, which depend on ``key(sample)`` and on the token."""
+    ask = trainer.learning.token_batches
+
+    def token_batches(samples: Any, critic_only: Any) -> Any:
+        batches, metrics = ask(samples, critic_only)
+        for policy, batch in batches.items():
+            for row, index in enumerate(batch.sample.tolist()):
+                own = key(samples[policy][index])
+                for place, column in enumerate(batch.sampled_mask[row].nonzero().flatten().tolist()):
+                    if policy in trainer.advantages.critics:
+                        batch.values[row, column] = number("value", own, place)
+                    batch.ref_logprobs[row, column] = batch.old_logprobs[row, column] + number("kl", own, place)
+        return batches, metrics
+
+    trainer.learning.token_batches = token_batches
+
+
+def by_name(sample: Any) -> Hashable:
+    """Where a sample was said, and what it says. Copies of an utterance, which stand in several dialogues, have no number of theirs."""
+    own, columns = sample.utterance, sample.columns
+    first = 0 if own.sample is not None else own.tags.get("rollout before", columns.rollout)
+    return (columns.prompt, first, columns.agent, columns.turn, own.part, tuple(sample.response_ids))
+
+
+def by_words(sample: Any) -> Hashable:
+    """What a sample's policy read and said."""
+    return (tuple(sample.prompt_ids), tuple(sample.response_ids))
+
+
+def update(
+    trainer: MultiAgentPPOTrainer, change: Callable[[TeamUpdateBatch], None] = lambda batch: None
+) -> TeamUpdateBatch:
+    """Play, ``change`` what was played, score it and assign advantages."""
+    batch = trainer.collected()
+    change(batch)
+    return trainer.advantage(trainer.score(batch))
+
+
+def found_in(batches: list[TeamUpdateBatch]) -> Found:
+    """What the updates of all processes found."""
+    found = Found()
+    for batch in batches:
+        trained: dict[tuple, Trained] = {}
+        for policy, tokens in batch.token_batches.items():
+            for i, index in enumerate(tokens.sample.tolist()):
+                mask, weight = tokens.sampled_mask[i], float(tokens.weight[i])
+                numbers = tokens.advantages[i][mask].tolist(), tokens.returns[i][mask].tolist()
+                trained[batch.samples[policy][index].columns.name] = (policy, *numbers, weight)
+        found.dialogues += batch.dialogues
+        for dialogue in batch.dialogues:
+            for u in dialogue.utterances:
+                place = place_of(dialogue, u)
+                found.said[place] = u.response_ids
+                found.rewards[place] = u.rewards
+                found.rows[place] = trained.get(name_of(dialogue, u))
+    return found
+
+
+def one_update(
+    values: dict[str, Any],
+    script: Script,
+    change: Callable[[TeamUpdateBatch], None] = lambda batch: None,
+    key: Callable[[Any], Hashable] = by_name,
+) -> Found:
+    """What an update of one process finds."""
+    trainer = scripted_trainer(copy.deepcopy(values), script)
+    guess(trainer, key)
+    return found_in([update(trainer, change)])
+
+
+def update_of(count: int, values: dict[str, Any], script: Script) -> Found:
+    """What an update of ``count`` processes finds, which share the questions."""
+    processes = Processes(count)
+    own = copy.deepcopy(values)
+    own["training"]["per_device_train_batch_size"] //= count
+    with processes.together():
+        trainers = [scripted_trainer(copy.deepcopy(own), script) for _ in range(count)]
+        for trainer in trainers:
+            guess(trainer, by_name)
+        return found_in(processes.run([lambda t=t: update(t) for t in trainers]))
+
+
+def shuffled(seed: int) -> Callable[[TeamUpdateBatch], None]:
+    """Bring the dialogues of a batch into a random order."""
+    return lambda batch: random.Random(seed).shuffle(batch.dialogues)
+
+
+def renumbered(seed: int) -> Callable[[TeamUpdateBatch], None]:
+    """Give the dialogues of each question their numbers in a random order. :func:`place_of` then finds the old ones."""
+
+    def change(batch: TeamUpdateBatch) -> None:
+        rng = random.Random(seed)
+        by_question: dict[int, list[Dialogue]] = {}
+        for dialogue in batch.dialogues:
+            by_question.setdefault(dialogue.prompt, []).append(dialogue)
+        for own in by_question.values():
+            numbers = [dialogue.rollout for dialogue in own]
+            rng.shuffle(numbers)
+            for dialogue, new in zip(own, numbers, strict=True):
+                for u in dialogue.utterances:
+                    u.tags["rollout before"] = dialogue.rollout
+                for ablation in dialogue.ablations:
+                    ablation.rollout = new
+                dialogue.rollout = new
+
+    return change
+
+
+def alike_words(seed: int, turn: int, tossed: int) -> Script:
+    """A script that what agents are shown decides, so that dialogues of a question are often alike.
+
+    In one turn a coin decides too, in dialogues whose number is less than ``tossed``.
+    """
+
+    def script(request: Request) -> str:
+        asked = copy.copy(request)
+        place = request.rng_key or (0, 0, 0, 0, 0)
+        heads = place[-2] < tossed and random.Random(f"{seed}/{place[-3]}/{place[-2]}").random() < 0.4
+        coin = heads and request.turn == turn
+        asked.rng_key = (seed, place[-3], request.ask.agent, str(request.transcript.messages), coin)
+        return words(asked)
+
+    return script

@@ -1,0 +1,418 @@
+"""What must not change a credit or an advantage, for every recipe, on random games and dialogues.
+
+Equal moves in equal states earn equal advantages. The order of dialogues, of agents and of rollouts decides nothing. A batch may
+be cut over processes. One agent has the advantages of the single-agent method. While nothing is learned, the probability
+ratio is 1, and the KL to a reference that is the policy is 0. Where a recipe differs, its card says why.
+"""
+
+import copy
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+from invariant_runs import (
+    alike_words,
+    by_words,
+    guess,
+    one_update,
+    place_of,
+    random_words,
+    renumbered,
+    shuffled,
+    update_of,
+    values_of,
+)
+from scripted_training import recipe_values, sampled, scripted_trainer
+
+from maporl.config.parse import read_yaml
+from maporl.config.recipes import card_of, recipe_file, recipe_files
+from maporl.loops.plan import stages_of
+from maporl.rollout.branching import BRANCHINGS
+from maporl.storage.run_folder import RunFolder
+from maporl.training.samples import name_of
+from maporl.validation.load import from_dict
+
+LOOPS = [name for name in recipe_files() if "loop" in read_yaml(recipe_file(name))]
+TRAINED = [name for name in recipe_files() if name not in LOOPS]
+QUICK = ("marti_margin", "gigpo", "sdrl", "malt")
+"""A debate with a rule between turns, a game with groups of states, stages that continue some answers, and a loop."""
+
+
+def each(names):
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
+
+def close(one, other):
+    return one == pytest.approx(other, abs=3e-5)
+
+
+def trained_alike(one, other):
+    """Whether both are trained on with the same advantages and returns and the same weight, or neither is."""
+    if one is None or other is None:
+        return one is other
+    return one[0] == other[0] and all(close(mine, its) for mine, its in zip(one[1:], other[1:], strict=True))
+
+
+def must_be_the_same(one, other):
+    """Check that two updates credit the same words with the same rewards, and train on them with the same numbers."""
+    assert one.said == other.said
+    changed = [place for place in one.said if not close(one.rewards[place], other.rewards[place])]
+    assert not changed, [(place, one.rewards[place], other.rewards[place]) for place in changed[:3]]
+    changed = [place for place in one.said if not trained_alike(one.rows[place], other.rows[place])]
+    assert not changed, [(place, one.rows[place], other.rows[place]) for place in changed[:3]]
+    assert any(one.rows.values())
+
+
+# -- equal moves in equal states --------------------------------------------------------------------------------------
+
+UNEQUAL = {
+    "arenarl": "ranks of a tournament are strict, so equal answers do not earn the same",
+    "spiral": "read before it is updated",
+    "spiral_textarena": "read before it is updated",
+}
+"""Recipes in which equal moves in equal states earn different advantages, with what their cards say of it."""
+
+
+def words_of(utterances):
+    return tuple((u.agent, u.turn, u.part, tuple(u.prompt_ids), u.text) for u in utterances)
+
+
+def equals(found, final, apart):
+    """Yield the places of utterances that say the same after the same words and before the same words.
+
+    What follows an utterance is what follows it in all dialogues that share it, and in their ablations. With ``final`` nothing
+    that follows can change what it earned. With ``apart`` each utterance that was sampled is a state of its own.
+    """
+    follows = defaultdict(list)
+    for dialogue in found.dialogues:
+        ablated = sorted(words_of(ablation.utterances) for ablation in dialogue.ablations)
+        for u in dialogue.utterances:
+            follows[name_of(dialogue, u)].append((words_of(dialogue.utterances), ablated))
+    groups = defaultdict(dict)
+    for dialogue in found.dialogues:
+        for u in dialogue.utterances:
+            name, before = name_of(dialogue, u), [v for v in dialogue.utterances if v.order < u.order]
+            step = [v for v in dialogue.utterances if v.order == u.order]
+            state = (dialogue.prompt, u.agent, u.turn, u.part, words_of([*before, *step]))
+            after = () if final else tuple(map(repr, sorted(follows[name])))
+            sampled_before = tuple(name_of(dialogue, v) for v in before) if apart else ()
+            groups[state, after, sampled_before][name] = place_of(dialogue, u)
+    for places in groups.values():
+        first, *others = places.values()
+        for place in others:
+            yield first, place
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_equal_moves_in_equal_states_earn_equal_advantages(name, tmp_path):
+    values = values_of(name, tmp_path)
+    section = values.setdefault("branching", {})
+    if section.get("group", 1) == 1:
+        section["group"] = 3
+    final = BRANCHINGS[section.get("how", "independent")].final
+    apart = "parent" in values.get("advantage", {}).get("key", ())
+    pairs, unequal = 0, []
+    for seed in range(2):
+        for turn in range(2):
+            found = one_update(values, alike_words(seed, turn, 3 if "ablate" in section else 99), key=by_words)
+            for one, other in equals(found, final, apart):
+                pairs += 1
+                paid = close(found.rewards[one], found.rewards[other])
+                if not paid or not trained_alike(found.rows[one], found.rows[other]):
+                    unequal.append([(p, found.rewards[p], found.rows[p]) for p in (one, other)])
+    assert pairs > 0
+    if name in UNEQUAL:
+        card = card_of(name)
+        assert unequal and UNEQUAL[name] in f"{card.exact} {card.differs}"
+    else:
+        assert not unequal, unequal[0]
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_the_order_of_dialogues_decides_nothing(name, tmp_path):
+    values = values_of(name, tmp_path)
+    plain = one_update(values, random_words(3))
+    must_be_the_same(plain, one_update(values, random_words(3), shuffled(1)))
+
+
+NUMBERED = {
+    "arenarl": "The first answer meets all others",
+    "spiral": "read before it is updated",
+    "spiral_textarena": "read before it is updated",
+}
+"""Recipes in which the numbers of rollouts matter, with what their cards say of it."""
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_the_numbers_of_rollouts_decide_nothing(name, tmp_path):
+    values = values_of(name, tmp_path)
+    if name in NUMBERED:
+        values.setdefault("branching", {}).setdefault("group", 3)
+    differ = []
+    for seed in range(3 if name in NUMBERED else 1):
+        plain, other = (one_update(values, random_words(seed), *change) for change in ((), (renumbered(seed),)))
+        try:
+            must_be_the_same(plain, other)
+        except AssertionError as error:
+            differ.append(error)
+    if name in NUMBERED:
+        card = card_of(name)
+        assert differ and NUMBERED[name] in f"{card.exact} {card.differs}"
+    elif differ:
+        raise differ[0]
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_the_order_in_which_agents_are_declared_decides_nothing(name, tmp_path):
+    """Who speaks when is said by the protocol."""
+    values = values_of(name, tmp_path)
+    plain = one_update(values, random_words(4))
+    speakers = {place[2] for place in plain.said}
+    values["protocol"].setdefault("agents", [agent for agent in values["agents"] if agent in speakers])
+    values["agents"] = dict(reversed(values["agents"].items()))
+    must_be_the_same(plain, one_update(values, random_words(4)))
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_of_agents_that_speak_at_once_nobody_is_first(name, tmp_path):
+    values = values_of(name, tmp_path)
+    plain = one_update(values, random_words(5))
+    speakers = [agent for agent in values["agents"] if agent in {place[2] for place in plain.said}]
+    if values["protocol"]["name"] != "debate" or len(speakers) < 2:
+        pytest.skip("no agents that speak at once")
+    order = values["protocol"].get("agents", speakers)
+    values["protocol"]["agents"] = order[::-1]
+    must_be_the_same(plain, one_update(values, random_words(5)))
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_a_batch_may_be_cut_over_two_or_four_processes(name, tmp_path):
+    values = values_of(name, tmp_path)
+    whole = one_update(values, random_words(6))
+    for count in (2, 4):
+        must_be_the_same(whole, update_of(count, values, random_words(6)))
+
+
+# -- one agent --------------------------------------------------------------------------------------------------------
+
+TWO_AGENTS = {
+    "advantage_alignment": "times the other agent's advantage",
+    "salt": "equal moves in equal states get the mean",
+}
+"""Recipes whose advantages need more than one agent that speaks once, with what their cards say of it."""
+
+
+def spread(values, weights, ddof):
+    """The weighted standard deviation of ``values``."""
+    mean = sum(w * v for v, w in zip(values, weights, strict=True)) / sum(weights)
+    squares = sum(w * (v - mean) ** 2 for v, w in zip(values, weights, strict=True))
+    return (squares / (sum(weights) - ddof)) ** 0.5
+
+
+def centred(values, weights=None, ddof=0, eps=1e-6):
+    """``values`` minus their mean, divided by their standard deviation: 0 where all are equal."""
+    weights = weights or [1.0] * len(values)
+    mean = sum(w * v for v, w in zip(values, weights, strict=True)) / sum(weights)
+    if max(values) == min(values):
+        return [0.0] * len(values)
+    return [(v - mean) / (spread(values, weights, ddof) + eps) for v in values]
+
+
+def gae(rewards, values, gamma, lam):
+    """GAE over the tokens of one answer."""
+    advantages, later, value = [], 0.0, 0.0
+    for reward, now in zip(reversed(rewards), reversed(values), strict=True):
+        later = reward + gamma * value - now + gamma * lam * later
+        advantages.append(later)
+        value = now
+    return advantages[::-1]
+
+
+def single_agent(config, ppo, answers):
+    """The advantages of each token by the method for one agent that answers once: GRPO, RLOO, REINFORCE(++), Lite PPO or PPO.
+
+    ``answers`` has of each answer its question, its reward, and of each token the critic's value and the KL.
+    """
+    rewards, ddof, eps = [reward for _, reward, _, _ in answers], config.ddof, config.eps
+    lengths = [float(len(values)) for _, _, values, _ in answers]
+    everyone = list(range(len(answers)))
+    questions = [[i for i in everyone if answers[i][0] == q] for q in dict.fromkeys(a[0] for a in answers)]
+    groups = questions if "prompt" in config.key or "seed" in config.key else [everyone]
+    if config.returns in ("token_gae", "token_chain_gae"):
+        paid = [[0.0] * (len(values) - 1) + [reward] for _, reward, values, _ in answers]
+        tokens = [gae(own, a[2], ppo.gamma, ppo.lam) for own, a in zip(paid, answers, strict=True)]
+        whitened = iter(
+            centred([value for own in tokens for value in own], ddof=1, eps=0) if config.scale != "none" else []
+        )
+        return tokens if config.scale == "none" else [[next(whitened) for _ in own] for own in tokens]
+    found = list(rewards)
+    if "cumulative_kl" in str(config.post):
+        tokens = [
+            [r - ppo.kl_coef * sum(a[3][place:]) for place in range(len(a[3]))]
+            for r, a in zip(rewards, answers, strict=True)
+        ]
+        whitened = iter(centred([value for own in tokens for value in own], ddof=ddof, eps=0))
+        return [[next(whitened) for _ in own] for own in tokens]
+    if config.baseline == "critic":
+        found = [reward - values[0] for _, reward, values, _ in answers]
+        groups = [everyone]
+    for group in groups:
+        own = [rewards[i] for i in group]
+        others = [(sum(own) - r) / (len(own) - 1) if len(own) > 1 else 0.0 for r in own]
+        for i, r, other in zip(group, own, others, strict=True):
+            if config.baseline == "mean":
+                found[i] = r - sum(own) / len(own)
+            elif config.baseline == "loo":
+                found[i] = r - other
+            elif config.baseline == "assisted":
+                expected = [answers[j][2][-1] for j in group if j != i]
+                found[i] = r - (1 - config.alpha) * other - config.alpha * sum(expected) / len(expected)
+    if config.baseline == "ema":
+        mean = 0.0
+        for i in everyone:  # each answer reads the running mean before it moves it
+            found[i], mean = rewards[i] - mean, config.ema * mean + (1 - config.ema) * rewards[i]
+    for group in groups if config.scale in ("std", "token_std") else []:
+        weights = [lengths[i] for i in group] if config.scale == "token_std" else [1.0] * len(group)
+        own = [rewards[i] if config.baseline in ("mean", "loo") else found[i] for i in group]
+        equal = config.baseline == "assisted" and len({rewards[i] for i in group}) == 1
+        for i, value in zip(group, [0.0] * len(group) if equal else centred(own, weights, ddof, eps), strict=True):
+            found[i] = value
+    if config.scale == "raw_std":
+        found = [value / (spread(rewards, [1.0] * len(rewards), ddof) + eps) for value in found]
+    if "whiten" in str(config.post):
+        weights = lengths if "tokens" in str(config.post) else None
+        found = centred(found, weights, ddof, eps)
+    return [[value] * int(length) for value, length in zip(found, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_one_agent_that_answers_once_has_the_advantages_of_the_single_agent_method(name, tmp_path):
+    own = values_of(name, tmp_path)
+    section = copy.deepcopy(own.get("advantage", {}))
+    if name in TWO_AGENTS:
+        card = card_of(name)
+        assert TWO_AGENTS[name] in f"{card.exact} {card.differs}"
+        return
+    as_question = {"seed": "prompt", "state": "prompt", "parent": "prompt", "caller": "prompt", "role": "agent"}
+    for part in (section, *section.get("plus", ())):
+        if "key" in part:
+            kept = [
+                as_question.get(column, column) for column in part["key"] if column not in ("game", "task", "order")
+            ]
+            part["key"] = list(dict.fromkeys(kept))
+    section["post"] = [
+        entry for entry in section.get("post", ()) if entry != "broadcast_to_callees"
+    ]  # nobody is called
+    for number, entry in enumerate(section["post"]):
+        if isinstance(entry, dict) and "whiten" in entry:
+            section["post"][number] = {"whiten": entry["whiten"] | {"key": []}}
+    section.pop("multi_objective_aggregation", None)  # there is one reward
+    values = recipe_values("grpo_single", tmp_path / "single", training={"save_steps": 0}) | {
+        "evaluation": {"questions": 0}
+    }
+    cumulates = "cumulative_kl" in str(section.get("post"))
+    values |= {"advantage": section, "ppo": values["ppo"] | {"kl_coef": 0.05 if cumulates else 0.0}}
+    values["ppo"] |= {k: v for k, v in own["ppo"].items() if k in ("gamma", "lam", "aggregation")}
+    values["training"] |= {k: v for k, v in own["training"].items() if k == "critic"}
+    trainer = scripted_trainer(values, random_words(7))
+    guess(trainer, by_words)
+    config = trainer.advantages.config
+    batch = trainer.advantage(trainer.score(trainer.collected()))
+    tokens = batch.token_batches["solo"]
+    answers, found = [], []
+    for i, index in enumerate(tokens.sample.tolist()):
+        mask, u = tokens.sampled_mask[i], batch.samples["solo"][index].utterance
+        kl = (tokens.old_logprobs - tokens.ref_logprobs)[i][mask].tolist()
+        answers.append(
+            (batch.samples["solo"][index].columns.prompt, u.rewards["credit"], tokens.values[i][mask].tolist(), kl)
+        )
+        found.append(tokens.advantages[i][mask].tolist())
+    expected = single_agent(config, trainer.args, answers)
+    plus = [single_agent(term.within(config), trainer.args, answers) for term in config.plus]
+    for i, its in enumerate(expected):
+        total = [sum(parts) for parts in zip(its, *(own[i] for own in plus), strict=True)]
+        assert found[i] == pytest.approx(total, abs=2e-4), (i, answers[i][:2])
+    assert len({round(value, 4) for own in found for value in own}) >= 2
+
+
+# -- nothing learned --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", each(TRAINED))
+def test_while_nothing_is_learned_the_ratio_is_1_and_the_kl_is_0(name, tmp_path):
+    values = values_of(name, tmp_path) | {"updates": 2}
+    values["training"] |= {"learning_rate": 0.0}
+    values["ppo"] |= {"num_ppo_epochs": 2}
+    if "cumulative_kl" not in str(values.get("advantage")):
+        values["ppo"] |= {"kl_in": "loss", "kl_estimator": "k3", "kl_coef": 0.01}
+    trainer = scripted_trainer(values, random_words(8))
+    trainer.train()
+    records = RunFolder(tmp_path / "run").read_metrics()
+    found = defaultdict(list)
+    for record in records:
+        for key, value in record.items():
+            found[key.partition("/")[2]].append(value)
+    assert found["val/ratio"] and found["objective/kl_k3"]
+    assert found["val/ratio"] == pytest.approx([1.0] * len(found["val/ratio"]), abs=1e-5)
+    for key in ("objective/kl_k1", "objective/kl_k3", "policy/clipfrac_avg", "policy/approxkl_avg"):
+        assert found[key] == pytest.approx([0.0] * len(found[key]), abs=1e-5), key
+
+
+# -- loops ------------------------------------------------------------------------------------------------------------
+
+SHARES = {"agent_rlvr": "a fifth", "optima": "70%", "sweet_rl": "a tenth of the states"}
+"""Loops that take a share of a whole round's rows, so that two halves of it do not make the same. Their cards say so."""
+
+
+def drawn_from(name, folder):
+    """The builders of a loop's stages with their roles, and random dialogues with credits."""
+    values = recipe_values(name, folder / "run") | {"evaluation": {"questions": 0}}
+    config = from_dict(values, name)
+    stages = [(section.roles, builder) for section, builder in stages_of(config) if builder is not None]
+    return stages, sampled(values, folder, random_words(9))
+
+
+def counted(made):
+    """How often each row is made, whatever their order."""
+    return Counter(map(repr, made))
+
+
+@pytest.mark.parametrize("name", each(LOOPS))
+def test_the_rows_of_a_loop_do_not_depend_on_the_order_of_dialogues(name, tmp_path):
+    stages, dialogues = drawn_from(name, tmp_path)
+    made = 0
+    for roles, builder in stages:
+        rows_made = builder(dialogues, roles)
+        for seed in range(3):
+            mixed = random.Random(seed).sample(dialogues, len(dialogues))
+            assert list(builder(mixed, roles)) == list(rows_made)
+        made += len(rows_made)
+    assert made > 0
+
+
+@pytest.mark.parametrize("name", each(LOOPS))
+def test_the_rows_of_a_loop_are_those_of_its_halves(name, tmp_path):
+    stages, dialogues = drawn_from(name, tmp_path)
+    questions = sorted({dialogue.prompt for dialogue in dialogues})
+    half = set(questions[: len(questions) // 2])
+    parts = [[d for d in dialogues if (d.prompt in half) is first] for first in (True, False)]
+    made, shares = 0, False
+    for roles, builder in stages:
+        for option in ("share", "keep"):
+            if getattr(builder, option, 1.0) != 1.0:
+                builder, shares = replace(builder, **{option: 1.0}), True
+        rows_made = builder(dialogues, roles)
+        assert counted(rows_made) == counted([row for part in parts for row in builder(part, roles)])
+        made += len(rows_made)
+    assert made > 0
+    assert shares == (name in SHARES)
+    if shares:
+        card = card_of(name)
+        assert SHARES[name] in f"{card.exact} {card.differs}"
