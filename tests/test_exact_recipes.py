@@ -143,22 +143,6 @@ def test_the_progress_of_spa_rl_by_hand(tmp_path):
     assert [a for _, a in found[1, 0, "first"]] == pytest.approx([1.0772, 0.3060], abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "move"), [("spiral", "p"), ("spiral_textarena", "[check]")])
-def test_the_running_means_of_spiral_by_hand(name, move, tmp_path):
-    """Each role of each game reads its mean, which begins at 0, and moves it by a twentieth of what it earned in all."""
-    trainer = scripted_trainer(values_of(name, tmp_path, questions=4), lambda request: move)
-    batch = played(trainer)
-    found, means = advantages_of(batch), {"first": 0.0, "second": 0.0}
-    for game in range(4):
-        for role, mean in means.items():
-            result = sum(u.rewards["credit"] for u in batch.dialogues[game].utterances if u.agent == role)
-            own = found[game, 0, role]  # turns without an advantage are left out
-            assert [a for _, a in own] == pytest.approx([result - mean] * len(own), abs=1e-5)
-            means[role] = 0.95 * mean + 0.05 * result
-    assert sorted(trainer.advantages.state.means.values()) == pytest.approx(sorted(means.values()))
-    assert all(means.values())
-
-
 def test_the_rows_of_malt_by_hand(tmp_path):
     """Two drafts, two verdicts on each, two answers after each: right are 1 1, 1 0, 1 0 and 0 0."""
     right = iter([1, 1, 1, 0, 1, 0, 0, 0])
