@@ -217,7 +217,8 @@ def test_an_installed_package_without_its_device_is_no_reason_to_fetch_kernels(f
     ):
         with pytest.raises(WeightsError, match=r"flash_attention_2 needs a CUDA device and flash-attn 2\.3\.3"):
             loads()
-    chosen = read_model(AutoModelForCausalLM, folder, attn_implementation="eager")
+    own = in_config(folder, "flash_attention_2", KEYS[:1])
+    chosen = read_model(AutoModelForCausalLM, own, attn_implementation="eager")
     assert kind_of(chosen) == "eager", "another choice than that of config.json"
 
 
@@ -229,10 +230,15 @@ def test_code_of_the_hub_is_refused_wherever_it_is_named(folder, name):
         read_model(AutoModelForCausalLM, in_config(folder, name), attn_implementation="eager")
 
 
-def in_config(folder: Path, name: str) -> Path:
+KEYS = ("attn_implementation", "_attn_implementation")
+"""The keys of config.json for attention. transformers 5.2 reads the second one only, and then reads no other choice."""
+
+
+def in_config(folder: Path, name: str, keys: tuple[str, ...] = KEYS) -> Path:
     """``folder``, whose config.json asks for ``name``."""
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_implementation": name}))
+    kept = {key: value for key, value in json.loads(file.read_text()).items() if key not in KEYS}
+    file.write_text(json.dumps(kept | dict.fromkeys(keys, name)))
     return folder
 
 

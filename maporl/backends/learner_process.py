@@ -54,7 +54,12 @@ def open_store(address: str) -> tuple[TCPStore, int]:
         own.bind((address, 0))
         own.listen()
         port = own.getsockname()[1]
-        store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
+        try:
+            store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
+        except NotImplementedError:  # the libuv store of torch 2.6 takes no open socket
+            store = TCPStore(
+                address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno(), use_libuv=False
+            )
         own.detach()  # the store closes it
     return store, port
 
