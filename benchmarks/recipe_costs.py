@@ -127,7 +127,7 @@ def cost(name: str, model: str) -> float:
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward
     values["training"] |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": QUESTIONS, "save_steps": 0}
     if "loop" in own:
-        # a round's updates ask as many questions as it samples, in the recipe and here
+        # a round's updates ask as many questions as it samples, in the recipe and here, and of a tenth of the dialogues one must be whole
         updates = any(stage["train"] == "ppo" for stage in own["loop"]["stages"])
         kept = [
             {"updates": 1, "group": stage["group"]} if stage["train"] == "ppo" else {"epochs": stage.get("epochs", 1)}
@@ -136,7 +136,8 @@ def cost(name: str, model: str) -> float:
         stages = [stage | each for stage, each in zip(values["loop"]["stages"], kept, strict=True)]
         read = {name: weight for name, weight in values["reward"]["sources"].items() if name == "nll"}
         values["reward"]["sources"] = {"recipe_costs:coin": 1.0} | read
-        values["loop"] |= {"questions": QUESTIONS if updates else 1, "rounds": 1, "stages": stages}
+        asked = 10 if "rank_halves" in str(stages) else QUESTIONS if updates else 1
+        values["loop"] |= {"questions": asked, "rounds": 1, "stages": stages}
     return tokens(values, name) / tokens(plain(values), name)
 
 
