@@ -20,7 +20,9 @@ def searching(request):
     """Search as long as one may, and then give the right name or the wrong one."""
     rng = random.Random(str(request.rng_key))
     said = looking_up(request, rng.random() < 0.5)
-    return "<verify>no</verify>" if said[0].startswith("<verify>") else said[0]
+    if said[0].startswith("<verify>"):
+        return "<verify>no</verify>" if "1" not in request.ask.messages[-1]["content"] else "<verify>yes</verify>"
+    return said[0]
 
 
 def shaped(reward, seconds, tokens, **options):

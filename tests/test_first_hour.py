@@ -42,7 +42,7 @@ BASE = {
     "task": {"name": "toy_sum", "largest": 9},
     "agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY}},
     "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
-    "ppo": {"response_length": 4},
+    "ppo": {"response_length": 4, "kl_in": "loss", "kl_estimator": "k3"},
     "training": {"per_device_train_batch_size": 8, "use_cpu": True},
     "evaluation": {"questions": 0},
 }

@@ -107,14 +107,15 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
     rounds = []
 
     def source(played, task):
-        """Dialogues of odd questions have reward variance, and those of even questions do not."""
+        """Dialogues of the questions 1, 3 and 6 have reward variance, and those of others do not."""
         rounds.append(len({d.prompt for d in played}))
-        return [[float(d.prompt % 2 and d.rollout == 0)] * len(d.utterances) for d in played]
+        return [[float(d.prompt in (1, 3, 6) and d.rollout == 0)] * len(d.utterances) for d in played]
 
     trainer.player.scorer.sources["label"] = as_source(source)
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     answers = batch.dialogues
-    assert rounds == [4, 2, 1, 1]  # 0 to 3; 4 and 5 for 0 and 2; 8 for 4; 12 for 8
+    assert rounds == [4, 2, 1, 1]  # 0 to 3; 4 and 6 for 0 and 2; 8 for 4; 12 for 8
+    assert list(dict.fromkeys(d.prompt for d in answers)) == [12, 1, 6, 3]  # each where the first one stood
     credits = {}
     for d in answers:
         credits.setdefault(d.prompt, set()).add(d.utterances[0].rewards["credit"])
@@ -139,7 +140,7 @@ def test_answers_of_replacing_questions_are_not_taken_for_copies_of_replaced_one
     trainer.player.scorer.sources["label"] = as_source(source)
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     answers = batch.dialogues
-    assert {d.prompt for d in answers} == {0, 1, 4, 5}
+    assert {d.prompt for d in answers} == {0, 1, 6, 7}
     rows = trainer.advantage(batch).token_batches
     distinct = {
         (d.prompt, u.sample if u.sample is not None else (d.rollout, u.id)) for d in answers for u in d.utterances

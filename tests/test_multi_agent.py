@@ -484,7 +484,7 @@ def test_reward_rules_reach_the_trainer(pair, tmp_path):
 def test_a_trainer_made_in_python_refuses_a_tree_that_its_parts_cannot_bear_as_a_configuration_does(pair, tmp_path):
     def build(reward, advantage):
         branching = BranchingSection(how="tree", group=2)
-        parts = config(tmp_path), pair(), TASK, DEBATE, None, RewardSection(**reward)
+        parts = config(tmp_path, kl_coef=0.0), pair(), TASK, DEBATE, None, RewardSection(**reward)
         MultiAgentPPOTrainer(*parts, advantage=AdvantageConfig(**advantage), branching=branching)
 
     plain = {"baseline": "mean", "key": ("prompt", "agent", "turn", "state")}

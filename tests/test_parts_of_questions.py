@@ -330,7 +330,7 @@ def test_the_page_on_an_orchestrator_is_a_run(tmp_path):
     from maporl.runs.train import train
     from maporl.validation.load import from_dict
 
-    (text,) = re.findall(
+    text, _ = re.findall(
         r"^```yaml\n(.*?)^```", (ROOT / "docs/howto/orchestrator.md").read_text(), re.DOTALL | re.MULTILINE
     )
     config = from_dict(parse_yaml(text) | {"output_dir": str(tmp_path / "run"), "dialogues_logged": 99})

@@ -176,7 +176,7 @@ def begin(folder, monkeypatch, exists):
 def train_jointly(folder, monkeypatch):
     learner = Thing(deltas=lambda: [0.0], train=lambda *a: None)
     monkeypatch.setattr(stages, "DPOLearner", lambda *a, **k: learner)
-    pair = Thing(together=(1,))
+    pair = Thing(together=(1,), chosen=Thing(place="0"))
     stages.train_jointly(Thing(seed=0), Thing(epochs=1), {EVIL: policy()}, {EVIL: [pair]}, folder)
 
 

@@ -188,7 +188,15 @@ def test_the_description_builds_the_same_run(team, tmp_path):
         "schedule": Schedule(freeze=[Freeze("bob", 2, 2)]),
         "curriculum": [(3, Arithmetic(largest=5))],
     }
-    options = {"updates": 4, "save_strategy": "steps", "save_steps": 1, "kl_coef": 0.1, "cliprange_high": 0.3}
+    options = {
+        "updates": 4,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "kl_coef": 0.1,
+        "kl_in": "loss",
+        "kl_estimator": "k3",
+        "cliprange_high": 0.3,
+    }
     whole = trainer_of(tmp_path / "whole", team(), more=more, **options)
     whole.train()
     stopped = trainer_of(tmp_path / "run", team(), more={**more, "callbacks": [StopAfter(2)]}, **options)
@@ -456,7 +464,10 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
             "reward.sources",
         ),
         ({"branching": BranchingSection(group=2)}, "branching.group"),
-        ({"advantage": AdvantageConfig(returns="utterance", baseline="mean", key=("prompt",))}, "advantage.returns"),
+        (
+            {"advantage": AdvantageConfig(returns="utterance", baseline="mean", scale="none", key=("prompt",))},
+            "advantage.returns",
+        ),
     ):
         again = trainer_of(run, team(), *parts[:3], more | other, save_strategy="steps")
         with pytest.raises(CheckpointError, match=f"its run had another {section} "):

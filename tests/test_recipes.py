@@ -204,6 +204,8 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
         "warm_start": BRIEF if protocol in ("game", "call_return") else {"steps": 0},
     }  # fmt: skip
     values["ppo"] |= {"kl_in": "reward", "missing_eos_penalty": 0.5, "response_length": 3}
+    if ADVANTAGES[advantage].get("scale", "std") == "std":  # no KL is divided by the spread of a question's answers
+        values["ppo"] |= {"kl_in": "loss", "kl_estimator": "k3"}
     values["training"]["per_device_train_batch_size"] = 3
     if protocol == "game":
         values |= {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1.0}, "rules": ["own"]}}

@@ -437,7 +437,11 @@ def test_maac_and_iac_differ_in_what_they_learn(tmp_path):
     ("recipe", "changes", "words"),
     [
         ("maac", ["protocol.turns=1"], "critic_context: joint"),
-        ("rloo", ["advantage.scale=std"], r"baseline loo with scale std is baseline mean, times n / \(n - 1\)"),
+        (
+            "rloo",
+            ["advantage.scale=std", "ppo.kl_in=loss", "ppo.kl_estimator=k3"],
+            r"baseline loo with scale std is baseline mean, times n / \(n - 1\)",
+        ),
         ("marft_action", ["ppo.aggregation=token_mean"], "ratio sequence with aggregation token_mean"),
     ],
 )

@@ -56,7 +56,14 @@ def two_temperatures(folder, lora=False, **ppo):
     sections = {
         "agents": {name: {**tiny, **own} for name, own in agents.items()},
         "agent_defaults": {},
-        "ppo": {"response_length": 3, "num_ppo_epochs": 1, "temperature": 1.0, **ppo},
+        "ppo": {
+            "response_length": 3,
+            "num_ppo_epochs": 1,
+            "temperature": 1.0,
+            "kl_in": "loss",
+            "kl_estimator": "k3",
+            **ppo,
+        },
         "protocol": {
             "name": "debate",
             "opening": "1+1=2;" * 12 + "{question}",

@@ -165,6 +165,7 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
         tmp_path, protocol={"name": "chain", "turns": 3, "later": "{others};{question}", "quote": "{text}"},
         branching={"how": "fork_random", "group": 3},
         advantage={"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"], "singleton": "zero"},
+        ppo={"response_length": 3, "num_ppo_epochs": 1, "kl_coef": 0.0},
     )  # fmt: skip
     trainer = run.build_trainer(settings, quiet=True)
     assert trainer.args.critic == "head" and trainer.learners["ann"].critic == "none"

@@ -10,6 +10,7 @@ from maporl.types import Act, Ask, Example, Utterance
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
 SEARCH = STATE + "{verdict}\n\nWhat should be looked up next? End with <search>your query</search>."
+VERDICTS = ("<verify>no</verify>", "<verify>yes</verify>")
 ANSWER = STATE + "Answer the question."
 
 
@@ -103,7 +104,18 @@ class Route(Protocol):
             text = template.format(**known, verdict=routing.text if routing else "")
             parents = (*shown, routing.id) if routing else shown
             answers = role == "answerer"
-            return [Ask(agent, [{"role": "user", "content": text}], role, parents, answers=answers, fresh=True)]
+            taught = VERDICTS if role == "router" else ()
+            return [
+                Ask(
+                    agent,
+                    [{"role": "user", "content": text}],
+                    role,
+                    parents,
+                    answers=answers,
+                    fresh=True,
+                    taught=taught,
+                )
+            ]
 
         routing: Utterance | None = None
         while len(found) < self.steps:

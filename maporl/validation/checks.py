@@ -382,8 +382,8 @@ def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
     )
 
     check_advantage(config.advantage, recorded_columns(config, protocol), where)
-    check_scaled_noise(config.advantage, config.ppo, where)
     check_rewards_apart(config.advantage, config.reward, config.ppo, where)
+    check_scaled_noise(config.advantage, config.ppo, where)
     check_branched_advantage(config.branching, config.advantage, where)
     for name, agent in config.agents.items():
         critic = agent.critic or config.training.critic

@@ -5,6 +5,7 @@ stop a run at its first update, and prompts that never show an agent what others
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from maporl.advantages.baselines import baseline_of
@@ -69,15 +70,17 @@ def check_questions(config: Config, task: Task) -> list[str]:
 def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
     """Return a warning for agents that speak after others and are never shown what those said.
 
-    A protocol that runs tools itself shows what the tools made of the words, and is not looked at.
+    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words decide
+    who speaks next says one after the other of what it would be taught.
     """
     if build_protocol(config.protocol, tuple(config.agents)).uses_tools:
         return []
-    players = _Players(lambda request: _mark(request.ask.agent, request.utterance))
+    players = _Players(_marked())
     _driver(config, task, players, world or World()).play([task[0]])
     shown: dict[str, bool] = {}
     for request in players.requests:
-        others = [_mark(u.agent, u.id) for u in request.heard if u.agent != request.ask.agent]
+        marks = [(_mark(u.agent, u.id), u) for u in request.heard if u.agent != request.ask.agent]
+        others = [mark for mark, u in marks if mark in u.text]
         text = "".join(message["content"] for message in request.ask.messages)
         if others:
             shown[request.ask.agent] = shown.get(request.ask.agent, False) or any(mark in text for mark in others)
@@ -112,6 +115,22 @@ def _right(request: Request) -> str:
     """Return a legal move of a game, or the right answer."""
     moves = request.ask.tags.get("moves")
     return random.Random(request.label).choice(moves) if moves else request.example.answer
+
+
+def _marked() -> Script:
+    """Return a script that marks who says what. A word that only decides who speaks next, as it would be taught, has no mark."""
+    asked: Counter[str] = Counter()
+
+    def script(request: Request) -> str:
+        mark = _mark(request.ask.agent, request.utterance)
+        if not request.ask.taught or not request.example.question:  # a move in a game
+            return mark
+        said = request.ask.taught[asked[request.ask.agent] % len(request.ask.taught)]
+        asked[request.ask.agent] += 1
+        before, question, after = said.rpartition(request.example.question)
+        return f"{before}{question}{mark}{after}" if question else said
+
+    return script
 
 
 def _mark(agent: str, utterance: int) -> str:
