@@ -141,6 +141,14 @@ def test_where_all_answers_are_right_no_noise_of_the_kl_or_of_a_critic_is_an_adv
             {"advantage": {"baseline": "critic", "key": ["prompt", "agent"]}, "ppo": {"kl_coef": 0}},
             "the critic's error",
         ),
+        ({"advantage": {"scale": "none", "post": [{"whiten": {"key": ["prompt"]}}]}}, "or leave whiten out"),
+        (
+            {
+                "advantage": {"baseline": "none", "scale": "none", "post": ["cumulative_kl"]},
+                "ppo": {"kl_in": "loss", "kl_estimator": "k3"},
+            },
+            "set ppo.kl_in: reward",
+        ),
     ],
 )
 def test_what_differs_by_noise_is_not_divided_by_its_own_spread(changes, remedy, tmp_path):
@@ -151,8 +159,21 @@ def test_what_differs_by_noise_is_not_divided_by_its_own_spread(changes, remedy,
     with pytest.raises(ConfigError, match=remedy):
         from_dict(values, "test")
     values["ppo"] |= {"kl_in": "loss", "kl_estimator": "k3"}
-    if "critic" not in remedy:
+    if "critic" not in remedy and "reward" not in remedy:
         from_dict(values, "test")
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean", "loo", "max", "batch_mean", "assisted"])
+@pytest.mark.parametrize("scale", ["std", "token_std", "raw_std", "agent_std", "batch_std"])
+def test_equal_rewards_of_a_question_earn_nothing_whatever_they_are_compared_with(baseline, scale):
+    """0.3 and 0.1 + 0.2 are equal but for rounding; a million came out where these were divided by eps alone."""
+    rng = random.Random(0)
+    batch = TurnBatch(
+        reward=[0.3, 0.1 + 0.2, 0.3, 0.1 + 0.2], value=[rng.random() for _ in range(4)], prompt=[0] * 4, rollout=list(range(4)),
+        agent=["ann"] * 4, tokens=[3, 5, 2, 7],
+    )  # fmt: skip
+    config = AdvantageConfig(returns="utterance", baseline=baseline, scale=scale, key=("prompt", "agent"))
+    assert estimate(batch, config).tolist() == [0.0] * 4
 
 
 Z = {1: [0.5774, 0.5774, -1.7321, 0.5774], 2: [-0.5774, 1.7321, -0.5774, -0.5774]}

@@ -129,6 +129,13 @@ def _compare(
     raw = returns - baseline.compute(returns, counted, statistics, batch, config, state)
     for rows in counted if baseline.over == "group" else [batch.rows()]:
         raw[rows] = without_rounding(raw[rows], returns[rows])
+    if baseline.over == "group" and baseline.needs_critic and scale.over != "nothing":
+        for (
+            rows
+        ) in counted:  # of equal returns only the critic's error is left, which would be divided by its own spread
+            compared = returns[[i for i in rows if statistics[i] > 0]]
+            if not bool(without_rounding(compared - compared.mean(), compared).any()):
+                raw[rows] = 0.0
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:

@@ -23,19 +23,14 @@ def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:
 def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, batch, config: AdvantageConfig) -> Tensor:
     """Divide by the standard deviation of the group's returns.
 
-    If the baseline is a critic's value, whiten within the group instead. Of a baseline that compares rows with the help of a
-    critic, such as ``assisted``, rows of a group with equal returns get 0: only the critic's error tells them apart, and it
-    would be divided by its own spread.
+    If the baseline is a critic's value, whiten within the group instead. A group of equal returns gets 0, whatever the baseline
+    is.
     """
-    baseline = baseline_of(config)
-    if baseline.needs_critic:
-        compared = [
-            rows for rows in groups if baseline.over != "group" or bool((returns[rows] != returns[rows[0]]).any())
-        ]
-        return whiten(advantages, compared, weights, config)
+    if baseline_of(config).needs_critic:
+        return whiten(advantages, groups, weights, config)
     scaled = torch.zeros_like(advantages)
     for rows in groups:
-        scaled[rows] = _divided(advantages[rows], _spread(returns[rows], weights[rows], config.ddof) + config.eps)
+        scaled[rows] = _divided(advantages[rows], returns[rows], weights[rows], config)
     return scaled
 
 
@@ -51,7 +46,9 @@ def raw_std(advantages: Tensor, returns: Tensor, groups, weights: Tensor, batch:
     takes the spread of advantages, and subtracts their mean once more.
     """
     rows = batch.rows()
-    return _divided(advantages, _spread(returns[rows], weights[rows], config.ddof) + config.eps)
+    scaled = torch.zeros_like(advantages)
+    scaled[rows] = _divided(advantages[rows], returns[rows], weights[rows], config)
+    return scaled
 
 
 def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
@@ -84,13 +81,16 @@ def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageCon
     whitened = torch.zeros_like(values)
     for rows in groups:
         shifted = without_rounding(values[rows] - weighted_mean(values[rows], weights[rows]), values[rows])
-        whitened[rows] = _divided(shifted, _spread(values[rows], weights[rows], config.ddof) + config.eps)
+        whitened[rows] = _divided(shifted, values[rows], weights[rows], config)
     return whitened
 
 
-def _divided(values: Tensor, by: Tensor) -> Tensor:
-    """Return ``values / by``, and 0 where a value is 0: equal values have no spread, and ``eps`` may be 0."""
-    return torch.where(values == 0, 0.0, values / by)
+def _divided(advantages: Tensor, values: Tensor, weights: Tensor, config: AdvantageConfig) -> Tensor:
+    """Return ``advantages`` divided by the standard deviation of ``values``, and 0 if these are equal but for rounding."""
+    counted = values[weights > 0]
+    if not bool(without_rounding(counted - counted.mean(), counted).any()):
+        return torch.zeros_like(advantages)
+    return advantages / (_spread(values, weights, config.ddof) + config.eps)
 
 
 def _spread(values: Tensor, weights: Tensor, ddof: int) -> Tensor:

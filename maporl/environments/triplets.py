@@ -158,7 +158,12 @@ def arguments(text: str) -> str | None:
     ("'a', [1, 2]", '3', None, None)
     """
     found = literal(f"({text.strip()},)")
-    return ", ".join(map(repr, found[0])) if found is not None and isinstance(found[0], tuple) else None
+    if found is None or not isinstance(found[0], tuple):
+        return None
+    try:
+        return ", ".join(map(repr, found[0]))
+    except ValueError:  # Python writes no number of more than 4,300 digits, but reads one in hexadecimal
+        return None
 
 
 def same(text: str, other: str) -> bool:

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from maporl.loops.builder import STRICT, Builder, Count, Part, said
 from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
+from maporl.rounding import ROUNDING
 from maporl.types import Dialogue
 
 
@@ -54,7 +55,7 @@ class RankHalves(Builder):
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         first = sorted(dialogues, key=lambda dialogue: (dialogue.rollout, dialogue.prompt))
-        return [row for row, _ in said(first[: max(1, int(self.share * len(first)))], roles)]
+        return [row for row, _ in said(first[: max(1, int(self.share * len(first) * (1 + ROUNDING)))], roles)]
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:
         """Return pairs of one state's candidates, whose values are their advantages.

@@ -246,7 +246,7 @@ class Propose(Protocol):
             example=made,
         )
         tries = yield [asked] * self.tries
-        if self.vouch == "stated" and not _graded(tries):
+        if self.vouch in ("stated", "tool") and not _graded(tries):
             proposal.tags["accepted"] = False
             self._pay_unasked(proposal, None)
             return "unread"
@@ -302,9 +302,17 @@ class Propose(Protocol):
         if result.error is not None:
             return None
         if isinstance(result.value, Mapping) and result.value.keys() >= {"question", "answer", "meta"}:
-            meta = {**made.meta, **result.value["meta"]}
-            return replace(made, question=result.value["question"], answer=result.value["answer"], meta=meta)
-        return replace(made, answer=result.text.strip())
+            question, answer, meta = (result.value[name] for name in ("question", "answer", "meta"))
+            if not (isinstance(question, str) and isinstance(answer, str) and isinstance(meta, Mapping)):
+                kinds = [type(one).__name__ for one in (question, answer, meta)]
+                raise ConfigError(
+                    f"protocol.check: the tool {self.check} returned a question, an answer and a meta of the types {kinds}; "
+                    "return two texts and a dictionary"
+                )
+            made = replace(made, question=question, answer=answer, meta={**made.meta, **meta})
+        else:
+            made = replace(made, answer=result.text.strip())
+        return made if made.question.strip() and made.answer.strip() else None
 
     def _worths(self, judge: str, proposal: Utterance, question: str, tries: list[Utterance]) -> Play:
         """Pay the tries. Return what each is worth, in [0, 1], without those of which nobody knows it."""

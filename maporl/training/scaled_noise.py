@@ -5,10 +5,11 @@ question earn the same, it must find no difference: a KL penalty or the error of
 would become advantages of 1 and -1. Configurations are checked before a model loads, and a trainer checks what it is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
+from maporl.advantages.transforms import Whiten, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from trl_ext.ppo_options import PPOOptions
@@ -21,32 +22,47 @@ def check_scaled_noise(advantage: AdvantageConfig, ppo: PPOOptions, where: str) 
     """Check that neither the KL nor a critic's error is divided by its own spread in the groups of a question.
 
     Raises:
-        ConfigError: the KL is part of rewards that are scaled within a question, or a critic's values are. The message begins
-            with ``where`` and has the remedies.
+        ConfigError: the KL is part of rewards that are scaled within a question, or a critic's values are; or the KL is both in the
+            loss and in the advantage. The message begins with ``where`` and has the remedies.
     """
     in_reward = ppo.kl_coef != 0 and ppo.kl_in == "reward"
-    for place, config in _terms(advantage):
-        baseline, scale = baseline_of(config), scale_of(config)
-        of_a_question = sorted(OF_A_QUESTION.intersection(config.key))
-        if scale.over != "group" or not of_a_question:
+    for place, divides, remedy, config, key in _scaled_groups(advantage, f"{where}: advantage"):
+        of_a_question = sorted(OF_A_QUESTION.intersection(key))
+        if not of_a_question:
             continue
+        baseline = baseline_of(config)
         if in_reward:
             raise ConfigError(
-                f"{where}: {place}: scale {config.scale} divides by the spread of each group by {list(config.key)}, and ppo.kl_in: reward "
+                f"{where}: {place}: {divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward "
                 f"has made the KL (kl_coef {ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, "
                 "only the KL differs, and its noise would become advantages of 1 and -1; set ppo.kl_in: loss with ppo.kl_estimator: "
-                f"k3, or {place}.scale: none"
+                f"k3, or {remedy}"
             )
-        if baseline.needs_critic and baseline.over != "group":
+        if baseline.needs_critic and (baseline.over != "group" or divides == "whiten"):
             raise ConfigError(
-                f"{where}: {place}: scale {config.scale} divides by the spread of each group by {list(config.key)}, and baseline "
+                f"{where}: {place}: {divides} divides by the spread of each group by {list(key)}, and baseline "
                 f"{config.baseline} leaves the critic's error. Where all answers of a question earn the same, only this error differs, and "
-                f"would become advantages of 1 and -1; leave {', '.join(of_a_question)} out of {place}.key, or set {place}.scale: none"
+                f"would become advantages of 1 and -1; leave {', '.join(of_a_question)} out of the key, or {remedy}"
             )
+    transforms = build_transforms(advantage, f"{where}: advantage")
+    if ppo.kl_coef != 0 and ppo.kl_in == "loss" and any(transform.per_token for transform in transforms):
+        raise ConfigError(
+            f"{where}: advantage.post: cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: "
+            "loss would add it to the loss too; set ppo.kl_in: reward, or leave cumulative_kl out"
+        )
 
 
-def _terms(advantage: AdvantageConfig) -> Iterator[tuple[str, AdvantageConfig]]:
-    """Yield the advantage and each of the terms that are added to it, with their places in a configuration."""
-    yield "advantage", advantage
-    for number, term in enumerate(advantage.plus):
-        yield f"advantage.plus.{number}", term.within(advantage)
+def _scaled_groups(
+    advantage: AdvantageConfig, where: str
+) -> Iterator[tuple[str, str, str, AdvantageConfig, Sequence[str]]]:
+    """Yield what is divided by the spread of groups: its place, what divides, how to leave that out, the advantage and the key."""
+    terms = [
+        ("advantage", advantage),
+        *((f"advantage.plus.{n}", t.within(advantage)) for n, t in enumerate(advantage.plus)),
+    ]
+    for place, config in terms:
+        if scale_of(config).over == "group":
+            yield place, f"scale {config.scale}", f"{place}.scale: none", config, config.key
+    for transform in build_transforms(advantage, where):
+        if isinstance(transform, Whiten):
+            yield "advantage.post", "whiten", "leave whiten out", advantage, transform.key

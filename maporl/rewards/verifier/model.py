@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,25 +120,24 @@ class Verifier:
             TooLong: a chat has more tokens than the model reads.
         """
         rows = [encode(self.tokenizer, chat, self.longest) for chat in chats]
-        found = [0.0] * len(rows)
         with torch.no_grad():
-            for chunk in self.batches(rows):
-                own = last_outputs(self.model, [rows[i] for i in chunk]).tolist()
-                for index, value in zip(chunk, own, strict=True):
-                    found[index] = value
-        return found
+            return self._read(rows, lambda read: last_outputs(self.model, read).tolist())
 
     def score_ids(self, rows: list[list[int]], batch_size: int | None = None) -> list[float]:
-        """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score.
+        """The scores of encoded chats, in order. Rows of similar length share a forward; padding changes no score."""
+        return self._read(rows, self.score_batch, batch_size)
 
-        Equal rows are read once. The last bits of a score depend on the forward, and rules that compare answers would see them.
-        """
+    def _read(
+        self, rows: list[list[int]], read: Callable[[list[list[int]]], list[float]], batch_size: int | None = None
+    ) -> list[float]:
+        """Return what ``read`` makes of each row. Equal rows are read once, because the last bits depend on the forward, and rules
+        that compare answers would see them."""
         distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
-        scores: dict[tuple[int, ...], float] = {}
+        found: dict[tuple[int, ...], float] = {}
         for chunk in self.batches(distinct, batch_size):
-            read = [distinct[i] for i in chunk]
-            scores |= zip(map(tuple, read), self.score_batch(read), strict=True)
-        return [scores[tuple(row)] for row in rows]
+            together = [distinct[i] for i in chunk]
+            found |= zip(map(tuple, together), read(together), strict=True)
+        return [found[tuple(row)] for row in rows]
 
     def batches(self, rows: list[list[int]], batch_size: int | None = None) -> list[list[int]]:
         """The places of the rows of each forward: those of similar length share one."""
