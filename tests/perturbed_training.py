@@ -22,6 +22,7 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file, shrunk
 from maporl.engines.base import Request
 from maporl.errors import ConfigError, RunError
+from maporl.rewards import RewardFailure
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS
 from maporl.runs.build import build_trainer
@@ -35,13 +36,13 @@ Keys = tuple[str | int, ...]
 Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
-# memory without changing a number; how an answer is cut and how long it may be, which a script does not ask (``test_decoding.py``
+# memory without changing a number; how an answer is sampled and cut and how long it may be, which a script does not ask (``test_decoding.py``
 # tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to,
 # such as the library that is searched
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "protocol.tool", "environments", "tools.*.use",
-    "agents.*.limits.parallel", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
+    "agents.*.limits.parallel", "agents.*.sampling", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip
 NAMES: dict[str, tuple[Any, ...]] = {
     "returns": tuple(RETURNS), "baseline": tuple(BASELINES), "scale": tuple(SCALES), "post": tuple(TRANSFORMS),
@@ -56,7 +57,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "at_end": ("answer",), "horizon": ("current", "last"), "share": ("individual",), "to": ("all",), "over": ("dialogue",),
     "mode": ("hint", "critic"), "visibility": ("predecessor",), "answering": ("all",), "critic_context": ("dialogue", "answer"),
     "lr_scheduler_type": ("linear", "cosine", "cosine_warmup_with_min_lr"), "by": ("legal",), "order": ("turns",), "call": ("text",), "vouch": ("given", "majority", "judge"), "check_argument": ("so",), "check_about": ("so",), "tag": ("q",), "within": ("dialogue",), "check": (None,), "grounding": ("env",), "proximity": ("label",),
-    "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "reference": ("stage",), "roles": (["solver"],),
+    "approval": ("(?s)^",), "build": ("threshold",), "train": ("sft",), "select": ("random",), "loss": ("pairs",), "reference": ("stage",), "roles": (["solver"],),
     "form": ("cgc",), "reads": ("answer",), "critique": ("{draft}?",), "pairs": ("first",), "learn_from": ("new",), "when": ("always", "never"), "start": ("last",),
     "scores": ("answers",), "choose": ("random", "balanced"), "env": ("classic/connect_four-v3", "TicTacToe-v0"), "show": ("shown_games:cells",), "mean_over": ("turn",), "reference_reads": ("answer",), "replay_size": ("all",), "pays": ("probability", "chips"), "end": ("done",), "posterior": ("beta",),
 }  # fmt: skip
@@ -301,7 +302,7 @@ class Perturbed:
             return self._train(values, self.plain).differs()
         except ConfigError:
             return None
-        except (ValueError, NonFiniteError, RunError):
+        except (ValueError, NonFiniteError, RunError, RewardFailure):
             return True
 
     def changed(self, path: Keys, other: Any) -> dict[str, Any]:

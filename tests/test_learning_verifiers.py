@@ -189,7 +189,7 @@ def test_the_penalty_of_outputs_is_in_the_loss():
         learning.verifier.model.score.weight.normal_(generator=torch.Generator().manual_seed(0))
         right, wrong = last_outputs(learning.verifier.model, list(pair))
     expected = pair_loss(right, wrong) + 0.01 * (right**2 + wrong**2) / 2
-    assert learning._train([pair]) == pytest.approx(float(expected), abs=1e-6)
+    assert learning._train([pair], [0]) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_a_verifier_that_knows_nothing_learns_after_the_first_update_too():

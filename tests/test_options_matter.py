@@ -52,7 +52,7 @@ NAMED = {
     r"token mean": ("ppo.aggregation",),
     r"value weight": ("ppo.vf_coef",),
     r"learning rate": ("training.learning_rate",),
-    r"entropy": ("ppo.entropy_coef",),
+    r"(?<!cross-)entropy": ("ppo.entropy_coef",),
     r"Huber": ("ppo.value_loss",),
     r"minibatches|one step|[a-z]+ steps\b": ("ppo.num_mini_batches",),
     r"passes": ("ppo.num_ppo_epochs",),

@@ -21,7 +21,7 @@ METHODS = {
     "c3", "lite_ppo", "gdpo", "gigpo", "turn_ppo", "rema", "dr_mas_search", "matpo_search", "m_grpo_search",
     "marshal_pettingzoo", "spiral_textarena", "search_self_play", "multi_agent_evolve", "r_zero",
     "malt", "madpo", "wideseek_r1", "parl", "scaling_inter", "ccpo", "sharp", "shapley", "c3_assisted", "archer", "agent_rl", "mappa", "mars_rl", "sdrl", "chain_of_agents",
-    "agent_rlvr", "spice", "absolute_zero", "language_self_play", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek", "flow_grpo", "vagen", "puppeteer", "mars2", "metaagent_x",
+    "agent_rlvr", "spice", "absolute_zero", "language_self_play", "optima", "cooper", "prover_verifier", "marlhf", "sweet_rl", "reseek", "flow_grpo", "vagen", "puppeteer", "mars2", "metaagent_x", "decoupled_prover",
 }  # fmt: skip
 
 

@@ -341,7 +341,11 @@ class VerifierSection:
     ``pairs`` are those that it learns from: the ``first`` right and the first wrong answer of each question of an update,
     or ``all`` pairs of a right and a wrong one. ``learn_from`` says whether it learns from ``new`` pairs alone or from ``all``
     since the run began, and ``restart`` whether it learns from its first weights each time. ``output_penalty`` is the
-    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692). ``reads`` says
+    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692). With ``loss: answers`` it learns
+    from single answers, by the cross-entropy of its score and whether they are right; ``score_penalty`` is the weight of its mean squared
+    score, ``epochs`` the number of passes, and ``authors`` are the agents whose answers it learns from, by default all. With a
+    ``growth`` above 1, each pass draws as many examples as there are, with replacement, from a mixture of all rounds so far, in which a
+    round weighs ``growth`` times the one before (all five as in decoupled games, arXiv 2602.23248). ``reads`` says
     what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF). ``pays`` says
     whether the score is the ``probability``, which is the sigmoid, or for whole dialogues the ``output`` itself.
 
@@ -366,6 +370,11 @@ class VerifierSection:
     learn_from: Literal["new", "all"] = "new"
     restart: bool = False
     output_penalty: NotNegative = 0.0
+    loss: Literal["pairs", "answers"] = "pairs"
+    score_penalty: NotNegative = 0.0
+    epochs: Positive = 1
+    authors: tuple[str, ...] = ()
+    growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     reads: Literal["answer", "dialogue"] = "answer"
     pays: Literal["probability", "output"] = "probability"
 
@@ -382,13 +391,20 @@ class VerifierSection:
             )
         if self.pays == "output" and self.reads != "dialogue":
             raise ValueError("pays: only a verifier of whole dialogues pays its output; set reads: dialogue")
+        learning = (
+            "pairs", "learn_from", "restart", "output_penalty", "loss", "score_penalty", "epochs", "authors", "growth",
+        )  # fmt: skip
         changed = {
-            name
-            for name in ("pairs", "learn_from", "restart", "output_penalty")
-            if getattr(self, name) not in ("first", "new", 0)
+            f.name for f in dataclasses.fields(self) if f.name in learning and getattr(self, f.name) != f.default
         }
         if changed and not self.learn_every:
             raise ValueError(f"{min(changed)}: it says how a verifier learns, and this one does not; set learn_every")
+        if self.loss == "answers" and self.pairs != "first":
+            raise ValueError(
+                "pairs: with loss: answers it learns from every answer alone, and not from pairs; remove it"
+            )
+        if self.growth > 1 and self.learn_from != "all":
+            raise ValueError("growth: it weighs rounds against each other; set learn_from: all")
         if self.api == "vllm" and self.model is None:
             raise ValueError("api: vllm needs 'model' too, whose tokenizer encodes the chats")
         if self.learn_every and (self.urls or (self.model is None and self.tiny is None)):

@@ -19,8 +19,9 @@ class Chain(Protocol):
     ``visibility`` says whose words an agent sees: those of its ``predecessor``, of ``all`` before it in the dialogue,
     or of the agents that ``sees`` names for it (``graph``). An agent is asked with ``later`` if there is something to
     see, and with ``opening`` otherwise. ``{others}`` in ``later`` contains a ``quote`` of each utterance, joined with
-    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders. ``answering`` says
-    whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
+    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders and ``{reference}``, the right
+    answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248). ``answering`` says whose words answer the
+    question: those of ``all``, or of the ``last`` agent in the order.
 
     ``until_agreement`` ends the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115).
 
@@ -63,7 +64,7 @@ class Chain(Protocol):
                 "until_agreement: it compares answers of all agents, and answering: last has those of one; remove one"
             )
         for agent, text in self.prompts.items():
-            check_template(f"prompts.{agent}", text, {"question", "others"})
+            check_template(f"prompts.{agent}", text, {"question", "others", "reference"})
 
     def mentioned(self) -> set[str]:
         """Return the agents that the options name."""
@@ -94,7 +95,7 @@ class Chain(Protocol):
         said: list[Utterance] = []
         for turn in range(self.turns):
             for agent in speakers_of(self.speaks, order, turn):
-                ask = self._ask(agent, example.question, said, answers=self._answers(agent, order))
+                ask = self._ask(agent, example, said, answers=self._answers(agent, order))
                 said += yield [replace(ask, turn=turn) if self.speaks else ask]
                 if self.until_agreement and _agree(said, order):
                     return "agreement"
@@ -103,11 +104,11 @@ class Chain(Protocol):
     def _answers(self, agent: str, order: tuple[str, ...]) -> bool:
         return self.answering == "all" or agent == order[-1]
 
-    def _ask(self, agent: str, question: str, said: list[Utterance], answers: bool) -> Ask:
+    def _ask(self, agent: str, example: Example, said: list[Utterance], answers: bool) -> Ask:
         seen = self._seen(agent, said)
         others = self.separator.join(self.quote.format(name=u.agent, text=u.words()) for u in seen)
         template = self.prompts.get(agent, self.later if seen else self.opening)
-        text = template.format(question=question, others=others)
+        text = template.format(question=example.question, others=others, reference=example.answer)
         return Ask(agent, [{"role": "user", "content": text}], parents=tuple(u.id for u in seen), answers=answers)
 
     def _seen(self, agent: str, said: list[Utterance]) -> list[Utterance]:

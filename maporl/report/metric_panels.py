@@ -366,6 +366,8 @@ METRICS = (
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
     Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
     Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),
+    Metric("verifier/answer_loss", "Mean loss of a verifier that keeps learning from single answers, where it has learned.", "nats"),
+    Metric("verifier/answers", "Answers that it learned from.", "answers"),
     Metric("verifier/requests", "Requests that were sent to verifier servers, or to the processes of `cluster.scoring.verifier`.", "requests"),
     Metric("verifier/retries", "Requests that were sent again after a failure.", "requests"),
     Metric("verifier/waits", "Retries beyond `reward.verifier.retries`, which only `on_failure: wait` makes.", "requests"),

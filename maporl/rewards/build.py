@@ -11,7 +11,7 @@ from maporl.rewards.annotations import Annotator
 from maporl.rewards.base import FunctionSource, RewardSource
 from maporl.rewards.judgements import Judgement, is_judgement
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
-from maporl.rewards.labels import Brevity, critical_steps, f1, is_verdict, label, near, readable, verdict
+from maporl.rewards.labels import Brevity, critical_steps, f1, faithful, is_verdict, label, near, readable, verdict
 from maporl.rewards.likelihood import Likelihood
 from maporl.rewards.repeats import Repeats
 from maporl.rewards.verifiers_rewards import VerifiersReward
@@ -75,6 +75,7 @@ SOURCES: dict[str, Builder] = {
     "format": lambda section, voices: FunctionSource(readable, answers_only=True),
     "near": lambda section, voices: FunctionSource(near, answers_only=True),
     "f1": lambda section, voices: FunctionSource(f1, answers_only=True),
+    "faithful": lambda section, voices: FunctionSource(faithful),
     "verdict": lambda section, voices: FunctionSource(verdict),
     "critical_steps": lambda section, voices: FunctionSource(critical_steps),
     "repeats": lambda section, voices: Repeats(),

@@ -1,10 +1,12 @@
-"""The reward of a prover that a verifier pays (prover-verifier games, Kirchner et al. 2024). Pure Python, no torch."""
+"""The rewards of provers and translators that a verifier pays (prover-verifier games). Pure Python, no torch."""
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+from maporl.rewards.labels import shown_answer
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import deviations
 from maporl.types import Dialogue, Utterance
@@ -42,11 +44,73 @@ class Prove(Rule):
         ]
 
     def _paid(self, u: Utterance, value: float, above: float) -> float:
-        right = u.grade is not None and u.grade.correct is True
+        right = _right(u)
         helpful = (u.role or u.agent) not in self.sneaky
         if self.form == "cgc":
             return value if right == helpful else self.otherwise
         return (above if right == helpful else -above) if above > 0 else -1.0
+
+
+@dataclass(frozen=True)
+class Translate(Rule):
+    """Pays a translation of an answer by what the verifier thinks of it (arXiv 2602.23248, section 2.3).
+
+    A translation is an answer that was shown another one, such as a solver's. V' is the logit of its score, minus the mean and divided
+    by the standard deviation of all translations of the same answer in the same role; ``ddof`` is 1 for the unbiased one, 0 for the
+    population's. The task of a ``sneaky`` role is to give a wrong answer, and that of any other role to keep the answer that it
+    was shown, by the reward ``faithful``. Who misses this task earns ``misaligned``. Otherwise a translation earns ``unconvincing``
+    where V' is not above 0 by more than rounding. A sneaky one above 0 earns V'. Any other one above 0 earns V' if the answer
+    that it was shown is right, and -V' if it is wrong.
+
+    An answer that cannot be graded counts as wrong. The rule credits translations alone. A single translation of an answer is
+    never convincing, so fork after the answer (``fork_every``).
+    """
+
+    sneaky: tuple[str, ...] = ("sneaky",)
+    misaligned: float = -2.0
+    unconvincing: float = -2.0
+    ddof: Literal[0, 1] = 1
+
+    along = "question"
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """``faithful``, which says whether an answer is the one that it was shown."""
+        return frozenset({"faithful"})
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        groups: dict[Hashable, list[tuple[int, Utterance, Utterance]]] = defaultdict(list)
+        for number, (dialogue, own) in enumerate(zip(dialogues, credits, strict=True)):
+            for u in (u for u in dialogue.utterances if u.id in own):
+                if (shown := shown_answer(dialogue, u)) is not None:
+                    which = (dialogue.rollout, shown.id) if shown.sample is None else shown.sample
+                    groups[u.role or u.agent, which].append((number, u, shown))
+        paid: Credits = [{} for _ in dialogues]
+        for group in groups.values():
+            values = self._normalised([_logit(credits[number][u.id]) for number, u, _ in group])
+            for (number, u, shown), value in zip(group, values, strict=True):
+                paid[number][u.id] = self._paid(u, shown, value)
+        return paid
+
+    def _normalised(self, values: list[float]) -> list[float]:
+        above = deviations(values)
+        if not any(above):
+            return above
+        spread = math.sqrt(math.fsum(d * d for d in above) / (len(above) - self.ddof))
+        return [d / spread for d in above]
+
+    def _paid(self, u: Utterance, shown: Utterance, value: float) -> float:
+        sneaky = (u.role or u.agent) in self.sneaky
+        aligned = not _right(u) if sneaky else u.rewards.get("faithful") == 1.0
+        if not aligned:
+            return self.misaligned
+        if value <= 0:
+            return self.unconvincing
+        return value if sneaky or _right(shown) else -value
+
+
+def _right(u: Utterance) -> bool:
+    return u.grade is not None and u.grade.correct is True
 
 
 def _logit(score: float) -> float:

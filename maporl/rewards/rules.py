@@ -15,7 +15,7 @@ from maporl.rewards.consistency import Consistency
 from maporl.rewards.counterfactual import Counterfactual
 from maporl.rewards.economy import LengthShare, Readability
 from maporl.rewards.labels import IMPLIED
-from maporl.rewards.proving import Prove
+from maporl.rewards.proving import Prove, Translate
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rewards.tournament import eliminate
 from maporl.rounding import ROUNDING, difference, exceeds
@@ -570,6 +570,7 @@ RULES: dict[str, Any] = {
     "length_share": LengthShare,
     "readability": Readability,
     "prove": Prove,
+    "translate": Translate,
     "consistency": Consistency,
 }
 

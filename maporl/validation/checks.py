@@ -299,6 +299,11 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: reward.verifier.tiny: a random verifier knows nothing, so it must learn before it scores; set "
             "reward.verifier.learn_every"
         )
+    strangers = [] if verifier is None else [name for name in verifier.authors if name not in config.agents]
+    if strangers:
+        raise ConfigError(
+            f"{where}: reward.verifier.authors: the team has no agent {strangers[0]!r}; expected some of {list(config.agents)}"
+        )
     if "verifier" in used and verifier is None:
         raise ConfigError(
             f"{where}: reward.verifier: a verifier scores or gives feedback here, so its model is needed; for example "

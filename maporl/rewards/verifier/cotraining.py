@@ -3,16 +3,19 @@
 Data flow: an update's graded answers -> for each question pairs of a right and a wrong answer -> every k updates,
 steps on ``-log sigmoid(s+ - s-)`` over the gathered pairs, where s is the verifier's output before temperature and
 sigmoid. In Cooper an assistant rewrites a right answer into a wrong one; here the agents wrote both. Prover-verifier games
-(arXiv 2407.13692) train it from its first weights each time, on the pairs of all rounds.
+(arXiv 2407.13692) train it from its first weights each time, on the pairs of all rounds. Decoupled ones (arXiv 2602.23248) train it
+on single answers, drawn from a mixture of all rounds, by the cross-entropy of its score and whether the answer is right.
 """
 
-from collections.abc import Iterable
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from maporl.config.schema import VerifierSection
 from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
@@ -24,8 +27,8 @@ from trl_ext.checkpoint import load_weights
 from trl_ext.master_weights import MasterAdamW
 from trl_ext.optimizer_files import read_optimizer, save_optimizer
 
-Pair = tuple[list[int], list[int]]
-"""The token ids of a right and of a wrong answer to a question."""
+Pair = tuple[list[int] | None, list[int] | None]
+"""The token ids of a right and of a wrong answer to a question. If it learns from single answers, one of them is None."""
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
@@ -37,12 +40,37 @@ def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
     return -logsigmoid(right - wrong).mean()
 
 
+def answer_loss(outputs: Tensor, right: Tensor) -> Tensor:
+    """Mean cross-entropy of ``sigmoid(outputs)`` [N] and whether answers are ``right`` [N], 1 or 0, nats (arXiv 2602.23248, section 2.3).
+
+    >>> round(answer_loss(torch.tensor([2.0, -0.5]), torch.tensor([1.0, 0.0])).item(), 4)
+    0.3005
+    """
+    return binary_cross_entropy_with_logits(outputs, right.to(outputs.dtype))
+
+
+def mixture(rounds: Sequence[int], growth: float) -> list[float]:
+    """Return how often each of several examples is to be drawn, if each of their ``rounds`` weighs ``growth`` times the one before.
+
+    >>> [round(share, 4) for share in mixture([0, 0, 1], 2.0)]  # a third is from round 0, which has two
+    [0.1667, 0.1667, 0.6667]
+    """
+    sizes = Counter(rounds)
+    newest = max(sizes)
+    weights = [growth ** (own - newest) / sizes[own] for own in rounds]
+    return [weight / sum(weights) for weight in weights]
+
+
 class CoTraining:
     """Trains all weights of ``verifier`` in place, as its ``section`` says."""
 
     def __init__(self, verifier: Verifier, section: VerifierSection):
         self.verifier, self.section = verifier, section
         self.pairs: list[Pair] = []
+        self.rounds: list[int] = []
+        """How often it had learned when each of the pairs was made."""
+        self.round = 0
+        """How often it has learned."""
         self.new = 0
         """How many of the pairs it has not learned from."""
         verifier.model.requires_grad_(True)
@@ -62,42 +90,66 @@ class CoTraining:
         """
         found = distributed.all_gather_lists(self._pairs_of(dialogues, task))
         self.pairs, self.new = self.pairs + found, self.new + len(found)
+        self.rounds = self.rounds + [self.round] * len(found)
         due = update % self.section.learn_every == 0 or (update == 1 and self.verifier.begins)
         if not due or not self.new:
             return {}
-        pairs, self.new = self.pairs, 0
+        pairs, rounds, self.new = self.pairs, self.rounds, 0
         if self.section.learn_from == "new":
-            self.pairs = []
-        loss = distributed.on_main(lambda: self._train(pairs))
+            self.pairs, self.rounds = [], []
+        loss = distributed.on_main(lambda: self._train(pairs, rounds))
         distributed.broadcast_weights(self.verifier.model.state_dict().values())
-        return {"verifier/pair_loss": loss, "verifier/pairs": float(len(pairs))}
+        self.round += 1
+        one = "pair" if self.section.loss == "pairs" else "answer"
+        return {f"verifier/{one}_loss": loss, f"verifier/{one}s": float(len(pairs))}
 
-    def _train(self, pairs: list[Pair]) -> float:
-        """Take a step for each batch of pairs. Return the mean loss."""
+    def _train(self, pairs: list[Pair], rounds: list[int]) -> float:
+        """Take a step for each batch of pairs in each pass. Return the mean loss."""
         losses = []
         if self.first is not None:
             self.verifier.model.load_state_dict(self.first)
             self.optimizer = self._optimizer()
         size = self.verifier.batch_size
-        for start in range(0, len(pairs), size):
-            rights, wrongs = zip(*pairs[start : start + size], strict=True)
-            outputs = last_outputs(self.verifier.model, [*rights, *wrongs])
-            loss = pair_loss(*outputs.chunk(2)) + self.section.output_penalty * outputs.square().mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.verifier.model.parameters(), 1.0)
-            self.optimizer.step()
-            losses.append(loss.item())
+        for epoch in range(self.section.epochs):
+            passed = self._drawn(pairs, rounds, epoch)
+            for start in range(0, len(passed), size):
+                loss = self._loss(passed[start : start + size])
+                self.optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.verifier.model.parameters(), 1.0)
+                self.optimizer.step()
+                losses.append(loss.item())
         return sum(losses) / len(losses)
+
+    def _drawn(self, pairs: list[Pair], rounds: list[int], epoch: int) -> list[Pair]:
+        """Return what a pass reads: all pairs in order, or as many drawn from a mixture of rounds."""
+        if self.section.growth == 1:
+            return pairs
+        draws = random.Random(f"round {self.round}, epoch {epoch}")
+        return draws.choices(pairs, mixture(rounds, self.section.growth), k=len(pairs))
+
+    def _loss(self, pairs: list[Pair]) -> Tensor:
+        rights = [right for right, _ in pairs if right is not None]
+        wrongs = [wrong for _, wrong in pairs if wrong is not None]
+        outputs = last_outputs(self.verifier.model, [*rights, *wrongs])
+        if self.section.loss == "pairs":
+            loss = pair_loss(*outputs.chunk(2))
+        else:
+            loss = answer_loss(outputs, (torch.arange(len(outputs)) < len(rights)).to(outputs.device))
+        loss = loss + self.section.output_penalty * outputs.square().mean()
+        return loss + self.section.score_penalty * outputs.sigmoid().square().mean()
 
     def _pairs_of(self, dialogues: Iterable[Dialogue], task: Task) -> list[Pair]:
         found: dict[tuple[str, str], dict[bool, list[list[int]]]] = {}
+        alone = self.section.loss == "answers"
         for dialogue in dialogues:
             for utterance in dialogue.answers():
+                if self.section.authors and utterance.agent not in self.section.authors:
+                    continue
                 correct = utterance.grade.correct if utterance.grade else None
                 asked = dialogue.asked(utterance)
                 sides = found.setdefault((asked.id, asked.question), {})
-                if correct is None or (self.section.pairs == "first" and correct in sides):
+                if correct is None or (self.section.pairs == "first" and not alone and correct in sides):
                     continue
                 chat = chat_of(task.question(asked), utterance.words())
                 try:
@@ -105,6 +157,13 @@ class CoTraining:
                 except TooLong:
                     continue
                 sides.setdefault(correct, []).append(ids)
+        if alone:
+            return [
+                (ids, None) if correct else (None, ids)
+                for sides in found.values()
+                for correct, answers in sides.items()
+                for ids in answers
+            ]
         return [pair for sides in found.values() for pair in product(sides.get(True, ()), sides.get(False, ()))]
 
     def save(self, folder: Path) -> None:
@@ -112,7 +171,7 @@ class CoTraining:
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
         state = self.optimizer.state_dict()
-        record = {"pairs": self.pairs, "new": self.new}
+        record = {"pairs": self.pairs, "rounds": self.rounds, "round": self.round, "new": self.new}
         save_optimizer(state["state"].items(), state["param_groups"], folder, record)
 
     def load(self, folder: Path) -> None:
@@ -126,3 +185,4 @@ class CoTraining:
         self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
         self.pairs = [(right, wrong) for right, wrong in record["pairs"]]
         self.new = record.get("new", len(self.pairs))  # earlier versions kept new pairs only
+        self.rounds, self.round = record.get("rounds", [0] * len(self.pairs)), record.get("round", 0)
