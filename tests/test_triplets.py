@@ -52,7 +52,7 @@ def test_a_program_is_run_for_its_output(pool):
         (f"{HALVES}\n```input\nprint(1)\n```", "no arguments that are literals"),
         (f"{HALVES}\n```input\n'a'\n```", "the program fails"),
         ("```python\nf = lambda x: f\n```\n```input\n1\n```", "value is not a literal"),
-        ("```python\nimport random\ndef f(x):\n    random.seed()\n    return x\n```\n```input\n1\n```", "random numbers without a seed"),
+        ("```python\nimport random\ndef f(x):\n    random.seed()\n    return x\n```\n```input\n1\n```", "chance that nobody seeds"),
         ("```python\ndef f(x):\n    while x: pass\n```\n```input\n1\n```", "the program fails"),
     ],
     ids=["nothing", "no-input", "no-literal", "error", "no-value", "chance", "endless"],

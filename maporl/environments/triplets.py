@@ -40,7 +40,7 @@ class Triplets(Toolbox):
     For deduction and abduction ``said`` has a ``python`` block with a function f, and an ``input`` block with its arguments. For
     induction it has ten ``input`` blocks for the given ``program``, and a ``message`` block that says what it does. The program is run
     twice in fresh processes, and must have the same values, which Python can write as literals. A program that reads the clock,
-    or draws random numbers without a seed, is refused.
+    or chance that the sandbox does not seed, is refused; it seeds Python's ``random``.
 
     ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a run, and ``workers`` is how many are run at once.
 
@@ -131,7 +131,7 @@ def checked(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str]
         ValueError: it fails, has other values the second time, or its text says that it may.
     """
     if not repeatable(program):
-        raise ValueError("the program reads the clock, or draws random numbers without a seed")
+        raise ValueError("the program reads the clock, or chance that nobody seeds")
     first, second = values(pool, program, inputs), values(pool, program, inputs)
     if first is None or second is None:
         raise ValueError("the program fails, or its value is not a literal")
