@@ -33,7 +33,7 @@ def test_the_message_names_the_choices_and_nothing_else_goes_wrong():
 @pytest.mark.parametrize(("kind", "name"), CHOICES, ids=[f"{kind.__name__}.{name}" for kind, name in CHOICES])
 def test_a_choice_that_does_not_exist_is_refused(kind, name):
     given = {f.name: "x" for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: {name}: expected '\w+' or .*, got 'another'$"):
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: {name}: expected '?\w+'? or .*, got 'another'$"):
         kind(**given | {name: "another"})
 
 

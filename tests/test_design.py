@@ -134,6 +134,11 @@ def test_executor_and_designer_learn_in_turn(tmp_path):
 def test_plans_are_read_as_models_write_them():
     plan = "Sure:\n1. **Solver**: Solve {it}.\n- Checker: Check it: again.\nno member\n* Judge : Decide."
     assert Design().members(plan) == [("Solver", "Solve {it}."), ("Checker", "Check it: again."), ("Judge", "Decide.")]
+    for name in ("Fact-Checker", "Solver (math)", "Agent #2", "O'Neil", "Dr. Smith", "Step 1 - Solver", "数学家"):
+        assert Design().members(f"{name}: Go on.") == Design().members(f"2) **{name}:** Go on.") == [(name, "Go on.")]
+    assert Design().members("数学家：解题") == [("数学家", "解题")]
+    for prose in ("See https://a.b/c", "Time is 10:30 now", "Here is the plan:"):
+        assert Design().members(prose) == []
     assert Design(steps=1).members(plan) == [("Solver", "Solve {it}.")] and Design().members("Solver: ") == []
 
 

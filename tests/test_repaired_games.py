@@ -433,7 +433,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_looks_ahead_is_refused_where_only_one_candidate_has_a_future(case, tmp_path):
     reward, returns = REFUSED[case]
-    with pytest.raises(ConfigError, match=r"so only that one has (a future|later turns).*how: independent"):
+    with pytest.raises(ConfigError, match=r"so only some have (a future|later turns).*how: independent"):
         from_dict(tree_values(tmp_path, "tree", reward, returns))
     from_dict(tree_values(tmp_path, "fork_every", reward, returns))
 
@@ -452,8 +452,8 @@ def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path)
 
 def test_every_rule_is_tried():
     # inherit needs callers, which games do not have, counterfactual needs ablations and consistency a judge of steps, which a
-    # tree refuses, readability needs the reward nll, which charges for wordings, and tree_margin needs attempts that mend others
-    others = {"inherit", "counterfactual", "readability", "consistency", "tree_margin"}
+    # tree refuses, readability needs the reward nll, which charges for wordings, tree_margin needs attempts that mend others, and translate answers that were shown
+    others = {"inherit", "counterfactual", "readability", "consistency", "tree_margin", "translate"}
     assert {*OWN, *LOOKS_AHEAD} | others == set(RULES)
 
 

@@ -4,6 +4,7 @@ All agents answer at the same time, for several turns. From the second turn on, 
 the others. It remembers its own answers, because its conversation continues.
 """
 
+import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
+from maporl.rounding import exceeds
 from maporl.types import Ask, Example, Utterance
 
 OTHERS = (
@@ -143,6 +145,11 @@ class Debate(Protocol):
         super().__post_init__()
         if self.turns < 1:
             raise ValueError(f"turns: a debate has at least 1 turn, got {self.turns}")
+        if self.end_above is not None and not (math.isfinite(self.end_above) and self.turns > 1):
+            raise ValueError(
+                f"end_above: expected a finite mean score, above which a debate of several turns ends early, got {self.end_above} "
+                f"with turns: {self.turns}"
+            )
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("later", self.later, {"question", "others"})
         check_template("alone", self.alone, {"question"})
@@ -225,7 +232,7 @@ class Debate(Protocol):
     def _enough(self, said: list[Utterance]) -> bool:
         """Return whether the answers of a turn are good enough to end with."""
         scores = [u.rewards["score"] for u in said if "score" in u.rewards]  # none where a check plays without a reward
-        return self.end_above is not None and bool(scores) and fmean(scores) > self.end_above
+        return self.end_above is not None and bool(scores) and exceeds(fmean(scores), self.end_above)
 
     def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""

@@ -43,7 +43,9 @@ class Design(Protocol):
     first: str = FIRST
     later: str = LATER
     quote: str = "{name}: {text}"
-    member: str = r"(?m)^[^\w\n]*(?:\d+[^\w\n:]+)?(\w[\w ]*?)[^\w\n:]*: *(\S.*)$"
+    member: str = (
+        r"(?m)^[^\w\n]*(?:\d+[.)][^\w\n]*)?([^\W\d_][^:：\n]{0,39}?)[*_ \t]*(?::[*_]*[ \t]+|：[*_ \t]*)(\S.*)$"
+    )
     every_step_scored = False
     roles = True
     players = 2

@@ -10,7 +10,6 @@ from maporl.types import Act, Ask, Example, Utterance
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
 SEARCH = STATE + "{verdict}\n\nWhat should be looked up next? End with <search>your query</search>."
-VERDICTS = ("<verify>no</verify>", "<verify>yes</verify>")
 ANSWER = STATE + "Answer the question."
 
 
@@ -104,18 +103,7 @@ class Route(Protocol):
             text = template.format(**known, verdict=routing.text if routing else "")
             parents = (*shown, routing.id) if routing else shown
             answers = role == "answerer"
-            taught = VERDICTS if role == "router" else ()
-            return [
-                Ask(
-                    agent,
-                    [{"role": "user", "content": text}],
-                    role,
-                    parents,
-                    answers=answers,
-                    fresh=True,
-                    taught=taught,
-                )
-            ]
+            return [Ask(agent, [{"role": "user", "content": text}], role, parents, answers=answers, fresh=True)]
 
         routing: Utterance | None = None
         while len(found) < self.steps:

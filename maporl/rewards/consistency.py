@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from maporl.rewards.rule import Credits, Rule
+from maporl.rounding import exceeds
 from maporl.types import Dialogue, Utterance
 
 
@@ -53,7 +54,7 @@ class Consistency(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         outcomes = [_last(d, own) for d, own in zip(dialogues, credits, strict=True)]
-        known = [value > 0 for value in outcomes if value is not None]
+        known = [exceeds(value, 0.0) for value in outcomes if value is not None]
         share = sum(known) / len(known) if known else math.nan
         alone = len(dialogues) == 1
         team, judge = alone or self.least <= share <= self.most, alone or self.judge_least <= share <= self.judge_most
@@ -72,7 +73,7 @@ class Consistency(Rule):
         return paid
 
     def _outcome(self, credit: float) -> float:
-        return credit if self.failure is None else 1.0 if credit > 0 else self.failure
+        return credit if self.failure is None else 1.0 if exceeds(credit, 0.0) else self.failure
 
 
 def is_verdict(utterance: Utterance) -> bool:

@@ -513,12 +513,20 @@ class TreeMargin(Rule):
 
     p is the shaped credit of what the utterance followed, and s is the mean score of the others that followed the same. What
     followed the question has no p, and an only child has no s; then b is the other of the two, and without both the score stays.
+
+    Raises:
+        ValueError: ``siblings`` is not from 0 to 1.
     """
 
     alpha: float = 0.5
     siblings: float = 0.5
 
     along = "utterance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.siblings <= 1:
+            raise ValueError(f"tree_margin: siblings: expected a share from 0 to 1, got {self.siblings}")
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         scores: dict[tuple, float] = {}

@@ -193,15 +193,18 @@ def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
     found = []
     for number, row in enumerate(read_rows(source, "train")):
         program, inputs = row.get("program"), row.get("inputs")
-        given: Sequence[Any] = [arguments(one) for one in inputs] if isinstance(inputs, list) else ()
-        if not isinstance(program, str) or len(given) != NUMBER or None in given:
+        texts = [one if isinstance(one, str) else repr(one) for one in inputs] if isinstance(inputs, list) else []
+        given = [arguments(one) for one in texts]
+        known = [one for one in given if one is not None]
+        if not isinstance(program, str) or len(given) != NUMBER or known != given:
+            wrong = f"input {texts[given.index(None)]!r:.60}" if None in given else f"{len(given)} inputs"
             raise TaskError(
                 f"triplets: {source}: row {number + 1}: expected a program that defines f, and {NUMBER} inputs as in a call, such as "
-                f"\"'a', 3\", got {sorted(row)}"
+                f"\"'a', 3\", got the columns {sorted(row)}, a program of the type {type(program).__name__} and {wrong}"
             )
         try:
-            outputs = _run(program, tuple(given))
+            outputs = _run(program, tuple(known))
         except ValueError as error:
             raise TaskError(f"triplets: {source}: row {number + 1}: {error}") from None
-        found.append((program, list(given), outputs, str(row.get("message") or "A function.")))
+        found.append((program, known, outputs, str(row.get("message") or "A function.")))
     return found

@@ -31,7 +31,7 @@ def check_branched_credit(branching: BranchingSection, reward: RewardSection, pr
     for key, along in _looks_along(reward).items():
         if along != "utterance" and not (along == "turn" and protocol.simultaneous):
             raise ConfigError(
-                f"{where}: branching: {branching.how} continues one candidate of each step, so only that one has a future. "
+                f"{where}: branching: {branching.how} does not continue all candidates of a step, so only some have a future. "
                 f"{key} looks at what follows an answer, so equal candidates would earn different credits; credit each "
                 "answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every"
             )
@@ -67,7 +67,7 @@ def check_branched_advantage(branching: BranchingSection, advantage: AdvantageCo
     ahead += [f"post: {entry_name(entry)}" for entry, transform in transforms if transform.compares_turns]
     if ahead:
         raise ConfigError(
-            f"{where}: advantage.{ahead[0]} looks at other turns of a dialogue, but branching {branching.how} continues one "
-            "candidate of each step, so only that one has later turns; set advantage.returns: utterance, unit: row and no such "
+            f"{where}: advantage.{ahead[0]} looks at other turns of a dialogue, but branching {branching.how} does not "
+            "continue all candidates of a step, so only some have later turns; set advantage.returns: utterance, unit: row and no such "
             "transform, or branching.how: independent, fork_first or fork_every"
         )

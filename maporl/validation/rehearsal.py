@@ -39,6 +39,10 @@ UPDATES = 1_000
 Script = Callable[[Request], str]
 
 
+DECIDE = frozenset({"router"})
+"""Roles whose words only decide who speaks next, so that nobody need be shown them."""
+
+
 def check_groups(config: Config, task: Task, world: World | None = None) -> list[str]:
     """Check that every row of an update has others to be compared with. Return a warning if that depends on the words.
 
@@ -79,7 +83,8 @@ def check_hearing(config: Config, task: Task, world: World | None = None) -> lis
     _driver(config, task, players, world or World()).play([task[0]])
     shown: dict[str, bool] = {}
     for request in players.requests:
-        marks = [(_mark(u.agent, u.id), u) for u in request.heard if u.agent != request.ask.agent]
+        heard = [u for u in request.heard if u.agent != request.ask.agent and u.role not in DECIDE]
+        marks = [(_mark(u.agent, u.id), u) for u in heard]
         others = [mark for mark, u in marks if mark in u.text]
         text = "".join(message["content"] for message in request.ask.messages)
         if others:
