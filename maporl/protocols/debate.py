@@ -146,7 +146,9 @@ class Debate(Protocol):
         if self.turns < 1:
             raise ValueError(f"turns: a debate has at least 1 turn, got {self.turns}")
         if self.end_above is not None and not math.isfinite(self.end_above):
-            raise ValueError(f"end_above: expected the mean score above which a debate ends early, got {self.end_above}")
+            raise ValueError(
+                f"end_above: expected the mean score above which a debate ends early, got {self.end_above}"
+            )
         check_template("opening", self.opening, {"question"}, {"question"})
         check_template("later", self.later, {"question", "others"})
         check_template("alone", self.alone, {"question"})
