@@ -15,6 +15,11 @@ LEAST = 1e-14
 """No difference of rewards is as small as this. It is what is left where sums of numbers about 1 cancel each other."""
 
 
+def tolerance(largest: float) -> float:
+    """Return how far two results of one size, at most ``largest``, may be apart by rounding alone."""
+    return max(ROUNDING * largest, LEAST)
+
+
 def difference(one: float, other: float) -> float:
     """Return ``one - other``, and exactly 0 if only rounding is left of it.
 
@@ -22,7 +27,7 @@ def difference(one: float, other: float) -> float:
     (0.0, 2.0, 0.0)
     """
     found = one - other
-    return 0.0 if abs(found) < max(ROUNDING * max(abs(one), abs(other)), LEAST) else found
+    return 0.0 if abs(found) < tolerance(max(abs(one), abs(other))) else found
 
 
 def exceeds(one: float, other: float) -> bool:
@@ -52,9 +57,9 @@ def deviations(values: Sequence[float]) -> list[float]:
     """
     if not values:
         return []
-    middle, largest = fmean(values), max(map(abs, values))
+    middle, least = fmean(values), tolerance(max(map(abs, values)))
     found = [value - middle for value in values]
-    return [0.0 if abs(own) < max(ROUNDING * largest, LEAST) else own for own in found]
+    return [0.0 if abs(own) < least else own for own in found]
 
 
 def mean_rank(values: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import return_of
 from maporl.advantages.slots import Baseline, find
 from maporl.config.schema import AdvantageConfig
-from maporl.rounding import LEAST, ROUNDING
+from maporl.rounding import tolerance
 
 Groups = list[list[int]]
 
@@ -43,8 +43,12 @@ def without_rounding(differences: Tensor, values: Tensor) -> Tensor:
     """Return ``differences`` [N] of ``values`` [N] and their mean, or another of them, with exact zeros where only rounding is left."""
     if not len(values):
         return differences
-    least = (ROUNDING * values.abs().max()).clamp(min=LEAST)
-    return torch.where(differences.abs() < least, 0.0, differences)
+    return torch.where(differences.abs() < tolerance(float(values.abs().max())), 0.0, differences)
+
+
+def all_equal(values: Tensor) -> bool:
+    """Return whether ``values`` [N] are equal but for rounding."""
+    return not bool(without_rounding(values - values.mean(), values).any())
 
 
 def none(returns, groups, weights, batch, config, state) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import BaselineState, Groups, baseline_of, without_rounding
+from maporl.advantages.baselines import BaselineState, Groups, all_equal, baseline_of, without_rounding
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
@@ -130,11 +130,9 @@ def _compare(
     for rows in counted if baseline.over == "group" else [batch.rows()]:
         raw[rows] = without_rounding(raw[rows], returns[rows])
     if baseline.over == "group" and baseline.needs_critic and scale.over != "nothing":
-        for (
-            rows
-        ) in counted:  # of equal returns only the critic's error is left, which would be divided by its own spread
-            compared = returns[[i for i in rows if statistics[i] > 0]]
-            if not bool(without_rounding(compared - compared.mean(), compared).any()):
+        # of equal returns only the critic's error is left, which would be divided by its own spread
+        for rows in counted:
+            if all_equal(returns[[i for i in rows if statistics[i] > 0]]):
                 raw[rows] = 0.0
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     if baseline.over == "group" and not baseline.needs_critic:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maporl.advantages.baselines import Groups, baseline_of, weighted_mean, without_rounding
+from maporl.advantages.baselines import Groups, all_equal, baseline_of, weighted_mean, without_rounding
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.slots import Scale, find
 from maporl.config.schema import AdvantageConfig
@@ -87,8 +87,7 @@ def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageCon
 
 def _divided(advantages: Tensor, values: Tensor, weights: Tensor, config: AdvantageConfig) -> Tensor:
     """Return ``advantages`` divided by the standard deviation of ``values``, and 0 if these are equal but for rounding."""
-    counted = values[weights > 0]
-    if not bool(without_rounding(counted - counted.mean(), counted).any()):
+    if all_equal(values[weights > 0]):
         return torch.zeros_like(advantages)
     return advantages / (_spread(values, weights, config.ddof) + config.eps)
 

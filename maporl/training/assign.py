@@ -148,8 +148,9 @@ class Advantages:
                 self._chain(batches, rewards, chained)
         if along == "agent":
             for name, batch in batches.items():
-                own, mask = (rewards[name], batch.values), batch.sampled_mask
-                batch.advantages, batch.returns = maths.gae(*own, mask, self.options.gamma, self.options.lam)
+                batch.advantages, batch.returns = maths.gae(
+                    rewards[name], batch.values, batch.sampled_mask, self.options.gamma, self.options.lam
+                )
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
         """Run GAE through the sampled tokens of all utterances of a dialogue, as if one agent had said them all."""
