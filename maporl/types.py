@@ -19,6 +19,11 @@ A message of the role ``tool`` is the result of a call. It has the ``name`` of t
 """
 
 
+def user_says(text: str) -> list[Message]:
+    """Return the messages of a conversation in which the user says ``text``."""
+    return [{"role": "user", "content": text}]
+
+
 class Stop(enum.StrEnum):
     """Why a completion ended: a stop token, a stop string, its length, or a filter of the engine."""
 

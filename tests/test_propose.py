@@ -10,7 +10,8 @@ from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
-from maporl.protocols.propose import Propose, _worth, let_majority_grade, seats
+from maporl.protocols.base import seats
+from maporl.protocols.propose import Propose, _worth, let_majority_grade
 from maporl.rewards.base import as_source
 from maporl.rewards.repeats import Repeats, cluster_shares
 from maporl.runs.train import train

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.types import Ask, Example
+from maporl.types import Ask, Example, user_says
 
 AGAIN = "{question}\n\nAn earlier answer:\n{draft}\n\nIt is {verdict}. Answer again, better."
 
@@ -48,7 +48,7 @@ class Attempts(Protocol):
         text, parents, right = self.opening.format(question=example.question), tuple[int, ...](), None
         for number in range(self.rounds):
             agent = agents[number % len(agents)]
-            ask = Ask(agent, [{"role": "user", "content": text}], parents=parents, fresh=True)
+            ask = Ask(agent, user_says(text), parents=parents, fresh=True)
             (draft,) = yield [ask]
             right = None if draft.grade is None else draft.grade.correct
             verdict = {True: "right", False: "wrong", None: "ungraded"}[right]

@@ -226,6 +226,12 @@ def _is_message(message: Any) -> bool:
     )
 
 
+def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
+    """Return who sits in each seat: the one who is ``named``, or else the next agent who is not. The last may be empty."""
+    others = iter(agent for agent in agents if agent not in named)
+    return [name if name is not None else next(others, "") for name in named]
+
+
 NUMBERS = {1: "one", 2: "two", 3: "three"}
 
 

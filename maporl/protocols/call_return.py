@@ -6,7 +6,7 @@ from typing import Literal
 from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Act, Ask, Example
+from maporl.types import Act, Ask, Example, user_says
 
 PLAN = (
     "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. When you know "
@@ -111,7 +111,7 @@ class CallReturn(Protocol):
         text = self.plan.format(question=example.question)
         parents: tuple[int, ...] = ()
         for number in range(self.calls):
-            (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
+            (said,) = yield [Ask(planner, user_says(text), role="planner", parents=parents)]
             call = next(matches(self.pattern, said.text), None)
             if call is None or not call.group(1).strip():
                 said.rewards["started"] = number / self.calls
@@ -122,14 +122,14 @@ class CallReturn(Protocol):
                 (result,) = yield [Act(planner, self.tool, {self.argument: asked}, said.id, self.place)]
                 heard, parents = result.text, (said.id,)
             else:
-                worker, told = workers[number % len(workers)], _user(asked)
+                worker, told = workers[number % len(workers)], user_says(asked)
                 (reply,) = yield [
                     Ask(worker, told, role="worker", parents=(said.id,), caller=said.id, answers=False, fresh=True)
                 ]
                 reply.rewards["reply_form"] = float(any(matches(self.form, reply.text)))
                 heard, parents = reply.text, (reply.id,)
             if self.judge is not None:
-                shown = _user(self.judge.format(reply=heard))
+                shown = user_says(self.judge.format(reply=heard))
                 (judgement,) = yield [
                     Ask(planner, shown, role="judge", parents=parents, answers=False, taught=JUDGEMENTS)
                 ]
@@ -138,7 +138,7 @@ class CallReturn(Protocol):
                 parents = (judgement.id,)
             template = self.returned if number + 1 < self.calls else self.enough
             text = template.format(reply=heard)
-        (said,) = yield [Ask(planner, _user(text), role="planner", parents=parents)]
+        (said,) = yield [Ask(planner, user_says(text), role="planner", parents=parents)]
         said.rewards["started"] = 1.0
         return self.calls
 
@@ -159,7 +159,7 @@ class CallReturn(Protocol):
 
     def _by_tools(self, example: Example, planner: str) -> Play:
         """Play with tools in place of a pattern."""
-        (said,) = yield [Ask(planner, _user(self.plan.format(question=example.question)), role="planner")]
+        (said,) = yield [Ask(planner, user_says(self.plan.format(question=example.question)), role="planner")]
         number = 0
         while calls := [call for call in said.calls if call.result is None and said.turn_end is None]:
             asks = []
@@ -169,7 +169,7 @@ class CallReturn(Protocol):
                 asks.append(
                     Ask(
                         worker,
-                        _user(asked),
+                        user_says(asked),
                         role="worker",
                         parents=(said.id,),
                         caller=said.id,
@@ -199,7 +199,3 @@ ASK = "ask_"
 
 def _answered_by_worker(question: str) -> str:
     raise NotImplementedError("the protocol answers this call")
-
-
-def _user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, speakers_of
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 LATER = "{question}\n\nOthers have said:\n\n{others}"
 
@@ -109,7 +109,7 @@ class Chain(Protocol):
         others = self.separator.join(self.quote.format(name=u.agent, text=u.words()) for u in seen)
         template = self.prompts.get(agent, self.later if seen else self.opening)
         text = template.format(question=example.question, others=others, reference=example.answer)
-        return Ask(agent, [{"role": "user", "content": text}], parents=tuple(u.id for u in seen), answers=answers)
+        return Ask(agent, user_says(text), parents=tuple(u.id for u in seen), answers=answers)
 
     def _seen(self, agent: str, said: list[Utterance]) -> list[Utterance]:
         """Return what is new to the agent: the utterances since it last spoke that it may see."""

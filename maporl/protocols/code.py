@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.tasks.programs import hidden_tests
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
@@ -70,8 +70,7 @@ class Code(Protocol):
         Raises:
             ConfigError: the question is not a program to write.
         """
-        solver = self.solver or next(agent for agent in agents if agent != self.tester)
-        tester = self.tester or next(agent for agent in agents if agent != solver)
+        solver, tester = seats(agents, self.solver, self.tester)
         if missing := {"entry_point", "reference", "setup", "tests"} - example.meta.keys():
             raise ConfigError(
                 f"protocol code: question {example.id} has no {min(missing)}; use a task of programs, such as mbpp"

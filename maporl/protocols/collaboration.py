@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 HINT = "{question}\n\nDo not solve this. Give a hint that helps someone else to solve it."
 WITH_HINT = "{question}\n\nHint: {words}"
@@ -104,4 +104,4 @@ def _right(said: Utterance) -> bool:
 
 def _ask(agent: str, text: str, parents: list[Utterance] | None = None, answers: bool = True) -> Ask:
     ids = tuple(u.id for u in parents or ())
-    return Ask(agent, [{"role": "user", "content": text}], parents=ids, answers=answers)
+    return Ask(agent, user_says(text), parents=ids, answers=answers)

@@ -14,7 +14,7 @@ from typing import Literal
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
 from maporl.rounding import exceeds
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 OTHERS = (
     "These are answers of other agents to the same question:\n\n{others}\n\n"
@@ -268,7 +268,7 @@ class Debate(Protocol):
             requests.append(
                 Ask(
                     self.summariser,
-                    [{"role": "user", "content": text}],
+                    user_says(text),
                     role="summariser",
                     parents=tuple(u.id for u in others),
                     answers=False,

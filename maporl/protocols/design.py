@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.text import check_pattern, matches
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 EXAMPLE = (
     "Solver: Solve the problem step by step.\nChecker: Check every step of the solution, and give the final answer."
@@ -90,10 +90,9 @@ class Design(Protocol):
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the plan and its execution. The outcome is the number of members that spoke."""
-        designer = self.designer or next(agent for agent in agents if agent != self.executor)
-        executor = self.executor or next(agent for agent in agents if agent != designer)
+        designer, executor = seats(agents, self.designer, self.executor)
         text = self.plan.format(question=example.question, steps=self.steps, example=self.example)
-        (plan,) = yield [Ask(designer, _user(text), "designer", answers=False, taught=(self.example,))]
+        (plan,) = yield [Ask(designer, user_says(text), "designer", answers=False, taught=(self.example,))]
         members = self.members(plan.text)
         if not members:
             plan.rewards["plan"] = 0.0
@@ -104,10 +103,8 @@ class Design(Protocol):
             text = template.format(question=example.question, name=name, instruction=instruction, others=others)
             parents = (plan.id, *(u.id for _, u in said))
             last = number == len(members)
-            (words,) = yield [Ask(executor, _user(text), "executor", parents, caller=plan.id, answers=last, fresh=True)]
+            (words,) = yield [
+                Ask(executor, user_says(text), "executor", parents, caller=plan.id, answers=last, fresh=True)
+            ]
             said.append((name, words))
         return len(said)
-
-
-def _user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]

@@ -15,7 +15,7 @@ from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.types import Ask, Example, Grade, Utterance
+from maporl.types import Ask, Example, Grade, Utterance, user_says
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class PlayGame(Protocol):
     def _again(self, ask: Ask, said: list[Utterance]) -> Ask:
         """Return the ask of a player whose last words meant no legal move."""
         text = self.again.format(said=_last(said, ask.agent).text, prompt=ask.messages[-1]["content"])
-        return replace(ask, messages=[{"role": "user", "content": text}])
+        return replace(ask, messages=user_says(text))
 
     @staticmethod
     def _reveal(game: Game, said: list[Utterance], agents: tuple[str, ...]) -> None:
@@ -223,7 +223,7 @@ class PlayGame(Protocol):
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
         return Ask(
             agent,
-            [{"role": "user", "content": text}],
+            user_says(text),
             role=game.seat(player),
             fresh=not self.memory,
             tags=tags,

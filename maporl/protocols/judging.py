@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 TEXT = "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: bad'."
 TAUGHT = ("Verdict: good", "Verdict: bad")
@@ -52,7 +52,7 @@ class StepJudge:
     def _ask(self, example: Example, u: Utterance) -> Ask:
         seen = "\n\n".join(message["content"] for message in u.messages)
         text = self.text.format(seen=seen, said=u.text, question=example.question)
-        told = [{"role": "user", "content": text}]
+        told = user_says(text)
         return Ask(self.agent, told, "judge", (u.id,), u.id, answers=False, fresh=True, taught=TAUGHT)
 
     def read(self, verdict: Utterance) -> None:

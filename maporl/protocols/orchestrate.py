@@ -6,7 +6,7 @@ from typing import Any
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Ask, Example, Utterance
+from maporl.types import Ask, Example, Utterance, user_says
 
 STATE = "{question}\n\n{memory}\n\n"
 PLAN = STATE + "Who shall act next, and to do what? They are: {agents}. End with <next>name: what to do</next>."
@@ -125,7 +125,7 @@ class Orchestrate(Protocol):
             known = {"question": example.question, "memory": "\n\n".join(memory) or self.nothing}
             text = template.format(**known, task=task, agents=", ".join(workers))
             parents = shown if heard is None else (*shown, heard.id)
-            return [Ask(agent, [{"role": "user", "content": text}], role, parents, fresh=True, **options)]
+            return [Ask(agent, user_says(text), role, parents, fresh=True, **options)]
 
         def work(agent: str, task: str, caller: int) -> list[Ask]:
             return ask(agent, "worker", self.work, task, caller=caller, answers=self.generator is None)

@@ -11,9 +11,9 @@ from typing import Literal
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.tasks.grading.answers import LONGEST_LABEL
-from maporl.types import Act, Ask, Example, Grade, Message, Utterance
+from maporl.types import Act, Ask, Example, Grade, Utterance, user_says
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
 RATE = "{question}\n\nHow clear and sensible is this question? End with a number from 1 to 10."
@@ -217,7 +217,7 @@ class Propose(Protocol):
         """Play the dialogue. The outcome says what became of the proposal: "unread", "refused" or "asked"."""
         proposer, solver, judge = seats(agents, self.proposer, self.solver, self.judge)
         text = self.propose.format(question=example.question, answer=example.answer, document=document_of(example))
-        (proposal,) = yield [Ask(proposer, _user(text), "proposer", answers=False, taught=(self._taught(example),))]
+        (proposal,) = yield [Ask(proposer, user_says(text), "proposer", answers=False, taught=(self._taught(example),))]
         question, answer = self._read(proposal.text, example)
         proposal.tags |= {"question": question, "accepted": False}
         if question is None or answer is None:
@@ -237,7 +237,7 @@ class Propose(Protocol):
         proposal.tags["accepted"] = True
         asked = Ask(
             solver,
-            _user(self.solve.format(question=made.question)),
+            user_says(self.solve.format(question=made.question)),
             "solver",
             (proposal.id,),
             proposal.id,
@@ -374,7 +374,7 @@ class Answer(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue."""
         _, solver, _ = seats(agents, self.proposer, self.solver, self.judge)
-        yield [Ask(solver, _user(self.solve.format(question=example.question)), "solver")]
+        yield [Ask(solver, user_says(self.solve.format(question=example.question)), "solver")]
 
 
 def document_of(example: Example) -> str:
@@ -397,12 +397,6 @@ def between(tag: str, text: str) -> str | None:
     return None if found is None else found[1]
 
 
-def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
-    """Return who sits in each seat: the one who is ``named``, or else the next agent who is not. The last may be empty."""
-    others = iter(agent for agent in agents if agent not in named)
-    return [name if name is not None else next(others, "") for name in named]
-
-
 def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
     """Grade tries by the final answer that most of them give, the first of equally frequent ones. Return 1 for the right ones.
 
@@ -420,11 +414,12 @@ def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
 
 
 def _graded(tries: Sequence[Utterance]) -> bool:
-    """Return whether the task could compare tries with the stated answer. If not, they count as wrong and teach nothing."""
+    """Return whether the task could compare tries with the answer that was stated, or that a tool gave. If not, they count as wrong
+    and teach nothing."""
     if any(u.grade is not None and u.grade.correct is not None for u in tries):
         return True
     for u in tries:
-        u.grade = Grade(None, False, "the stated answer cannot be compared")
+        u.grade = Grade(None, False, "the answer cannot be compared")
         _leave_out(u)
     return False
 
@@ -447,7 +442,7 @@ def _known_payments(p: float | None) -> dict[str, float]:
 
 
 def _judged(judge: str, text: str, of: Utterance) -> Ask:
-    return Ask(judge, _user(text), "judge", (of.id,), of.id, answers=False, fresh=True, taught=MARKS)
+    return Ask(judge, user_says(text), "judge", (of.id,), of.id, answers=False, fresh=True, taught=MARKS)
 
 
 def _worth(verdict: Utterance) -> float | None:
@@ -460,7 +455,3 @@ def _worth(verdict: Utterance) -> float | None:
 def _leave_out(utterance: Utterance) -> None:
     """Do not train on what nobody knows the worth of. It would otherwise have the credit of the verdict on it."""
     utterance.trainable = False
-
-
-def _user(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
-from maporl.types import Ask, Example
+from maporl.types import Ask, Example, user_says
 
 VERIFY = (
     "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; otherwise say what "
@@ -68,19 +68,15 @@ class Refine(Protocol):
         solver = self.solver or next(a for a in agents if a not in (self.verifier, self.refiner))
         verifier = self.verifier or next(a for a in agents if a not in (solver, self.refiner))
         refiner = self.refiner or solver
-        (draft,) = yield [Ask(solver, _user(self.opening.format(question=example.question)), role="solver")]
+        (draft,) = yield [Ask(solver, user_says(self.opening.format(question=example.question)), role="solver")]
         for _ in range(self.rounds):
             text = self.verify.format(question=example.question, draft=draft.words())
-            (verdict,) = yield [Ask(verifier, _user(text), role="verifier", parents=(draft.id,), answers=False)]
+            (verdict,) = yield [Ask(verifier, user_says(text), role="verifier", parents=(draft.id,), answers=False)]
             verdict.rewards["verdict_form"] = float(any(matches(self.form, verdict.text, ignore_case=True)))
             if any(matches(self.approval, verdict.text, ignore_case=True)):
                 verdict.settles = (draft.id,)
                 return "approved"
             text = self.mend.format(question=example.question, words=verdict.text, draft=draft.words())
             role = "refiner" if refiner != solver else "solver"
-            (draft,) = yield [Ask(refiner, _user(text), role=role, parents=(verdict.id, draft.id))]
+            (draft,) = yield [Ask(refiner, user_says(text), role=role, parents=(verdict.id, draft.id))]
         return None
-
-
-def _user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]

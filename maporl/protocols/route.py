@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.text import check_pattern, matches
-from maporl.types import Act, Ask, Example, Utterance
+from maporl.types import Act, Ask, Example, Utterance, user_says
 
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
@@ -93,8 +93,7 @@ class Route(Protocol):
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue. The outcome is the number of searches, or "unanswered"."""
-        free = iter([agent for agent in agents if agent not in self.mentioned()])
-        router, searcher, answerer = (name or next(free) for name in (self.router, self.searcher, self.answerer))
+        router, searcher, answerer = seats(agents, self.router, self.searcher, self.answerer)
         found: list[str] = []
         shown: tuple[int, ...] = ()
 
@@ -103,7 +102,7 @@ class Route(Protocol):
             text = template.format(**known, verdict=routing.text if routing else "")
             parents = (*shown, routing.id) if routing else shown
             answers = role == "answerer"
-            return [Ask(agent, [{"role": "user", "content": text}], role, parents, answers=answers, fresh=True)]
+            return [Ask(agent, user_says(text), role, parents, answers=answers, fresh=True)]
 
         routing: Utterance | None = None
         while len(found) < self.steps:

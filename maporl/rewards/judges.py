@@ -10,7 +10,7 @@ from maporl.rewards.base import RewardFailure, RewardSource, Values, where
 from maporl.rewards.tournament import bouts
 from maporl.tasks.base import Task
 from maporl.text import matches, spoken
-from maporl.types import Dialogue, Message, Utterance
+from maporl.types import Dialogue, Message, Utterance, user_says
 
 Speak = Callable[[str, list[list[Message]]], list[str]]
 """``(agent, conversations) -> texts``: the agent's greedy answer to each conversation, without memory between them."""
@@ -33,7 +33,7 @@ class PointwiseJudge(RewardSource):
             RewardFailure: a verdict has no readable number, and the configuration gives no value for this case.
         """
         asked = [(d, u) for d in dialogues for u in d.utterances]
-        conversations = [_user(self.section.prompt.format(**_parts(d, u, task))) for d, u in asked]
+        conversations = [user_says(self.section.prompt.format(**_parts(d, u, task))) for d, u in asked]
         verdicts = self.speak(self.section.agent, conversations)
         values = iter([self._read(text, d, u) for text, (d, u) in zip(verdicts, asked, strict=True)])
         return [[next(values) for _ in d.utterances] for d in dialogues]
@@ -122,7 +122,7 @@ class PairwiseJudge(RewardSource):
         """
         both = [order for a, b in pairs for order in ((a, b), (b, a))]
         conversations = [
-            _user(
+            user_says(
                 self.section.prompt.format(
                     question=task.question(a.example), first=a.utterances[-1].words(), second=b.utterances[-1].words()
                 )
@@ -155,7 +155,3 @@ def mark(section: JudgeSection | AnnotatorSection, text: str) -> float | None:
     except ValueError:  # a pattern of the user's may find any text
         return None
     return None if math.isnan(value) else min(value, section.largest) / section.largest
-
-
-def _user(text: str) -> list[Message]:
-    return [{"role": "user", "content": text}]
