@@ -17,7 +17,7 @@ from maporl.types import Result
 
 KINDS = ("deduction", "abduction", "induction")
 """What is to be found: the output, an input, or the program."""
-INPUTS = 10
+INPUT_COUNT = 10
 """How many inputs a question of induction is made of. Half of them are shown, and the others grade the program."""
 LONGEST = 10_000
 """The most characters of a value or an input."""
@@ -111,8 +111,8 @@ def induction(pool: SandboxPool, said: str, program: str) -> dict[str, Any]:
     """
     given, messages = _INPUT.findall(spoken(said)), _MESSAGE.findall(spoken(said))
     inputs = [known for known in map(arguments, given) if known is not None]
-    if len(given) != INPUTS or len(inputs) != INPUTS or not messages or not messages[-1].strip():
-        raise ValueError(f"expected {INPUTS} ```input blocks of literals, and a ```message block")
+    if len(given) != INPUT_COUNT or len(inputs) != INPUT_COUNT or not messages or not messages[-1].strip():
+        raise ValueError(f"expected {INPUT_COUNT} ```input blocks of literals, and a ```message block")
     return induced(program, inputs, checked(pool, program, inputs), messages[-1].strip())
 
 

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.repeatable import repeatable
@@ -87,3 +88,9 @@ class SandboxPool:
         """End all worker processes. The next program starts a new one."""
         for sandbox in self._all:
             sandbox.close()
+
+
+@cache
+def shared_pool() -> SandboxPool:
+    """Return the pool of this process with the default limits, in which tasks run programs to grade them."""
+    return SandboxPool()

@@ -9,16 +9,16 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from maporl.sandbox.pool import shared_pool
 from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, read_rows
 from maporl.text import code_of
 from maporl.types import Example, Grade
 
 if TYPE_CHECKING:
     from maporl.sandbox.outcomes import Outcome
-    from maporl.sandbox.pool import SandboxPool
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ProgramTask(Task):
         codes = [code_of(text, example.meta["entry_point"]) for example, text in zip(examples, texts, strict=True)]
         programs = [hidden_tests(example, code) for code, example in zip(codes, examples, strict=True)]
         grades = []
-        for code, outcomes in zip(codes, _pool().run_tests(programs), strict=True):
+        for code, outcomes in zip(codes, shared_pool().run_tests(programs), strict=True):
             failed = [outcome for outcome in outcomes if not outcome.ok]
             share = f"{len(outcomes) - len(failed)} of {len(outcomes)} tests pass"
             reason = share if not failed else f"{share}; {failed[0].message or failed[0].reason}"
@@ -172,7 +172,7 @@ class Programs(ReadTask, ProgramTask):
 
     @staticmethod
     def _references(examples: Sequence[Example]) -> "list[list[Outcome]]":
-        return _pool().run_tests([hidden_tests(example, example.meta["reference"]) for example in examples])
+        return shared_pool().run_tests([hidden_tests(example, example.meta["reference"]) for example in examples])
 
 
 @dataclass(frozen=True)
@@ -272,13 +272,6 @@ class HumanEval(Programs):
         tests, hidden_setup = _rewritten(test, name, reference)
         meta = {"entry_point": name, "reference": reference, "tests": tests, "setup": "", "hidden_setup": hidden_setup}
         return Example(str(row.get("id", f"humaneval-{row.get('task_id', number)}")), prompt, reference, meta)
-
-
-@cache
-def _pool() -> "SandboxPool":
-    from maporl.sandbox.pool import SandboxPool
-
-    return SandboxPool()
 
 
 def _failed(outcomes: "Sequence[Outcome]") -> str:

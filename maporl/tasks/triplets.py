@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from maporl.environments.triplets import INPUT_COUNT, arguments, checked, induced, literal, question, same, values
+from maporl.sandbox.pool import shared_pool
+from maporl.sandbox.sandbox import check_walls
 from maporl.tasks.base import Task, TaskError, read_rows
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
 from trl_ext.waits import Threads, result
-
-if TYPE_CHECKING:
-    from maporl.sandbox.pool import SandboxPool
 
 PROGRAMS = {
     "int": ["x + 7", "x * x - x", "x % 4", "[x] * (x % 3)", "str(x) + 'a'", "sum(range(x))", "x // 2 if x % 2 == 0 else 3 * x + 1", "bin(x)[2:]", "[i for i in range(x) if i % 3]"],
@@ -73,8 +73,6 @@ class Triplets(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from maporl.sandbox.sandbox import check_walls  # tasks that run no code are imported where no sandbox works
-
         check_walls()
         if self.references < 1:
             raise ValueError(f"references: expected at least 1, got {self.references}")
@@ -100,8 +98,6 @@ class Triplets(Task):
 
     @cached_property
     def _examples(self) -> list[Example]:
-        from maporl.environments.triplets import induced, question
-
         programs = self._programs
         if self.kind == "induction":
             made = [induced(*one) for one in programs]
@@ -132,15 +128,13 @@ class Triplets(Task):
 
     def grade(self, example: Example, text: str) -> Grade:
         """Run the program where that is needed, and compare values."""
-        from maporl.environments.triplets import arguments, literal, same, values
-
         found, meta = _ANSWER.findall(spoken(text)), example.meta
         if not found:
             return Grade(None, False, "no final answer")
         said = found[-1].strip()
         if meta["kind"] == "induction":
             program = code_of(said, "f")
-            outputs = values(_pool(), program, [one for one, _ in meta["hidden"]]) if program else None
+            outputs = values(shared_pool(), program, [one for one, _ in meta["hidden"]]) if program else None
             right = outputs is not None and all(same(a, b) for a, (_, b) in zip(outputs, meta["hidden"], strict=True))
             return Grade(
                 program or said, right, "gives the hidden outputs" if right else "does not give the hidden outputs"
@@ -152,7 +146,7 @@ class Triplets(Task):
                 said, right, "is the output" if right else "is not the output" if literal(said) else "is not a literal"
             )
         given = arguments(said)
-        outputs = None if given is None else values(_pool(), meta["program"], [given])
+        outputs = None if given is None else values(shared_pool(), meta["program"], [given])
         right = outputs is not None and same(outputs[0], meta["output"])
         return Grade(said, right, "gives the output" if right else "does not give the output")
 
@@ -164,17 +158,8 @@ class Triplets(Task):
 
 
 @cache
-def _pool() -> "SandboxPool":
-    from maporl.sandbox.pool import SandboxPool
-
-    return SandboxPool()
-
-
-@cache
 def _run(program: str, inputs: tuple[str, ...]) -> list[str]:
-    from maporl.environments.triplets import checked
-
-    return checked(_pool(), program, inputs)
+    return checked(shared_pool(), program, inputs)
 
 
 def _built_in() -> list[tuple[str, list[str], list[str], str]]:
@@ -187,19 +172,16 @@ def _built_in() -> list[tuple[str, list[str], list[str], str]]:
 
 
 def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
-    from maporl.environments.triplets import INPUTS as NUMBER
-    from maporl.environments.triplets import arguments
-
     found = []
     for number, row in enumerate(read_rows(source, "train")):
         program, inputs = row.get("program"), row.get("inputs")
         texts = [one if isinstance(one, str) else repr(one) for one in inputs] if isinstance(inputs, list) else []
         given = [arguments(one) for one in texts]
         known = [one for one in given if one is not None]
-        if not isinstance(program, str) or len(given) != NUMBER or known != given:
+        if not isinstance(program, str) or len(given) != INPUT_COUNT or known != given:
             wrong = f"input {texts[given.index(None)]!r:.60}" if None in given else f"{len(given)} inputs"
             raise TaskError(
-                f"triplets: {source}: row {number + 1}: expected a program that defines f, and {NUMBER} inputs as in a call, such as "
+                f"triplets: {source}: row {number + 1}: expected a program that defines f, and {INPUT_COUNT} inputs as in a call, such as "
                 f"\"'a', 3\", got the columns {sorted(row)}, a program of the type {type(program).__name__} and {wrong}"
             )
         try:
