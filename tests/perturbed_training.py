@@ -167,6 +167,13 @@ def script_of(policies: dict[str, Policy]) -> Callable[[Request], str]:
     return script
 
 
+def longest_answer(values: dict[str, Any]) -> int:
+    """Return the most tokens of a scripted answer under a configuration."""
+    if "parallel" in str(values["agents"]):
+        return LONGEST_CALLS
+    return LONGEST_CALL if values.get("environments") else LONGEST
+
+
 def leaves(values: Any, path: Keys = ()) -> Iterator[Keys]:
     """Yield the path of every value that is neither a mapping with keys nor a list that contains mappings."""
     if isinstance(values, dict) and values:
@@ -281,10 +288,8 @@ class Perturbed:
             return self._run_loop(values, expected)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
-        longest = LONGEST_CALL if values.get("environments") else LONGEST
-        if "parallel" in str(values["agents"]):
-            longest = LONGEST_CALLS
-        trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
+        engine = TokenScript(policies, script_of(policies), longest_answer(values))
+        trainer.engines.update(dict.fromkeys(trainer.engines, engine))
         record = Record(expected)
         trainer.add_callback(record)
         trainer.train()

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from perturbed_training import LONGEST, LONGEST_CALL, LONGEST_CALLS, SEED, script_of
+from perturbed_training import SEED, longest_answer, script_of
 from scripted_training import TokenScript, played, recipe_values, rows
 
 from maporl.runs.build import build_trainer
@@ -26,10 +26,8 @@ def batch_rows(name: str, folder: Path, questions: int) -> list[list]:
     values["training"] |= {"save_steps": 0, "per_device_train_batch_size": questions // size}
     trainer = build_trainer(from_dict(values, name), quiet=True)
     policies = trainer.team.policies
-    longest = LONGEST_CALL if values.get("environments") else LONGEST
-    if "parallel" in str(values["agents"]):
-        longest = LONGEST_CALLS
-    trainer.engines.update(dict.fromkeys(trainer.engines, TokenScript(policies, script_of(policies), longest)))
+    engine = TokenScript(policies, script_of(policies), longest_answer(values))
+    trainer.engines.update(dict.fromkeys(trainer.engines, engine))
     batch = played(trainer)
     places = {id(u): (d.prompt, d.rollout) for d in batch.dialogues for u in d.utterances}
     return [

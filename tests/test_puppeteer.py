@@ -12,18 +12,18 @@ def script(request):
     return "hello" if request.ask.agent == "solver" else f"{int(request.example.answer):03d}"
 
 
+def puppeteer(folder):
+    """The recipe on one question, with a price for every two tokens."""
+    one = {"per_device_train_batch_size": 1}
+    return recipe_values("puppeteer", folder, protocol={"per_tokens": 2}, training=one, task={"largest": 4})
+
+
 def test_the_orchestrator_earns_the_outcome_at_its_end_and_pays_for_the_words_of_others(tmp_path):
     """Of four steps, the first costs 0.1 log2(1 + 1/5) 6 / 2 = 0.07891, and the second 0.1 log2(1 + 2/5) 4 / 2 = 0.09709.
 
     So the namings earn 0.99 (0.99 - 0.09709) - 0.07891 = 0.80507, 0.99 - 0.09709 = 0.89291, and 1.
     """
-    values = recipe_values(
-        "puppeteer",
-        tmp_path,
-        protocol={"per_tokens": 2},
-        training={"per_device_train_batch_size": 1},
-        task={"largest": 4},
-    )
+    values = puppeteer(tmp_path)
     trainer = scripted_trainer(values, script)
     batch = played(trainer)
     (dialogue,) = batch.dialogues
@@ -55,13 +55,7 @@ def test_a_dialogue_that_is_not_ended_pays_the_outcome_to_the_last_naming(tmp_pa
             return "<next>writer</next>"
         return f"{int(request.example.answer) + (not right):02d}"
 
-    values = recipe_values(
-        "puppeteer",
-        tmp_path,
-        protocol={"per_tokens": 2},
-        training={"per_device_train_batch_size": 1},
-        task={"largest": 4},
-    )
+    values = puppeteer(tmp_path)
     (dialogue,) = played(scripted_trainer(values, endless)).dialogues
     namings = [u.rewards["credit"] for u in dialogue.utterances if u.role == "orchestrator"]
     assert namings == pytest.approx([-0.03946, -0.07281, -0.10171, last], abs=1e-4) and dialogue.outcome == 4

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,11 @@ def open_store(address: str) -> tuple[TCPStore, int]:
         own.bind((address, 0))
         own.listen()
         port = own.getsockname()[1]
+        opened = partial(TCPStore, address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
         try:
-            store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
+            store = opened()
         except NotImplementedError:  # the libuv store of torch 2.6 takes no open socket
-            store = TCPStore(
-                address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno(), use_libuv=False
-            )
+            store = opened(use_libuv=False)
         own.detach()  # the store closes it
     return store, port
 

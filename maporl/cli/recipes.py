@@ -60,7 +60,7 @@ def show(name: Name) -> None:
     for key in ("title", "paper", "url", "evidence", "status", "prefer", "cost", "exact", "differs"):
         echo(f"{key + ':':10}{getattr(card, key)}")
     if card.corrected:
-        echo(f"{'corrected:':10} {card.corrected}")
+        echo(f"corrected: {card.corrected}")
     for option, reason in card.inert.items():
         echo(f"{'inert:':10}{option}: {reason}")
     for test in card.checked_by:

@@ -81,7 +81,6 @@ class Gap(Builder):
             if value is not None:
                 questions[dialogue.prompt].append((dialogue, value))
         for prompt, own in questions.items():
-            own.sort(key=lambda one: one[0].rollout)
             played, values = [dialogue for dialogue, _ in own], [value for _, value in own]
             for better, worse in self.chosen(values, f"{prompt}/{played[0].example.id}"):
                 yield prompt, played, better, worse, values[better] - values[worse]
@@ -96,10 +95,11 @@ class Gap(Builder):
         compared = self.select == "comparator_reward"
         met = [(k, half + k) for k in range(half)] if compared else list(itertools.combinations(numbers, 2))
         pairs = [pair for a, b in met for pair in ((a, b), (b, a)) if exceeds(values[pair[0]], values[pair[1]])]
-        pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
         if compared:
             gaps = {pair: round(values[pair[0]] - values[pair[1]], 9) for pair in pairs}
             pairs.sort(key=lambda pair: (-round(values[max(pair)], 9), -gaps[pair], min(pair)))
+        else:
+            pairs.sort(key=lambda pair: (values[pair[1]] - values[pair[0]], pair))
         if self.select == "random":
             random.Random(name).shuffle(pairs)
         return pairs[: self.per_question]

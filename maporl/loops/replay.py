@@ -36,12 +36,10 @@ def redrawn(rounds: Sequence[Sequence[AnyRow]], shares: Sequence[float], name: s
     no row twice until it has given all of them. ``name`` decides chance. Pairs of the same dialogues stay together. A round
     without rows counts as none.
     """
-    chance, shards = (
-        random.Random(name),
-        [(by_key, share) for rows, share in zip(rounds, shares, strict=True) if (by_key := _by_key(rows))],
-    )
+    shards = [(by_key, share) for rows, share in zip(rounds, shares, strict=True) if (by_key := _by_key(rows))]
     if not shards:
         return []
+    chance = random.Random(name)
     taken = Counter(chance.choices(range(len(shards)), [share for _, share in shards], k=len(shards[0][0])))
     found: list[AnyRow] = []
     for number, (by_key, _) in enumerate(shards):
