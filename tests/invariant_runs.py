@@ -46,6 +46,10 @@ class Found:
     rows: dict[Place, Trained | None] = field(default_factory=dict)
     dialogues: list[Dialogue] = field(default_factory=list)
 
+    def teaches(self) -> bool:
+        """Whether some advantage is not 0."""
+        return any(row is not None and any(row[1]) for row in self.rows.values())
+
 
 def number(*key: Hashable) -> float:
     """A number in [-1, 1] that depends on a key alone."""
@@ -150,6 +154,18 @@ def one_update(
     trainer = scripted_trainer(copy.deepcopy(values), script)
     guess(trainer, key)
     return found_in([update(trainer, change)])
+
+
+def telling(values: dict[str, Any], seed: int) -> tuple[Script, Found]:
+    """The first random words, from ``seed`` on, from which somebody learns, and what an update with them finds.
+
+    Where nobody does, as where all dialogues fail, everything is 0, and nothing could change it.
+    """
+    for own in range(seed, seed + 8):
+        found = one_update(values, random_words(own))
+        if found.teaches():
+            return random_words(own), found
+    raise AssertionError(f"nobody learns from the random words of the seeds {seed} to {seed + 7}")
 
 
 def update_of(count: int, values: dict[str, Any], script: Script) -> Found:

@@ -148,6 +148,24 @@ def test_what_ends_a_failure_is_the_last_that_nobody_called():
             assert sorted(stays) == (sorted(own) if reward[own[0]] == 0.5 else [last])
 
 
+def test_where_callers_are_not_recorded_nobody_was_called():
+    """In rollout 0, which earned nothing, one of two agents stays; in rollout 1 both have half, whatever number of turns they have."""
+    columns = {
+        "prompt": [0] * 6,
+        "rollout": [0] * 3 + [1] * 3,
+        "agent": ["a", "b", "a"] * 2,
+        "turn": [0, 0, 1] * 2,
+        "order": [0, 1, 2] * 2,
+    }
+    shares = {"equal_shares": {"of": "turns", "agents": "share", "calls": "apart"}}
+    config = AdvantageConfig("utterance", "mean", "std", ("prompt",), ("end_of_failures", shares), unit="rollout")
+    found = [
+        estimate_all(TurnBatch([0.0] * 3 + [1.0] * 3, **columns, **more, tokens=[1] * 6), config).weights.tolist()
+        for more in ({}, {"caller": [None] * 6})
+    ]
+    assert found == [[0.0, 0.0, 1.0, 0.25, 0.5, 0.25]] * 2
+
+
 def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut():
     """Random rollouts: each weighs 1 in all, equal ones are equal, and two questions together are each of them alone."""
     config, rng = load("wideseek_r1").advantage, random.Random(0)

@@ -126,6 +126,10 @@ class TurnBatch:
             )
         return column
 
+    def called(self, row: int) -> bool:
+        """Return whether another utterance called this one. Where callers were not recorded, nobody was called."""
+        return self.caller is not None and self.caller[row] is not None
+
     def groups(self, key: Sequence[str], wanted_by: str = "key") -> list[list[int]]:
         """Group the rows that have equal values in the columns of ``key``, in order of first appearance.
 

@@ -256,8 +256,7 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
 
 def _loss_weights(batch: TurnBatch, transforms: list[Transform], weights: Tensor) -> Tensor:
     """Return the weights in the loss: 1 for called utterances if a transform trains on them."""
-    callers = batch.caller
-    if callers is not None and any(transform.trains_callees for transform in transforms):
-        called = torch.tensor([callers[i] is not None for i in range(len(batch))])
+    if any(transform.trains_callees for transform in transforms):
+        called = torch.tensor([batch.called(i) for i in range(len(batch))])
         return torch.where(called, 1.0, weights)
     return weights

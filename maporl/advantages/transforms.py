@@ -74,7 +74,7 @@ class Align(Transform):
     ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
     number that at most 1% of the dialogues exceed.
 
-    If the protocol records callers, only turns that were called are aligned. The k turns of an agent that
+    If the protocol records callers, only turns that were called are aligned; else all are. The k turns of an agent that
     nobody called, such as the planner's, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once.
     """
 
@@ -90,7 +90,7 @@ class Align(Transform):
         called: list[tuple[int, list[list[int]]]] = []
         for rows in batch.trajectories(by_agent=True):
             turns = _turns(batch, rows)
-            main = [] if batch.caller is None else [own for own in turns if batch.caller[own[0]] is None]
+            main = [] if batch.caller is None else [own for own in turns if not batch.called(own[0])]
             for own in main:
                 weights[own] = 1.0 / len(main)
             called += [(rows[0], [own for own in turns if own not in main])] if len(main) < len(turns) else []
@@ -268,7 +268,7 @@ class EqualShares(Transform):
     the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then counts no more.
     ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts 1
     (WideSeek-R1, arXiv 2602.04634). With ``calls: apart`` each turn that was called counts as an agent of its own, as the
-    sub-agents there do. Statistics of groups are not changed.
+    sub-agents there do; where callers are not recorded, nobody was called. Statistics of groups are not changed.
     """
 
     of: Literal["turns", "tokens"] = "turns"
@@ -298,7 +298,7 @@ class EqualShares(Transform):
         agents = batch.column("agent", "post: equal_shares")
         speakers: dict[tuple, list[int]] = {}
         for i in rows:
-            called = self.calls == "apart" and batch.column("caller", "post: equal_shares")[i] is not None
+            called = self.calls == "apart" and batch.called(i)
             turn = batch.column("turn", "post: equal_shares")[i] if called else None
             speakers.setdefault((agents[i], turn), []).append(i)
         return list(speakers.values())
@@ -308,13 +308,13 @@ class EqualShares(Transform):
 class EndOfFailures(Transform):
     """Of a dialogue that earned no more than ``above``, only the last utterance is trained on (WideSeek-R1, arXiv 2602.04634).
 
-    It is the last one that nobody called. What was said before it may have been good, and the end alone may have spoilt the
-    dialogue, such as an answer in no form that can be read. All rows still count in the statistics of groups. Where
+    It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it may have been
+    good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read. All rows still count in the statistics of groups. Where
     ``equal_shares`` follows, its shares are those of the rows that stay.
     """
 
     above: float = 0.0
-    needs = ("rollout", "order", "caller")
+    needs = ("rollout", "order")
     compares_turns = True
 
     def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
@@ -323,10 +323,9 @@ class EndOfFailures(Transform):
         Raises:
             ValueError: a column was not recorded.
         """
-        callers = batch.column("caller", "post: end_of_failures")
         kept = weights.clone()
         for rows in batch.trajectories(by_agent=False):
-            own = [i for i in rows if callers[i] is None]
+            own = [i for i in rows if not batch.called(i)]
             if own and not any(exceeds(batch.reward[i], self.above) for i in rows):
                 kept[[i for i in rows if i != own[-1]]] = 0.0
         return kept
