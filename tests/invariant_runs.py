@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from perturbed_training import words
 from scripted_training import recipe_values, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.engines.base import Request
+from maporl.rewards.verifier.source import LearningVerifier
 from maporl.training.samples import name_of
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
@@ -86,7 +88,15 @@ def values_of(name: str, folder: Path, questions: int = QUESTIONS) -> dict[str, 
 
 
 def guess(trainer: MultiAgentPPOTrainer, key: Callable[[Any], Hashable]) -> None:
-    """Let critics and references of a trainer say random numbers, which depend on ``key(sample)`` and on the token."""
+    """Let critics and references of a trainer say random numbers, which depend on ``key(sample)`` and on the token.
+
+    A verifier that has learned nothing yet gets random weights, because it gives every answer the same score.
+    """
+    for source in trainer.player.scorer.sources.values():
+        if isinstance(source, LearningVerifier):
+            torch.nn.init.normal_(
+                source.learning.verifier.model.score.weight, generator=torch.Generator().manual_seed(0)
+            )
     ask = trainer.learning.token_batches
 
     def token_batches(samples: Any, critic_only: Any) -> Any:

@@ -74,8 +74,9 @@ class Align(Transform):
     ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
     number that at most 1% of the dialogues exceed.
 
-    If the protocol records callers, only turns that were called are aligned; else all are. The k turns of an agent that
-    nobody called, such as the planner's, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once.
+    Only turns that were called are aligned. The k turns of an agent that nobody called, such as the planner's or those of a
+    debate, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once. In a batch without the column ``caller``,
+    which training never makes, all turns are aligned.
     """
 
     how: Literal["weight", "duplicate", "drop"] = "weight"

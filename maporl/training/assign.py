@@ -36,7 +36,6 @@ class Advantages:
         options: PPO's options, such as the discount, lambda and the KL coefficient.
         critics: the names of the policies that have a critic.
         sources: the weights of the reward sources, for ``normalize_then_sum``.
-        callers: whether the protocol records who called whom.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class Advantages:
         options: PPOOptions,
         critics: Collection[str] = (),
         sources: Mapping[str, float] | None = None,
-        callers: bool = True,
     ):
-        self.config, self.options, self.critics, self.callers = config, options, frozenset(critics), callers
+        self.config, self.options, self.critics = config, options, frozenset(critics)
         self.sources = sources if config.multi_objective_aggregation == "normalize_then_sum" else None
         self.transforms: list[Transform] = build_transforms(config)
         self.state = BaselineState()
@@ -205,7 +203,7 @@ class Advantages:
             values = {name: batch.values[judged[name]].tolist() for name, batch in batches.items()}
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
-        turns = turn_batch(columns, reward, value, self.sources, self.callers)
+        turns = turn_batch(columns, reward, value, self.sources)
         must_be_sums(turns)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
         _spread(batches, rows, estimates, judged)

@@ -163,18 +163,17 @@ def turn_batch(
     reward: list[float],
     value: list[float] | None = None,
     sources: Mapping[str, float] | None = None,
-    callers: bool = True,
 ) -> TurnBatch:
     """Return the :class:`TurnBatch` with one row for each entry of ``columns``.
 
     ``reward`` and ``value`` are the rows' rewards and, with a critic, their values. ``sources`` has the weights of the
-    rewards that the batch has apart, too. ``callers`` says whether the protocol records who called whom.
+    rewards that the batch has apart, too.
     """
     number = {entry.name: i for i, entry in enumerate(columns)}
-    called_by = dict(number)
+    callers = dict(number)
     for entry in columns:  # callers without a row, on which nobody is trained, still tell groups apart
         if entry.caller is not None:
-            called_by.setdefault(entry.caller, len(number) - len(called_by) - 1)
+            callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
     def recorded(name: str) -> list | None:
         column = [getattr(entry, name) for entry in columns]
@@ -190,7 +189,7 @@ def turn_batch(
         turn=[entry.turn for entry in columns],
         order=[entry.order for entry in columns],
         parent=[_parent(entry, number) for entry in columns],
-        caller=[None if c.caller is None else called_by[c.caller] for c in columns] if callers else None,
+        caller=[None if entry.caller is None else callers[entry.caller] for entry in columns],
         action=[entry.action for entry in columns],
         tokens=[entry.tokens for entry in columns],
         seconds=[entry.seconds for entry in columns],

@@ -224,9 +224,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             learners = backend.describe(described, team, args, critics)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
         with_critic = {name for name, own in learners.items() if own.critic != "none"}
-        self.advantages = Advantages(
-            advantage, args, with_critic, self.player.scorer.reward.sources, "caller" in protocol.records
-        )
+        self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
         playing = [
             name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
         ]

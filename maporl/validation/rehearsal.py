@@ -182,15 +182,13 @@ def _group_of_one(config: Config, task: Task, script: Script, world: World) -> G
     plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}
     try:
         for plan in plans.values():
-            _compare(config, dialogues, plan, driver.specs, "caller" in driver.protocol.records)
+            _compare(config, dialogues, plan, driver.specs)
     except GroupOfOne as error:
         return error
     return None
 
 
-def _compare(
-    config: Config, dialogues: list[Dialogue], plan: Plan, specs: Mapping[str, SpeakerSpec], callers: bool
-) -> None:
+def _compare(config: Config, dialogues: list[Dialogue], plan: Plan, specs: Mapping[str, SpeakerSpec]) -> None:
     """Compute advantages as an update does, with rewards of 0.
 
     Raises:
@@ -205,4 +203,4 @@ def _compare(
         columns += untrained_columns(dialogues, {entry.name for entry in columns})
     zeros = [0.0] * len(columns)
     value = zeros if baseline_of(config.advantage).needs_critic else None
-    estimate_all(turn_batch(columns, zeros, value, callers=callers), config.advantage, scaled=False)
+    estimate_all(turn_batch(columns, zeros, value), config.advantage, scaled=False)
