@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -23,8 +24,9 @@ from maporl.config.parse import to_yaml
 from maporl.runs import train as run
 from trl_ext.checkpoint_folder import list_checkpoints, newest_whole
 from trl_ext.interruptions import Interruptions, Terminated
+from trl_ext.loop import PPOLoop
 from trl_ext.manifest import CheckpointError, verify
-from trl_ext.waits import Discarded, pause
+from trl_ext.waits import Discarded, check, pause
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,22 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, na
     assert records == expected_records and dialogues == expected_dialogues
     for key in (k for k in expected if k.startswith("final")):
         assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
+
+
+def test_a_signal_before_a_block_that_may_be_skipped_skips_it():
+    done = []
+    with Interruptions() as interruptions:
+        loop = SimpleNamespace(_interruptions=interruptions)
+        with PPOLoop.skippable(loop):
+            check()
+            done.append("before the signal")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruptions.asked == signal.SIGTERM
+        for _ in range(2):
+            with PPOLoop.skippable(loop):
+                check()
+                done.append("after it")
+    assert done == ["before the signal"]
 
 
 def test_a_signal_drops_what_can_be_done_again_and_a_second_ctrl_c_loses_nothing(capfd):

@@ -77,18 +77,21 @@ class Interruptions:
             signal.signal(number, handler)
 
     @contextmanager
-    def droppable(self) -> Iterator[None]:
+    def droppable(self, at_once: bool = True) -> Iterator[None]:
         """Let a signal drop what the block does.
+
+        A signal that came before the block drops it before it begins, or, if not ``at_once``, where it first waits for something.
 
         Raises:
             Discarded: a signal has come.
         """
         outer, self._droppable = self._droppable, True
         try:
-            with dropped_by(self._drop):
+            with dropped_by(self._drop, at_once):
                 if self.asked:
                     self._drop.set()
-                    check()
+                    if at_once:
+                        check()
                 yield
         finally:
             self._droppable = outer

@@ -29,7 +29,7 @@ from trl_ext.resuming import Resuming
 from trl_ext.run_lock import RunLock
 from trl_ext.sharding import check_bases
 from trl_ext.update_batch import UpdateBatch
-from trl_ext.waits import Discarded
+from trl_ext.waits import Discarded, check
 
 Batch = TypeVar("Batch", bound=UpdateBatch)
 
@@ -261,7 +261,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if self._interruptions is None or distributed.size() > 1:
             yield
             return
-        with suppress(Discarded), self._interruptions.droppable():
+        # where the signal has come before, the block begins, because a generator must yield, and its first check() ends it
+        with suppress(Discarded), self._interruptions.droppable(at_once=False):
             yield
 
     @contextmanager
@@ -398,6 +399,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.log_completions()
         if self.control.should_evaluate:
             with self.skippable():
+                check()
                 self.evaluate()
         if self.control.should_save:
             self._save_checkpoint(self.model, None)

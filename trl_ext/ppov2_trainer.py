@@ -44,6 +44,7 @@ from trl_ext.stop_strings import StopStrings
 from trl_ext.token_advantages import assign_advantages
 from trl_ext.token_batch import Completion, GlobalBatch
 from trl_ext.update_batch import UpdateBatch
+from trl_ext.waits import check
 
 logger = logging.getLogger(__name__)
 
@@ -300,6 +301,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
     def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
         """Let the sampler take over the new weights, and record the update."""
         with self.skippable():  # a server may not answer, and who ends samples no more
+            check()
             self.inform_samplers()
         super().finish_update(batch, clock)
 

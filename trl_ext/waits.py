@@ -59,8 +59,10 @@ _HERE = _Wanted()
 
 
 @contextmanager
-def dropped_by(event: threading.Event) -> Iterator[None]:
+def dropped_by(event: threading.Event, at_once: bool = True) -> Iterator[None]:
     """Let ``event`` drop what the block does, in this thread and in those that work for it.
+
+    If not ``at_once``, the block begins even if the event is set.
 
     Raises:
         Discarded: the event is set, now or when the block waits.
@@ -68,7 +70,8 @@ def dropped_by(event: threading.Event) -> Iterator[None]:
     before = _HERE.events
     _HERE.events = (*before, event)
     try:
-        check()
+        if at_once:
+            check()
         yield
     finally:
         _HERE.events = before

@@ -75,6 +75,7 @@ from trl_ext.paths import below
 from trl_ext.ppov2_config import check_args
 from trl_ext.resuming import Remembers
 from trl_ext.scoring import RewardFunction
+from trl_ext.waits import check
 
 OWN_WEIGHTS = {"transformers", "vllm"}
 """The engines that sample from the weights that are trained. A backend has another one in their place."""
@@ -515,6 +516,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
         with self.skippable():  # servers may not answer, and who ends needs no answers
+            check()
             if not all(engine.between for engine in self.engines.values()):
                 self._ahead.settle()  # an answer must not mix two sets of weights
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
