@@ -40,15 +40,29 @@ def solver_and_verifier(request):
 
 def test_dr_mas_ends_with_the_answer_to_the_first_rejection(tmp_path):
     _, batch = one_question("dr_mas", tmp_path, solver_and_verifier, branching={"group": 4})
-    assert ["".join(u.agent[0] for u in d.utterances) for d in batch.dialogues] == ["svs", "svs", "sv", "svs"]
+    assert ["".join(u.agent[0] for u in d.utterances) for d in batch.dialogues] == ["svs", "sv", "sv", "svs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rejects"),
+    [
+        ("Wrong. <verify>\nreject </verify>", True),
+        ("<verify>reject</verify>\n<verify>approve</verify>", False),
+        ("<verify>approve</verify>", False),
+        ("<verify>Reject</verify>", False),
+        ("<verify>rejected</verify>", False),
+        ("reject", False),
+        ("", False),
+    ],
+)
+def test_only_a_plain_rejection_of_dr_mas_rejects(tmp_path, words, rejects):
+    _, batch = one_question("dr_mas", tmp_path, lambda r: words if r.ask.role == "verifier" else "100")
+    assert {"".join(u.agent[0] for u in d.utterances) for d in batch.dialogues} == {"svs" if rejects else "sv"}
 
 
 def test_dr_mas_charges_each_agent_for_its_own_form(tmp_path):
-    """Worked by hand: solvers 1 1 0 1 0 0, verifiers 1 -.1 1 0, with the approval of the published code."""
-    approval = r"(?s)<verify>approve</verify>|\A(?!.*<verify>reject</verify>)"
-    _, batch = one_question(
-        "dr_mas", tmp_path, solver_and_verifier, branching={"group": 4}, protocol={"approval": approval}
-    )
+    """Worked by hand: solvers 1 1 0 1 0 0, verifiers 1 -.1 1 0."""
+    _, batch = one_question("dr_mas", tmp_path, solver_and_verifier, branching={"group": 4})
     credits = [[round(u.rewards["credit"], 6) for u in d.utterances] for d in batch.dialogues]
     assert credits == [[1, 1, 1], [0, -0.1], [1, 1], [0, 0, 0]]
     assert of(batch, "solver") == [0.9129, 0.9129, -0.9129, 0.9129, -0.9129, -0.9129]
