@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from invariant_runs import by_name, guess
 from scripted_training import played, recipe_values, route, rows, scripted_trainer
 from test_distributed import trained
 
@@ -128,6 +129,30 @@ def test_the_half_of_each_policys_groups_that_earned_less_is_left_out(recipe, ex
         round(r.advantage, 4) for r in found if r.utterance.agent == "tool" and prompts[id(r.utterance)] - first == 2
     )
     assert third == ([-1.5, 0.5, 0.5, 0.5] if recipe == "at_grpo_roles" else [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_are_ranked_by_their_scores_and_not_by_their_kl(seed, tmp_path):
+    """Questions of four answers, of which 0 to 3 are right. The KL of each token, up to 1, counts 10 in the reward."""
+    right = [0, 1, 2, 3]
+    random.Random(seed).shuffle(right)
+    numbers = {}
+
+    def script(request):
+        number = numbers.setdefault(request.example.id, len(numbers))
+        return request.example.answer if int(request.label.rpartition(".")[2]) < right[number] else "100"
+
+    values = recipe_values("grpo", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 4})
+    post = [{"drop_groups": {"key": KEY}}]
+    values["advantage"] = {"returns": "utterance", "baseline": "mean", "scale": "none", "key": KEY, "post": post}
+    values["ppo"] |= {"kl_coef": 10.0, "kl_in": "reward", "kl_estimator": "k1", "num_mini_batches": 1}
+    trainer = scripted_trainer(values, script)
+    guess(trainer, by_name)
+    batch = played(trainer)
+    prompts = {id(u): d.prompt for d in batch.dialogues for u in d.utterances}
+    found = rows(batch)
+    assert len({round(row.advantage, 3) for row in found}) > 8, "the KL counts in what is compared"
+    assert {right[prompts[id(row.utterance)]] for row in found} == {2, 3} and len(found) == 2 * 4 * 4
 
 
 def test_the_published_workload():

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from invariant_runs import by_name, guess
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from test_search_recipes import rollout_of
 
@@ -80,12 +81,13 @@ def test_each_searcher_that_wideseek_asks_at_once_is_an_agent(tmp_path):
     assert len(first) == 1, "all turns of all agents of a rollout have one advantage"
 
 
-def test_without_its_form_an_answer_earns_nothing_and_only_it_is_trained_on(tmp_path):
-    """Four rollouts ask two searchers each. One answers rightly in the form, one half rightly in the form, one rightly in no form, and one
-    wrongly in the form: rewards 1.1, 0.1 + F1, 0 and 0.1."""
+def one_in_no_form(tmp_path, advantage, ppo):
+    """A trainer of the recipe on one question. Of four rollouts, which ask two searchers each, one answers rightly in the form, one half
+    rightly in the form, one rightly in no form, and one wrongly in the form."""
     pytest.importorskip("bm25s", reason="needs the extra search")
     values = recipe_values(
-        "wideseek_r1", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1}, ppo={"num_mini_batches": 1}
+        "wideseek_r1", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1}, advantage=advantage,
+        ppo={"num_mini_batches": 1, "response_length": 80, **ppo},
     )  # fmt: skip
     values["task"] = {
         "name": "hotpotqa",
@@ -107,11 +109,31 @@ def test_without_its_form_an_answer_earns_nothing_and_only_it_is_trained_on(tmp_
         asks = "<ask_searcher>who</ask_searcher><ask_searcher>when</ask_searcher>"
         return ends[rollout_of(request)] if request.ask.continues is not None else asks
 
-    values["ppo"]["response_length"] = 80
-    batch = played(scripted_trainer(values, script))
+    return scripted_trainer(values, script)
+
+
+def trained_on(batch):
+    """The rows of each rollout."""
+    return [[row for row in rows(batch) if any(row.utterance is u for u in d.utterances)] for d in batch.dialogues]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_failure_is_told_by_its_score_and_not_by_its_kl(tmp_path, number):
+    """The KL of each token, random from -1 to 1, counts 10 in the reward: still the third rollout alone has failed."""
+    ppo = {"kl_coef": 10.0, "kl_in": "reward", "kl_estimator": "k1"}
+    trainer = one_in_no_form(tmp_path, {"scale": "none"}, ppo)
+    guess(trainer, lambda sample: (number, by_name(sample)))
+    batch = played(trainer)
+    assert [len(own) for own in trained_on(batch)] == [4, 4, 1, 4]
+    assert any(abs(row.advantage) > 5 for row in rows(batch)), "the KL counts in what is compared"
+
+
+def test_without_its_form_an_answer_earns_nothing_and_only_it_is_trained_on(tmp_path):
+    """Rewards 1.1, 0.1 + F1, 0 and 0.1."""
+    batch = played(one_in_no_form(tmp_path, {}, {}))
     paid = [{round(u.rewards["credit"], 4) for u in d.utterances} for d in batch.dialogues]
     assert paid == [{1.1}, {0.7667}, {0.0}, {0.1}]
-    found = [[row for row in rows(batch) if any(row.utterance is u for u in d.utterances)] for d in batch.dialogues]
+    found = trained_on(batch)
     assert [sorted(row.utterance.agent for row in own) for own in found] == [["lead", "lead", "searcher", "searcher"]] * 2 + [
         ["lead"], ["lead", "lead", "searcher", "searcher"],
     ]  # fmt: skip

@@ -53,9 +53,11 @@ class TurnBatch:
         parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
             reward that a row lacks.
         part_weights: the weight of each of the ``parts``, by default 1.
+        score: what each utterance earned, where ``reward`` is less than that by the KL. What is told a failure or a worse group is
+            told by this, because a KL says nothing of how good an answer is. By default it is ``reward``.
 
     Raises:
-        ValueError: a column has the wrong length, or a reward or value is not finite.
+        ValueError: a column has the wrong length, or a reward, value or score is not finite.
     """
 
     reward: Sequence[float]
@@ -79,6 +81,7 @@ class TurnBatch:
     seconds: Sequence[float] | None = None
     task: Sequence[Any] | None = None
     policy: Sequence[Any] | None = None
+    score: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.reward)
@@ -92,7 +95,7 @@ class TurnBatch:
             if len(column) != rows:
                 raise ValueError(f"TurnBatch.{f.name}: expected {rows} entries, one per reward, got {len(column)}")
             setattr(self, f.name, column.tolist() if hasattr(column, "tolist") else list(column))
-        for name in ("reward", "value"):
+        for name in ("reward", "value", "score"):
             column = getattr(self, name)
             bad = [i for i in self.rows() if column is not None and not math.isfinite(column[i])]
             if bad:
@@ -100,6 +103,11 @@ class TurnBatch:
                     f"TurnBatch.{name}: row {bad[0]} is {column[bad[0]]}; expected a finite number; leave the "
                     "row out, or mark it as padding in mask"
                 )
+
+    @property
+    def earned(self) -> Sequence[float]:
+        """What each utterance earned, without the KL."""
+        return self.reward if self.score is None else self.score
 
     def __len__(self) -> int:
         return len(self.reward)

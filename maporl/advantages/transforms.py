@@ -309,8 +309,11 @@ class EqualShares(Transform):
 class EndOfFailures(Transform):
     """Of a dialogue that earned no more than ``above``, only the last utterance is trained on (WideSeek-R1, arXiv 2602.04634).
 
-    It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it may have been
-    good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read. All rows still count in the statistics of groups. Where
+    A KL in the reward does not count in what it earned.
+
+    It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it may have
+    been good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read. All rows still count
+    in the statistics of groups. Where
     ``equal_shares`` follows, its shares are those of the rows that stay.
     """
 
@@ -327,7 +330,7 @@ class EndOfFailures(Transform):
         kept = weights.clone()
         for rows in batch.trajectories(by_agent=False):
             own = [i for i in rows if not batch.called(i)]
-            if own and not any(exceeds(batch.reward[i], self.above) for i in rows):
+            if own and not any(exceeds(batch.earned[i], self.above) for i in rows):
                 kept[[i for i in rows if i != own[-1]]] = 0.0
         return kept
 
@@ -385,7 +388,7 @@ class DropGroups(Transform):
     """Leave out the ``share`` of the groups whose mean reward is lowest (AT-GRPO, PettingLLMs' ``filter_method: mean``).
 
     The rows with equal ``key`` are a group, as in ``advantage.key``. Each policy's groups are ranked over the whole batch, on
-    all processes. Their number times ``share`` is rounded down. Of groups with equal means the one goes first whose key comes
+    all processes. A KL in the reward does not count in their means. Their number times ``share`` is rounded down. Of groups with equal means the one goes first whose key comes
     first. All rows of a group stay, or none. Those that are left out count in no statistic.
 
     It keeps what is nearly solved and leaves out what is still too hard, whether or not the rewards of a group differ. To leave
@@ -431,7 +434,7 @@ class DropGroups(Transform):
         names = [batch.column(name, "post: drop_groups")[rows[0]] for name in self.key]
         # numbers by their size and all else by its text, because a column may hold both
         keys = [(0, name, "") if isinstance(name, int | float) else (1, 0, str(name)) for name in names]
-        return (mean_rank([batch.reward[i] for i in rows]), *keys)
+        return (mean_rank([batch.earned[i] for i in rows]), *keys)
 
 
 @dataclass(frozen=True)

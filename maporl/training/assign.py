@@ -192,18 +192,20 @@ class Advantages:
         after = baseline_of(self.config).reads_after
         judged = {name: _one_sampled(batch.sampled_mask, last=after) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
-        scores = {
-            name: (batch.score if per_token else token_rewards(batch, self.options).sum(1)).tolist()
-            for name, batch in batches.items()
-        }
+        scores = {name: batch.score.tolist() for name, batch in batches.items()}
+        rewards = scores
+        if not per_token:
+            rewards = {name: token_rewards(batch, self.options).sum(1).tolist() for name, batch in batches.items()}
         others = columns[len(rows) :]
-        reward = [scores[policy][row] for policy, row in rows] + [c.credit for c in others]
+        reward, score = (
+            [own[policy][row] for policy, row in rows] + [c.credit for c in others] for own in (rewards, scores)
+        )
         value = None
         if baseline_of(self.config).needs_critic:
             values = {name: batch.values[judged[name]].tolist() for name, batch in batches.items()}
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
-        turns = turn_batch(columns, reward, value, self.sources)
+        turns = turn_batch(columns, reward, value, self.sources, score)
         must_be_sums(turns)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
         _spread(batches, rows, estimates, judged)

@@ -163,11 +163,12 @@ def turn_batch(
     reward: list[float],
     value: list[float] | None = None,
     sources: Mapping[str, float] | None = None,
+    score: list[float] | None = None,
 ) -> TurnBatch:
     """Return the :class:`TurnBatch` with one row for each entry of ``columns``.
 
     ``reward`` and ``value`` are the rows' rewards and, with a critic, their values. ``sources`` has the weights of the
-    rewards that the batch has apart, too.
+    rewards that the batch has apart, too. ``score`` is what the rows earned, if their rewards are less by the KL.
     """
     number = {entry.name: i for i, entry in enumerate(columns)}
     callers = dict(number)
@@ -182,6 +183,7 @@ def turn_batch(
     return TurnBatch(
         reward=reward,
         value=value,
+        score=score,
         prompt=[entry.prompt for entry in columns],
         rollout=[entry.rollout for entry in columns],
         agent=[entry.agent for entry in columns],
