@@ -120,6 +120,17 @@ def test_requests_of_one_step_go_out_at_once_to_all_servers_in_order(monkeypatch
     assert asking.take_counts() == {"requests": 5, "retries": 0, "ejected": 0, "waits": 0, "failures": 0, "labelled": 0}
 
 
+def test_equal_chats_are_asked_for_once_and_have_one_score():
+    """The server gives another score to each place of a request, as one that draws its scores does."""
+    fake = Fake({"results": [{"score": score} for score in (0.1, 0.2, 0.3)]})
+    first, second = CHATS[:2]
+    asked = ([first, second, first, first, second], ["0", "1", "0", "9", "1"])
+    assert client(fake, batch_size=10).scores(*asked) == [0.1, 0.2, 0.1, 0.3, 0.2]
+    ((_, _, body),) = fake.asked
+    assert (body["chats"], body["references"]) == ([first, second, first], ["0", "1", "9"])
+    assert client(fake).scores([], []) == [] and len(fake.asked) == 1
+
+
 def test_what_may_pass_is_tried_again_elsewhere_under_the_same_id():
     bad, good = Fake(503, "hang up", "good"), Fake("good")
     asking = client(bad, good, batch_size=10)

@@ -97,8 +97,12 @@ def pool_of(tmp_path, config, replicas, deadline=60.0, **parts):
 def test_scores_are_those_of_one_process_to_the_bit(replicas, folder, tmp_path):
     pool, parts = pool_of(tmp_path, run_of(folder), replicas)
     assert pool.scores(CHATS, [None] * len(CHATS)) == Verifier.load(str(folder), "cpu", batch_size=2).score(CHATS)
+    again = [*CHATS[:7], *CHATS[::-1], CHATS[0]]
+    assert pool.scores(again, [None] * len(again)) == Verifier.load(str(folder), "cpu", batch_size=2).score(again)
     assert pool.scores([], []) == [] and len(parts.started) == replicas
-    assert pool.take_counts() | {"requests": replicas} == dict.fromkeys(pool.take_counts(), 0) | {"requests": replicas}
+    assert pool.take_counts() | {"requests": 2 * replicas} == dict.fromkeys(pool.take_counts(), 0) | {
+        "requests": 2 * replicas
+    }
     pool.end()
     assert all(member.dead.is_set() for member in parts.started)
 

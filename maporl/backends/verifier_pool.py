@@ -15,7 +15,7 @@ from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied
 from maporl.config.schema import VerifierSection
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.verifier.client import Counted, Outcome
+from maporl.rewards.verifier.client import Counted, Outcome, each_once
 from maporl.rewards.verifier.identity import Identity
 from maporl.types import Message
 from trl_ext.waits import result
@@ -66,7 +66,7 @@ class VerifierPool(Counted):
             self._see(part)
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
-        """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used.
+        """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used. Equal chats are read once.
 
         With ``on_failure: label``, a chat that was not scored has the failure in the place of its score.
 
@@ -74,22 +74,25 @@ class VerifierPool(Counted):
             RewardFailure: a chat was not scored, and ``on_failure`` is not ``label``.
         """
         with self._lock:
-            found: dict[int, float | str] = {}
-            failed: dict[int, MemberDied] = {}
-            waiting, tries = list(range(self.replicas if chats else 0)), 0
-            while waiting:
-                answers, failed = self._ask(chats, waiting)
-                found |= answers
-                waiting = list(failed)
-                tries += 1
-                if waiting and tries > self.section.retries:
-                    if self.section.on_failure != "wait":
-                        self.count("failures", len(waiting))
-                        break
-                    self.count("waits", len(waiting))
-                self.count("retries", len(waiting))
-            died = f"{next(iter(failed.values()))}; asked {tries} times (reward.verifier.retries)" if failed else ""
-            return [self._outcome(found.get(place, died)) for place in range(len(chats))]
+            return each_once(chats, [None] * len(chats), lambda once, _: self._scores(once))
+
+    def _scores(self, chats: Sequence[list[Message]]) -> list[Outcome]:
+        found: dict[int, float | str] = {}
+        failed: dict[int, MemberDied] = {}
+        waiting, tries = list(range(self.replicas if chats else 0)), 0
+        while waiting:
+            answers, failed = self._ask(chats, waiting)
+            found |= answers
+            waiting = list(failed)
+            tries += 1
+            if waiting and tries > self.section.retries:
+                if self.section.on_failure != "wait":
+                    self.count("failures", len(waiting))
+                    break
+                self.count("waits", len(waiting))
+            self.count("retries", len(waiting))
+        died = f"{next(iter(failed.values()))}; asked {tries} times (reward.verifier.retries)" if failed else ""
+        return [self._outcome(found.get(place, died)) for place in range(len(chats))]
 
     def end(self) -> None:
         """End the processes."""

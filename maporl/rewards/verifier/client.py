@@ -4,6 +4,7 @@ Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for e
 tried until one answers -> one outcome for each chat: a score, or the failure to score it.
 """
 
+import json
 import logging
 import math
 import os
@@ -125,6 +126,24 @@ class Counted:
         return {name: taken[name] for name in COUNTED}
 
 
+def each_once(
+    chats: Sequence[list[Message]],
+    references: Sequence[str | None],
+    ask: Callable[[list[list[Message]], list[str | None]], list[Outcome]],
+) -> list[Outcome]:
+    """Return what ``ask(chats, references)`` finds for each chat, where equal chats with equal references are asked for once.
+
+    The last bits of a score depend on what is read beside a chat, and a server may even draw its scores. Equal answers would
+    then earn different rewards, which rules and groups that compare answers would see.
+    """
+    keys = [json.dumps([chat, reference], sort_keys=True) for chat, reference in zip(chats, references, strict=True)]
+    places = {key: place for place, key in reversed(list(enumerate(keys)))}
+    first = sorted(places.values())
+    outcomes = ask([chats[place] for place in first], [references[place] for place in first])
+    found = dict(zip(first, outcomes, strict=True))
+    return [found[places[key]] for key in keys]
+
+
 class VerifierClient(Counted):
     """Scores chats by asking servers. It sends requests from several threads, but must be used from one at a time.
 
@@ -148,7 +167,7 @@ class VerifierClient(Counted):
         self._unnamed: set[str] = set()
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
-        """A score in [0, 1] for the last message of each chat, in order.
+        """A score in [0, 1] for the last message of each chat, in order. Equal chats are asked for once (:func:`each_once`).
 
         With ``on_failure: label``, a chat that no server scored has the failure in the place of its score.
 
@@ -156,6 +175,9 @@ class VerifierClient(Counted):
             VerifierFailure: no server scored a chat, and ``on_failure`` is not ``label``.
             VerifierChanged: a server has another verifier than before, and ``on_change`` is ``stop``.
         """
+        return each_once(chats, references, self._scores)
+
+    def _scores(self, chats: list[list[Message]], references: list[str | None]) -> list[Outcome]:
         size = self.section.batch_size
         starts = range(0, len(chats), size)
         with Threads(min(self.section.concurrency, len(starts)), "asks a verifier") as threads:
