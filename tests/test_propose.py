@@ -1,15 +1,18 @@
 """Protocol propose: one agent writes questions, others answer and judge them; what everybody is paid, through the trainer's steps."""
 
 import json
+import random
 import re
 from functools import partial
 
 import pytest
+from invariant_runs import one_update, random_words, update_of, values_of
 from processes import ROOT
 from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
+from maporl.errors import ConfigError
 from maporl.protocols.base import seats
 from maporl.protocols.propose import Propose, _worth, let_majority_grade
 from maporl.rewards.base import as_source
@@ -17,7 +20,7 @@ from maporl.rewards.repeats import Repeats, cluster_shares
 from maporl.runs.train import train
 from maporl.tasks import build_task
 from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
-from maporl.validation.load import from_dict
+from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from trl_ext.ppo_options import GREEDY
 
@@ -418,6 +421,32 @@ def test_repeats_are_those_of_all_processes_that_play_an_update():
         [0.5],
         [0.5],
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repeats_are_those_of_the_questions_that_stay_on_one_process_and_on_two(seed, tmp_path):
+    """All dialogues of a dull question are alike, so that it is replaced, in one process perhaps and not in the other."""
+    lively = random_words(seed)
+
+    def script(request):
+        prompt = request.rng_key[-3]
+        if prompt == seed % 2 or random.Random(f"{seed}/{prompt}").random() < 0.3:
+            return "1+1?" if request.ask.role == "proposer" else "1"
+        return lively(request)
+
+    values = values_of("r_zero", tmp_path, questions=2)
+    values["branching"] = {"group": 2, "resample": 2}
+    one, two = one_update(values, script), update_of(2, values, script)
+    assert len({place[0] for place in one.said} - {0, 1}) in (1, 2)
+    proposals = [u for d in one.dialogues for u in d.utterances if u.role == "proposer"]
+    shares = cluster_shares([u.tags["question"] or u.text for u in proposals])
+    assert [u.rewards["repeats"] for u in proposals] == shares
+    assert two.said == one.said and two.rewards == one.rewards
+
+
+def test_repeats_are_not_compared_while_a_question_is_played():
+    with pytest.raises(ConfigError, match="branching: tree compares the answers to each question while it is played"):
+        load("r_zero", ["branching={how: tree, group: 2}"])
 
 
 def test_the_solver_of_r_zero_learns_from_questions_of_middling_difficulty(tmp_path):

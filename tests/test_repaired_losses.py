@@ -3,17 +3,21 @@
 Every test reads the recipe's own file. The numbers were worked out by hand from the papers' formulas.
 """
 
+import copy
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from scripted_training import played, recipe_values, rows, scripted_trainer
+from simulated_processes import Processes
 from test_repaired_games import perfect
 
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError
+from maporl.types import Example
 from maporl.validation.load import from_dict, load
 from maporl.validation.method_warnings import method_warnings
 from trl_ext.losses import Totals, micro_batch_loss
@@ -269,6 +273,33 @@ def test_comas_whitens_over_the_tokens_of_an_agent(tmp_path):
             utterance.trainable = any(utterance is u for u in uttered)
     trained = rows(trainer.advantage(batch))
     assert [row.advantage for row in trained] == pytest.approx([2.0725, 0.5527, -0.9672], abs=1e-4)
+
+
+def test_comas_draws_other_speakers_whenever_a_question_is_asked(tmp_path):
+    """One question is asked twice in each of four updates: eight draws, and two processes draw the same eight."""
+    values = recipe_values("comas", tmp_path, ppo={"num_mini_batches": 1})
+
+    def speakers(trainer):
+        found = {}
+        for update in range(4):
+            trainer.state.global_step = update
+            batch = trainer.next_batch()
+            batch.examples = [Example("the same", "1+1=", "2")] * len(batch.examples)
+            for dialogue in trainer.collect(batch).dialogues:
+                found[update, dialogue.prompt] = "".join(u.agent[0] for u in dialogue.utterances)
+        return found
+
+    def trainer_of(questions):
+        values["training"]["per_device_train_batch_size"] = questions
+        return scripted_trainer(copy.deepcopy(values), lambda request: "1")
+
+    alone = speakers(trainer_of(2))
+    assert len(alone) == len(set(alone.values())) == 8
+    processes = Processes(2)
+    with processes.together():
+        trainers = [trainer_of(1) for _ in range(2)]
+        first, second = processes.run([partial(speakers, trainer) for trainer in trainers])
+    assert first | second == alone and len(first) == len(second) == 4
 
 
 # -- REINFORCE++ ------------------------------------------------------------------------------------------------------

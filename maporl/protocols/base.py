@@ -24,8 +24,9 @@ class Protocol:
     groups everything that they ask for into one call per policy.
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
-    the same utterances must ask for the same again. It must draw everything random from ``example.id`` and
-    ``example.meta["rollout"]``. It may set ``rewards[NAME]``, ``answers``, ``trainable`` and ``settles`` of the utterances
+    the same utterances must ask for the same again. It must draw everything random from ``example.id``,
+    ``example.meta["rollout"]`` and ``example.meta["draw"]``. The last is another text whenever the question is asked again in a
+    run's training, on any number of processes. It may set ``rewards[NAME]``, ``answers``, ``trainable`` and ``settles`` of the utterances
     that it receives.
 
     Training needs a credit for each utterance. An answer is graded and scored. Another utterance needs a reader, which

@@ -18,7 +18,7 @@ SCORE = (
 @dataclass(frozen=True)
 class Forum(Protocol):
     """A forum of ``rounds`` rounds. In each round a random agent solves, and then ``evaluations`` pairs evaluate and
-    score.
+    score. Whenever a question is asked again, others are drawn.
 
     The regular expression ``pattern`` reads a score t in {1, 2, 3}. The solver earns (t - 1) / 2 and the evaluator (3 -
     t) / 2, under the reward name ``peer``. The scorer earns 0. If no score can be read, the scorer earns -1 and the
@@ -60,7 +60,7 @@ class Forum(Protocol):
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play rounds of solving, evaluating and scoring."""
-        rng = random.Random(f"{example.id}/{example.meta.get('rollout', 0)}")
+        rng = random.Random(f"{example.id}/{example.meta.get('rollout', 0)}/{example.meta.get('draw', '')}")
         past: list[list[Utterance]] = []
         for _ in range(self.rounds):
             history = "".join(f"{u.role}: {u.text}\n\n" for shown in past[-self.memory :] for u in shown)

@@ -227,7 +227,7 @@ class Propose(Protocol):
         if quality is None:
             _leave_out(proposal)
             return "refused"
-        meta = {name: value for name, value in example.meta.items() if name != "document"}
+        meta = {name: value for name, value in example.meta.items() if name not in ("document", "draw")}
         made = replace(example, question=question, answer=answer, meta=meta)
         if self.vouch == "tool":
             made = yield from self._found(proposal, made, example)

@@ -40,7 +40,8 @@ class RewardSource:
     def meet(self, dialogues: list[Dialogue]) -> None:
         """Exchange with other processes what the values of an update's ``dialogues`` depend on, before they are scored.
 
-        A trainer lets all processes call this together, each with its own dialogues. By default nothing is exchanged.
+        A trainer lets all processes call this together, each with its own dialogues. By default nothing is exchanged. With
+        ``branching.resample`` it does so whenever questions have been replaced, and the dialogues that stayed are scored again.
         """
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:

@@ -17,8 +17,8 @@ class Repeats(RewardSource):
     """The share of the batch's proposals that are in a proposal's cluster, in (0, 1]. Give it a negative weight.
 
     Proposals are clustered by average linkage on the distance 1 - BLEU. A proposal that holds no question is compared by
-    its words. The batch is what all processes play in an update. Where an answer is scored while it is played
-    (``branching.resample``), it is what the own process has played so far. A proposer that is paid for hard questions alone
+    its words. The batch is what all processes play in an update, without questions that were replaced
+    (``branching.resample``). Branchings that compare answers while a question is played are refused. A proposer that is paid for hard questions alone
     writes one hard question again and again, which this prevents.
 
     Source: R-Zero, arXiv 2508.05004. Its code takes another library's BLEU, so distances differ a little.

@@ -33,9 +33,19 @@ class Scorer:
         self.reward, self.sources, self.speakers = reward, dict(sources), tuple(speakers)
         self.digits, self.missing_eos_penalty = digits or {}, missing_eos_penalty
 
+    @property
+    def meeting(self) -> dict[str, RewardSource]:
+        """The sources by name whose values depend on what all processes play in an update."""
+        return {name: one for name, one in self.sources.items() if type(one).meet is not RewardSource.meet}
+
     def meet(self, dialogues: list[Dialogue]) -> None:
-        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this together."""
-        for source in self.sources.values():
+        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this together.
+
+        What these sources have scored before is dropped, because other dialogues may have stood beside it.
+        """
+        for name, source in self.meeting.items():
+            for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
+                utterance.rewards.pop(name, None)
             source.meet(dialogues)
 
     def grade(self, dialogues: list[Dialogue], task: Task) -> None:

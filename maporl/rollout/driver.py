@@ -34,7 +34,7 @@ class RolloutDriver:
     """Opens dialogues, advances many of them by one step, and forks a dialogue at any of its steps.
 
     A fork replays the protocol on the same utterances. A protocol must therefore ask the same when it is sent the same.
-    It takes its random numbers from ``example.id`` and ``example.meta["rollout"]``.
+    It takes its random numbers from ``example.id``, ``example.meta["rollout"]`` and ``example.meta["draw"]``.
 
     Names consist of places (question, rollout, utterance, step) and not of counters. They do not depend on the order in
     which dialogues are played.
@@ -94,7 +94,7 @@ class RolloutDriver:
         rooms = Rooms(example, key, prompt_messages)
         self._rooms.append(rooms)
         dialogue.environments = rooms.open
-        episode = Episode(dialogue, self._play(example, rollout), rooms, rollout)
+        episode = Episode(dialogue, self._play(example, prompt, rollout), rooms, rollout)
         self._advance(episode, None)
         return episode
 
@@ -109,7 +109,10 @@ class RolloutDriver:
         They depend on the run's seed, the update, the question's number in the batch and the step, and not on what else
         this process plays.
         """
-        return random.Random(repr((self.rng_key, prompt, step)))
+        return random.Random(self._key(prompt, step))
+
+    def _key(self, *place: int) -> str:
+        return repr((self.rng_key, *place))
 
     def fork(self, episode: Episode, rollout: int, steps: int | None = None) -> Episode:
         """Return a copy of ``episode`` as it was after ``steps`` steps, by default as it is now.
@@ -123,7 +126,7 @@ class RolloutDriver:
         rooms = fork_rooms(self.world, episode.rooms, steps, now, heard)
         self._rooms.append(rooms)
         dialogue.environments = rooms.open
-        fork = Episode(dialogue, self._play(dialogue.example, episode.seed), rooms, episode.seed)
+        fork = Episode(dialogue, self._play(dialogue.example, dialogue.prompt, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
         for utterances in episode.sent[:steps]:
             fork.turns |= {u.agent: u.turn + 1 for u in utterances}
@@ -231,8 +234,8 @@ class RolloutDriver:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def _play(self, example: Example, rollout: int) -> Play:
-        meta = example.meta | {"rollout": 0 if self.common_seed else rollout}
+    def _play(self, example: Example, prompt: int, rollout: int) -> Play:
+        meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
         return must_be_play(play, f"protocol {self.protocol.label}")
 

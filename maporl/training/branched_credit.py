@@ -17,7 +17,7 @@ def check_branched_credit(branching: BranchingSection, reward: RewardSection, pr
     """Check that what ``reward`` credits an answer with is known, and equal for equal candidates.
 
     Raises:
-        ConfigError: the branching compares answers that nothing scores yet, or it continues one candidate of each step
+        ConfigError: the branching compares answers that nothing scores yet, or by what other questions' answers are, or it continues one candidate of each step
             and the credit of an answer depends on what follows it. The message begins with ``where``.
     """
     kind = BRANCHINGS[branching.how]
@@ -25,6 +25,11 @@ def check_branched_credit(branching: BranchingSection, reward: RewardSection, pr
         raise ConfigError(
             f"{where}: branching: {branching.how} compares answers as soon as they are given, but protocol "
             f"{protocol.label!r} has steps that nothing scores yet; use how: independent or fork_first"
+        )
+    if kind.judges and "repeats" in reward.sources:
+        raise ConfigError(
+            f"{where}: branching: {branching.how} compares the answers to each question while it is played, but reward.sources: repeats "
+            "compares proposals with those to all questions of an update; use how: independent or fork_first, or leave repeats out"
         )
     if not kind.final:
         return

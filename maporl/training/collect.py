@@ -50,12 +50,18 @@ class Collector:
         first = distributed.rank() * self._own_batch_size
         numbers = list(range(first, first + len(batch.examples)))
         batch.dialogues = self._play(batch, batch.examples, past, numbers)
+        scorer = self.player.scorer
         for _ in range(self.branching.resample):
-            self.player.scorer.credit(batch.dialogues, batch.task, batch.number)
+            scorer.meet(batch.dialogues)
+            scorer.credit(batch.dialogues, batch.task, batch.number)
             varied = with_reward_variance(batch.dialogues)
             kept = [d for d in batch.dialogues if d.prompt in varied]
             self.player.world.drop_scored([d for d in batch.dialogues if d.prompt not in varied])
             if varied.issuperset(numbers):
+                if (
+                    scorer.meeting
+                ):  # others are replaced in other processes, and what stays here is worth more or less then
+                    continue
                 return
             others = [place + self._batch_size for place in numbers if place not in varied]
             numbers = [place for place in numbers if place in varied] + others
