@@ -315,15 +315,15 @@ def self_play(tmp_path, queries=("1+1", "2+2"), **sections):
 
 
 def test_language_self_play_is_a_game_with_a_common_quality(tmp_path):
-    """Answers .8+1 .4+0 and .1+1 .3+1: +-.7 and -+.1. Queries -.6+.5 = -.1 and -.2+1 = .8: -.45 and .45."""
+    """Answers .8+7 .4+0 and .1+7 .3+7: +-3.7 and -+.1. Queries -.6+3.5 = 2.9 and -.2+7 = 6.8: -1.95 and 1.95."""
     batch, found = self_play(tmp_path)
     said = [d.utterances for d in batch.dialogues]
     assert [[u.rewards["credit"] for u in d] for d in said] == [
-        pytest.approx([-0.1, 1.8, 0.4]),
-        pytest.approx([0.8, 1.1, 1.3]),
+        pytest.approx([2.9, 7.8, 0.4]),
+        pytest.approx([6.8, 7.1, 7.3]),
     ]
     advantages = [[found[id(u)].advantage for u in d] for d in said]
-    assert advantages == [pytest.approx([-0.45, 0.7, -0.7]), pytest.approx([0.45, -0.1, 0.1])]
+    assert advantages == [pytest.approx([-1.95, 3.7, -3.7]), pytest.approx([1.95, -0.1, 0.1], abs=1e-6)]
     assert [[found[id(u)].weight for u in d] for d in said] == [[1.0, 0.5, 0.5]] * 2, "both losses count alike"
 
 
@@ -343,7 +343,7 @@ def test_an_empty_query_teaches_nothing(tmp_path):
     batch, found = self_play(tmp_path, queries=("1+1", "2+2", " "), branching={"group": 3})
     assert [d.outcome for d in batch.dialogues] == ["asked", "asked", "unread"]
     assert id(batch.dialogues[2].utterances[0]) not in found
-    assert [found[id(d.utterances[0])].advantage for d in batch.dialogues[:2]] == pytest.approx([-0.45, 0.45])
+    assert [found[id(d.utterances[0])].advantage for d in batch.dialogues[:2]] == pytest.approx([-1.95, 1.95])
 
 
 # -- the majority's answer --------------------------------------------------------------------------------------------

@@ -3,9 +3,15 @@
 Every test reads the recipe's own file. The numbers were worked out by hand from the code's formulas.
 """
 
+import re
+
 import pytest
 import torch
 from scripted_training import played, recipe_values, rows, scripted_trainer
+
+from maporl.config.recipes import card_of
+from maporl.loops.stages import trainer_options
+from maporl.validation.load import from_dict, load
 
 
 def rollout_of(request):
@@ -186,3 +192,37 @@ def test_the_critiques_of_a_group_are_of_one_draft(tmp_path):
     assert len({u.sample for u in drafts}) == 1 and len({u.text for u in critiques}) == len(answers) == 4
     assert [round(row.advantage, 4) for row in rows(batch)] == [1.5, -0.5, -0.5, -0.5]
     assert {row.utterance.agent for row in rows(batch)} == {"collaborator"}
+
+
+# -- lengths of answers ------------------------------------------------------------------------------------------------
+
+SHORTER = {
+    "dr_mas": 4096, "absolute_zero": 8096, "spiral": 4096, "spiral_textarena": 4096, "rl_anything": 2000, "marti_margin": 5000,
+    "marti_quality": 5000, "multi_agent_evolve": 8192, "r_zero": 4096, "marshal": 4096, "gdpo": 1024, "mappa": 4096,
+    "optima": 2000, "sweet_rl": 1024, "archer": 64, "search_self_play": 8192, "matpo": 37_888, "matpo_search": 37_888,
+    "wideseek_r1": 27_904, "magrpo": 256, "iac": 256, "madpo": 256, "marlhf": 256, "mars2": 32_768,
+}  # fmt: skip
+"""The most tokens of a published answer, or of a whole dialogue, where answers of the recipe have at most 512."""
+AS_PUBLISHED = {
+    "dr_mas_search": 800, "at_grpo_shared": 2048, "at_grpo_roles": 2048, "at_grpo_code": 2048, "metaagent_x": 4096, "flow_grpo": 2048,
+    "vagen": 200, "decoupled_prover": 2048, "maporl": 300, "c3": 512, "c3_assisted": 512, "rema": 512, "marft_action": 512,
+    "marft_token": 512, "scaling_inter": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SHORTER, *AS_PUBLISHED])
+def test_answers_are_as_long_as_published_or_the_card_says_so(name):
+    differs = card_of(name).differs
+    assert load(name).ppo.response_length == AS_PUBLISHED.get(name, 512)
+    if name in SHORTER:
+        assert f"{SHORTER[name]:,}" in differs and re.search("here (each answer )?512|have 512 tokens, not", differs)
+
+
+# -- CoMLRL: MADPO and MARLHF -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["madpo", "marlhf"])
+def test_a_step_on_pairs_reads_four_of_them(name, tmp_path):
+    config = from_dict(recipe_values(name, tmp_path), name)
+    options = trainer_options(config, config.loop.stages[0], tmp_path, quiet=True)
+    assert options["per_device_train_batch_size"] == 4 and "gradient_accumulation_steps" not in options

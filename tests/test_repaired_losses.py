@@ -14,6 +14,8 @@ import torch
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 from test_repaired_games import perfect
+from test_step_judge import one_step_values
+from test_step_judge import script as judged_answers
 
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError
@@ -300,6 +302,27 @@ def test_comas_draws_other_speakers_whenever_a_question_is_asked(tmp_path):
         trainers = [trainer_of(1) for _ in range(2)]
         first, second = processes.run([partial(speakers, trainer) for trainer in trainers])
     assert first | second == alone and len(first) == len(second) == 4
+
+
+# -- RLAnything ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["ann", "judge"])
+def test_the_loss_of_rl_anything_is_a_mean_over_tokens_and_then_over_rows(tmp_path, policy):
+    """The gradient of each token is A / rows / length: a long row counts as much as a short one."""
+
+    def script(request):
+        said = judged_answers(request)
+        return f"so {said}" if request.rng_key[-2] % 2 else said
+
+    trainer = scripted_trainer(one_step_values(tmp_path), script)
+    tokens = played(trainer).token_batches[policy]
+    _, gradients = loss_and_gradients(trainer, tokens)
+    assert len({len(gradient) for gradient in gradients}) > 1
+    for i, gradient in enumerate(gradients):
+        advantage = float(tokens.advantages[i][tokens.sampled_mask[i]][0])
+        expected = [-advantage / len(tokens) / len(gradient)] * len(gradient)
+        assert gradient.tolist() == pytest.approx(expected, rel=1e-4)
 
 
 # -- REINFORCE++ ------------------------------------------------------------------------------------------------------

@@ -204,7 +204,10 @@ def test_a_reward_model_learns_which_joint_answers_are_better(tmp_path):
     [
         ({"verifier": None}, r"loop\.stages\.0: train: reward trains reward\.verifier, and it names no model"),
         ({"verifier": {"model": "m"}}, r"reward\.verifier\.reads is answer; set reads: dialogue"),
-        ({"verifier": {"model": "m", "pays": "output"}}, "pays: only a verifier of whole dialogues pays its output"),
+        (
+            {"verifier": {"model": "m", "pays": "output", "learn_every": 1}},
+            "pays: only a verifier in this process that does not learn",
+        ),
     ],
 )
 def test_a_stage_without_a_reward_model_is_refused(change, message, tmp_path):

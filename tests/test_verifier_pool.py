@@ -1,5 +1,6 @@
 """A verifier in processes of its own: scores to the bit, and what happens when a process dies or hangs. No Ray."""
 
+import math
 import threading
 import time
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ from maporl.backends.ray_backend import RayBackend
 from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_pool import VerifierPool
 from maporl.backends.verifier_process import VerifierProcess
-from maporl.config.schema import TinySection
+from maporl.config.schema import TinySection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.model import Verifier
-from maporl.rewards.verifier.source import ServedVerifier
+from maporl.rewards.verifier.source import ServedVerifier, load_verifier
+from maporl.tasks import Arithmetic
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
+from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.cluster import check_cluster
 
 CHATS = [
@@ -176,6 +179,7 @@ def test_the_backend_gives_the_source_that_asks_the_processes(folder):
         ({"model": None, "urls": ["http://a:1"]}, TWO, "has urls of servers, which score already; remove that"),
         ({"learn_every": 1}, TWO, r"learns \(learn_every\), which only one in the driver does"),
         ({"reads": "dialogue"}, TWO, r"reads whole dialogues \(reads\), which only one in the driver does"),
+        ({"pays": "output"}, TWO, r"pays its output \(pays\), which only one in the driver does"),
         ({"model": None}, TWO, "reward.verifier has no model; remove that"),
     ],
 )
@@ -184,6 +188,20 @@ def test_processes_that_nothing_uses_are_refused(verifier, cluster, message, fol
         check_cluster(run_of(folder, cluster, **verifier))
     with pytest.raises(ConfigError, match=r"nothing asks a verifier; add verifier to reward\.sources"):
         check_cluster(config_of(cluster=TWO))
+
+
+def test_an_answer_is_paid_the_probability_or_the_output(folder):
+    said = [Utterance(number, "ann", "ann", number, 0, [], text) for number, text in enumerate(("4", "5"))]
+    dialogue = Dialogue(Example("n", "2+2=", "4"), said)
+    found = {}
+    for pays in ("probability", "output"):
+        source = load_verifier(VerifierSection(model=str(folder), pays=pays))
+        (found[pays],) = source([dialogue], Arithmetic())
+    temperature = Verifier.load(str(folder), "cpu").temperature
+    assert found["probability"] == pytest.approx(
+        [1 / (1 + math.exp(-output / temperature)) for output in found["output"]]
+    )
+    assert found["probability"] != found["output"]
 
 
 def test_the_verifier_counts_among_the_devices(folder):

@@ -313,8 +313,7 @@ class EndOfFailures(Transform):
 
     It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it may have
     been good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read. All rows still count
-    in the statistics of groups. Where
-    ``equal_shares`` follows, its shares are those of the rows that stay.
+    in the statistics of groups. Where ``equal_shares`` follows, its shares are those of the rows that stay.
     """
 
     above: float = 0.0

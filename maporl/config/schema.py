@@ -347,7 +347,8 @@ class VerifierSection:
     ``growth`` above 1, each pass draws as many examples as there are, with replacement, from a mixture of all rounds so far, in which a
     round weighs ``growth`` times the one before (all five as in decoupled games, arXiv 2602.23248). ``reads`` says
     what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF). ``pays`` says
-    whether the score is the ``probability``, which is the sigmoid, or for whole dialogues the ``output`` itself.
+    whether the score is the ``probability``, which is the sigmoid, or the ``output`` itself, which only a verifier in this process
+    that does not learn gives.
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
@@ -389,8 +390,11 @@ class VerifierSection:
                 "reads: a verifier of whole dialogues is one in this process, and does not learn from single answers; remove "
                 f"{'urls' if self.urls else 'learn_every'}, or set reads: answer"
             )
-        if self.pays == "output" and self.reads != "dialogue":
-            raise ValueError("pays: only a verifier of whole dialogues pays its output; set reads: dialogue")
+        if self.pays == "output" and (self.urls or self.learn_every):
+            raise ValueError(
+                "pays: only a verifier in this process that does not learn from answers pays its output; remove "
+                f"{'urls' if self.urls else 'learn_every'}, or set pays: probability"
+            )
         learning = (
             "pairs", "learn_from", "restart", "output_penalty", "loss", "score_penalty", "epochs", "authors", "growth",
         )  # fmt: skip

@@ -59,6 +59,7 @@ def _scoring(config: Config) -> list[str]:
         (section.urls, "has urls of servers, which score already"),
         (section.learn_every, "learns (learn_every), which only one in the driver does"),
         (section.reads == "dialogue", "reads whole dialogues (reads), which only one in the driver does"),
+        (section.pays == "output", "pays its output (pays), which only one in the driver does"),
         (section.model is None, "has no model"),
     ):
         if wrong:

@@ -41,11 +41,9 @@ def load_verifier(section: VerifierSection) -> RewardSource:
     verifier = _loaded(section.model, section.batch_size, section.attn_implementation)
     if (doubt := chance_of(verifier.record)) is not None:
         logger.warning("reward.verifier.model %s: %s; as a reward it is noise", section.model, doubt)
-    if section.reads == "dialogue":
-        squashed = section.pays == "probability"
-        score = dialogue_source(verifier.score if squashed else verifier.outputs, section.model, bounded=squashed)
-    else:
-        score = verifier_source(verifier.score, section.model)
+    squashed = section.pays == "probability"
+    source = dialogue_source if section.reads == "dialogue" else verifier_source
+    score = source(verifier.score if squashed else verifier.outputs, section.model, bounded=squashed)
     identity = Identity(section.on_change)
     identity.see(verifier.digest(), section.model, f"reward.verifier.model {section.model}")
     return LocalVerifier(score, identity, section.model)
@@ -64,13 +62,13 @@ def dialogue_source(scores_of: Scores, name: str, bounded: bool = True) -> Rewar
     return FunctionSource(score)
 
 
-def verifier_source(scores_of: Scores, name: str) -> RewardSource:
-    """A reward source from a function that scores chats. ``name`` names it in errors."""
+def verifier_source(scores_of: Scores, name: str, bounded: bool = True) -> RewardSource:
+    """A reward source from a function that scores chats. ``name`` names it in errors. ``bounded``: scores are in [0, 1]."""
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, u) for d in dialogues for u in d.utterances]
         chats = [chat_of(task.question(d.asked(u)), u.words()) for d, u in asked]
-        scores = iter(checked(scores_of(chats), asked, name))
+        scores = iter(checked(scores_of(chats), asked, name, bounded))
         return [[next(scores) for _ in d.utterances] for d in dialogues]
 
     return FunctionSource(score, answers_only=True)
