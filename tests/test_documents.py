@@ -1,6 +1,7 @@
 """Task documents: texts of one's own that a proposer reads, and the questions that evaluations ask instead."""
 
 import json
+import random
 import string
 
 import pytest
@@ -9,6 +10,7 @@ from scripted_training import recipe_values
 from maporl import Documents, Example, TaskError
 from maporl.errors import ConfigError
 from maporl.tasks import build_task
+from maporl.tasks.documents import pieces
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 
@@ -40,6 +42,56 @@ def test_rows_are_documents(tmp_path):
     assert [e.question for e in Documents(str(file), SUMS, column="body")] == ["One.", "Two."]
     with pytest.raises(TaskError, match=r"row 1 has no text in the column 'text', but \['body'\]; set task.column"):
         len(Documents(str(file), SUMS))
+    file.write_text('{"text": "a"}\n{"text": null}\n{"text": 3}')
+    with pytest.raises(TaskError, match=r"row 2: expected a text in the column 'text', got null; remove the row"):
+        len(Documents(str(file), SUMS))
+    assert len(Documents(str(file), SUMS, limit=1)) == 1, "what follows is not read"
+
+
+def test_a_pattern_may_name_files_of_rows_and_of_one_text(tmp_path):
+    (tmp_path / "A.JSONL").write_text('{"text": "One."}\n{"text": "Two."}')
+    (tmp_path / "b.csv").write_text("text,n\nThree.,1\n")
+    (tmp_path / "c.TXT").write_text("Four.")
+    (tmp_path / "d.md").mkdir()
+    assert [e.question for e in Documents(f"{tmp_path}/*", SUMS)] == ["One.", "Two.", "Three.", "Four."]
+    assert [e.question for e in Documents(f"{tmp_path}/*.JSONL", SUMS)] == ["One.", "Two."]
+    assert [e.question for e in Documents(f"{tmp_path}/c.TXT", SUMS)] == ["Four."]
+    (tmp_path / "[1].txt").write_text("Five.")
+    assert [e.question for e in Documents(f"{tmp_path}/[1].txt", SUMS)] == ["Five."], "a file of this name is there"
+
+
+def test_the_limit_counts_texts_and_not_documents(tmp_path):
+    """The first two of three texts are read: an empty one, and one of 250 characters, which is three documents."""
+    for name, text in (("a.txt", ""), ("b.txt", "b" * 250), ("c.txt", "c")):
+        (tmp_path / name).write_text(text)
+    task = Documents(f"{tmp_path}/*.txt", SUMS, longest=100, limit=2)
+    assert [(e.id, len(e.question)) for e in task] == [
+        ("document-1-0", 100),
+        ("document-1-1", 100),
+        ("document-1-2", 50),
+    ]
+    assert "documents: 3 of at most 100 characters, from 1 texts" in task.remark()
+
+
+def test_pieces_are_those_of_cutting_again_and_again():
+    """The same as to cut what is left and to strip it, which copies a long text once for each piece."""
+
+    def slowly(text, longest):
+        parts, left = [], text.strip()
+        while len(left) > longest:
+            cut = left.rfind("\n\n", longest // 2, longest + 1)
+            cut = left.rfind(" ", longest // 2, longest + 1) if cut < 0 else cut
+            cut = longest if cut < 0 else cut
+            parts.append(left[:cut].strip())
+            left = left[cut:].strip()
+        return [*parts, left] if left else parts
+
+    rng = random.Random(0)
+    for _ in range(500):
+        text = "".join(rng.choices("ab \n", (6, 6, 3, 3), k=rng.randint(0, 80)))
+        longest = rng.randint(1, 20)
+        assert pieces(text, longest) == slowly(text, longest), (text, longest)
+    assert len(pieces("word " * 400_000, 100)) == 20_000
 
 
 def test_evaluations_ask_the_questions_of_the_other_task(corpus):
@@ -60,7 +112,7 @@ def test_evaluations_ask_the_questions_of_the_other_task(corpus):
     "options, words",
     [
         ({"longest": 9}, "longest: expected at least 100 characters, got 9"),
-        ({"limit": 0}, "limit: expected at least 1 document, got 0"),
+        ({"limit": 0}, "limit: expected at least 1 text, got 0"),
         ({"questions": {"name": "episodes"}}, "questions: 'episodes' cannot grade an answer"),
         ({"questions": {"name": "mixture", "tasks": {"a": SUMS, "b": SUMS}}}, "questions: 'mixture' cannot grade"),
     ],
@@ -71,14 +123,42 @@ def test_options_are_checked(options, words):
 
 
 def test_a_source_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(TaskError, match="no such file; give a text file, a pattern"):
+    with pytest.raises(TaskError, match="no file has such a name; give a text file, a pattern"):
         len(Documents(f"{tmp_path}/*.txt", SUMS))
     (tmp_path / "none.txt").write_text("\n")
     with pytest.raises(TaskError, match=r"none\.txt: it holds no text"):
         len(Documents(f"{tmp_path}/none.txt", SUMS))
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfea\xd8")
-    with pytest.raises(TaskError, match=r"bad\.txt: cannot be read"):
+    with pytest.raises(TaskError, match=r"bad\.txt: cannot be read: .*; save it as UTF-8"):
         len(Documents(f"{tmp_path}/bad.txt", SUMS))
+    (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
+    with pytest.raises(TaskError, match=r"latin\.txt: cannot be read: .*; save it as UTF-8"):
+        len(Documents(f"{tmp_path}/latin.txt", SUMS))
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7\n%\xe2\xe3", b"%PDF-1.4 plain", b"PK\x03\x04\x14\0\x06"])
+@pytest.mark.parametrize("name", ["paper.pdf", "paper.txt", "paper.jsonl"])
+def test_a_binary_file_is_no_document(content, name, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    for source in (f"{tmp_path}/{name}", f"{tmp_path}/pap*"):
+        with pytest.raises(
+            TaskError, match=rf"{name}: expected a text, got a binary file that begins with b'.*; write its"
+        ):
+            len(Documents(source, SUMS))
+
+
+def test_a_folder_or_another_ending_is_named(tmp_path):
+    for name in ("corpus", "corpus.txt", "corpus.jsonl"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(TaskError, match=rf"{name}: expected a file, got a folder; give a file in it, or a pattern"):
+            len(Documents(f"{tmp_path}/{name}", SUMS))
+    (tmp_path / "notes.rst").write_text("A text.")
+    with pytest.raises(
+        TaskError, match=r"notes\.rst: line 1 is not JSON: .*; a file that is one text ends in \.txt or \.md"
+    ):
+        len(Documents(f"{tmp_path}/notes.rst", SUMS))
+    with pytest.raises(TaskError, match=r"notes\.txt: no such file; did you mean 'notes\.rst'"):
+        len(Documents(f"{tmp_path}/notes.txt", SUMS))
 
 
 def test_spice_reads_documents_of_ones_own(corpus):

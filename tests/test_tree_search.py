@@ -15,7 +15,7 @@ from maporl.protocols import Chain
 from maporl.protocols.attempts import Attempts
 from maporl.rewards.rules import TreeMargin
 from maporl.rollout import branching, tree_search
-from maporl.rollout.tree_search import Attempt, drawn, parameters, where_to, who_speaks
+from maporl.rollout.tree_search import Node, drawn, parameters, where_to, who_speaks
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 
@@ -30,7 +30,7 @@ class Told:
 def tree_of(score, *children, over=False, depth=0):
     """A node of a search tree with children, each as ``(score, *children)``."""
     below = [tree_of(*child, depth=depth + 1) for child in children]
-    return Attempt(Told(depth if over or not below else depth + 1, over), depth, score, below)
+    return Node(Told(depth if over or not below else depth + 1, over), depth, score, below)
 
 
 class Fixed(random.Random):

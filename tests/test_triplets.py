@@ -10,10 +10,10 @@ from scripted_training import recipe_values, rows, scripted_trainer
 from maporl import Example, TaskError, Triplets
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
-from maporl.environments.triplets import Triplets as Tool
-from maporl.environments.triplets import induction, pair, same
+from maporl.environments.triplets import TripletTool
 from maporl.errors import ConfigError
 from maporl.sandbox.pool import SandboxPool
+from maporl.sandbox.triplets import induction, pair, same
 from maporl.tasks import build_task
 
 HALVES = "```python\ndef f(x):\n    return x // 2\n```"
@@ -158,12 +158,29 @@ def test_a_source_of_ones_own(tmp_path):
 
 
 def test_the_tool_makes_questions_of_all_kinds():
-    box = Tool(workers=1)
+    box = TripletTool(workers=1)
     (tool,) = box.tools()
     assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["answer"] == "3"
+    assert tool.run(said=f"{HALVES}\n```input\n7\n```", kind="deduction").value["meta"]["limits"]["cpu_seconds"] == 1
     made = tool.run(said=f"{INPUTS}```message\nm\n```", kind="induction", program="def f(x): return x")
     assert made.value["meta"]["hidden"][0] == ["5", "5"]
     box.close()
+
+
+def test_answers_are_graded_under_the_limits_of_the_tool():
+    """150 MiB are too much where the tool allows 128, and not where it allows 512: what a tool can run, a solver can answer."""
+    code = "def f(x):\n    return len(bytearray(150 << 20)) // x"
+    said = f"```python\n{code}\n```\n```input\n1024\n```"
+    wide, narrow = TripletTool(memory_mb=512, workers=1), TripletTool(memory_mb=128, workers=1)
+    made = wide.tools()[0].run(said=said, kind="abduction").value
+    with pytest.raises(ValueError, match="the program fails"):
+        narrow.tools()[0].run(said=said, kind="abduction")
+    example = Example("e", made["question"], made["answer"], made["meta"])
+    assert Triplets(kind="abduction").grade(example, "<answer>1024</answer>").correct is True
+    tight = example.meta | {"limits": example.meta["limits"] | {"memory_mb": 128}}
+    assert Triplets(kind="abduction").grade(Example("e", "", "", tight), "<answer>1024</answer>").correct is False
+    wide.close()
+    narrow.close()
 
 
 def test_what_the_tool_is_told_must_be_in_the_example(tmp_path):

@@ -14,7 +14,7 @@ from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.calculator import calculator
 from maporl.environments.python import Python, RunTests
 from maporl.environments.search import QuestionSearch, bm25
-from maporl.environments.triplets import Triplets
+from maporl.environments.triplets import TripletTool
 
 TOOLS: dict[str, Callable[..., Any]] = {
     "bm25": bm25,
@@ -22,7 +22,7 @@ TOOLS: dict[str, Callable[..., Any]] = {
     "mcp": MCPTools,
     "python": Python,
     "run_tests": RunTests,
-    "triplet": Triplets,
+    "triplet": TripletTool,
 }
 
 ENVIRONMENTS: dict[str, Callable[..., Any]] = {

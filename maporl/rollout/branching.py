@@ -18,7 +18,7 @@ from maporl.rollout.ablation import add_ablations
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Episode
 from maporl.rollout.stages import choose, going_on
-from maporl.rollout.tree_search import Attempt, where_to, who_speaks
+from maporl.rollout.tree_search import Node, where_to, who_speaks
 from maporl.types import Dialogue, Example, Utterance
 
 Numbers = defaultdict[int, "itertools.count[int]"]
@@ -173,7 +173,7 @@ def tree_search(
     utterance earned when it was judged is final.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
-    roots = [Attempt(episode) for episode in driver.opened(examples)]
+    roots = [Node(episode) for episode in driver.opened(examples)]
     agents: list[dict[str, list[float]]] = [{name: [] for name in driver.specs} for _ in roots]
     episodes = [root.episode for root in roots]
     draws = [driver.draws(episode.dialogue.prompt) for episode in episodes]
@@ -188,7 +188,7 @@ def tree_search(
         judge([branch.dialogue for branch in branches])
         for branch, parent, own, said in zip(branches, parents, agents, new, strict=True):
             score = math.fsum(u.rewards.get("score", 0.0) for u in said)
-            parent.children.append(Attempt(branch, len(branch.sent), score))
+            parent.children.append(Node(branch, len(branch.sent), score))
             own[said[0].agent].append(score)
             earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
         episodes += [branch for branch in branches if not any(branch is episode for episode in episodes)]
@@ -197,7 +197,7 @@ def tree_search(
     return dialogues
 
 
-def _after(driver: RolloutDriver, parent: Attempt, numbers: Numbers) -> Episode:
+def _after(driver: RolloutDriver, parent: Node, numbers: Numbers) -> Episode:
     """Return an episode that stands right after ``parent``: its own, or a fork of it if that has gone on."""
     episode = parent.episode
     if len(episode.sent) > parent.depth:

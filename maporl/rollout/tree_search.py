@@ -21,7 +21,7 @@ JEFFREYS = 0.5
 
 
 @dataclass
-class Attempt:
+class Node:
     """A node of the search tree: an utterance that answers what its parent has led to, or the question.
 
     Args:
@@ -34,7 +34,7 @@ class Attempt:
     episode: Episode
     depth: int = 0
     score: float = 0.0
-    children: list["Attempt"] = field(default_factory=list)
+    children: list["Node"] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -88,7 +88,7 @@ def drawn(scores: Sequence[float], posterior: Posterior, rng: random.Random) -> 
     return rng.normalvariate(mean, (variance / kappa) ** 0.5)
 
 
-def where_to(root: Attempt, posterior: Posterior, rng: random.Random) -> Attempt:
+def where_to(root: Node, posterior: Posterior, rng: random.Random) -> Node:
     """Return the attempt that gets a new child, by one walk from the ``root``.
 
     At each attempt, a new child is compared with going on: the scores of its children speak for the one, and those of all that

@@ -90,7 +90,11 @@ class SandboxPool:
             sandbox.close()
 
 
+def shared_pool(limits: Limits = LIMITS) -> SandboxPool:
+    """Return the pool of this process with these limits, in which tasks run programs to grade them."""
+    return _pool_with(limits)
+
+
 @cache
-def shared_pool() -> SandboxPool:
-    """Return the pool of this process with the default limits, in which tasks run programs to grade them."""
-    return SandboxPool()
+def _pool_with(limits: Limits) -> SandboxPool:
+    return SandboxPool(limits)

@@ -38,6 +38,8 @@ class Task(ABC):
     roles: ClassVar[frozenset[str]] = frozenset()
     """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it
     does not answer the question and is asked for apart from a conversation."""
+    mixed: ClassVar[bool] = False
+    """Whether its questions are those of several other tasks, each graded by its own."""
     labelled: ClassVar[bool] = True
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
 
@@ -233,7 +235,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 def is_file(source: str) -> bool:
     """Whether ``source`` is the path of a file, and not the name of a data set on the hub."""
-    return source.endswith(FILES) or Path(source).is_file()
+    return source.lower().endswith(FILES) or Path(source).is_file()
 
 
 def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
@@ -259,27 +261,55 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
 
 
 def _rows_of_file(path: Path) -> Sequence[dict[str, Any]]:
-    if not path.is_file():
-        raise TaskError(_missing(path))
-    if path.suffix in (".csv", ".parquet"):
+    kind = path.suffix.lower()
+    if kind in (".csv", ".parquet") and path.is_file():
         import pyarrow.csv  # slow to import
         import pyarrow.parquet
 
         try:
-            if path.suffix == ".parquet":
+            if kind == ".parquet":
                 return pyarrow.parquet.read_table(path).to_pylist()
             with path.open("rb") as file:
                 options = pyarrow.csv.ReadOptions(encoding=encoding_of(file.read(4)).removesuffix("-sig"))
             return pyarrow.csv.read_csv(path, options).to_pylist()
         except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-            raise TaskError(f"{path}: cannot be read as {path.suffix[1:]} ({type(error).__name__}: {error})") from error
+            raise TaskError(f"{path}: cannot be read as {kind[1:]} ({type(error).__name__}: {error})") from error
+    content = read_text(path)
+    return _listed(content, path) if kind == ".json" and content.lstrip().startswith("[") else _lines(content, path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        TaskError: it is missing, is a folder or no text, such as a PDF, or cannot be read.
+    """
+    if not path.exists():
+        raise TaskError(_missing(path))
+    if path.is_dir():
+        raise TaskError(
+            f"{path.absolute()}: expected a file, got a folder; give a file in it, or a pattern if several count"
+        )
     try:
         content = read_users_text(path)
-    except (UnicodeDecodeError, OSError) as error:
+    except OSError as error:
+        raise TaskError(f"{path}: cannot be read: {error.strerror or error}; give a file that can be read") from None
+    except UnicodeDecodeError as error:
+        _refuse_binary(path)
         raise TaskError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
-    return (
-        _listed(content, path) if path.suffix == ".json" and content.lstrip().startswith("[") else _lines(content, path)
-    )
+    if content.startswith("%PDF-") or "\0" in content:
+        _refuse_binary(path)
+    return content
+
+
+def _refuse_binary(path: Path) -> None:
+    """Refuse a file that is no text."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith(b"%PDF-") or (b"\0" in start and encoding_of(start) == "utf-8"):
+        raise TaskError(
+            f"{path}: expected a text, got a binary file that begins with {start[:8]!r}; write its text into a .txt file, and name that"
+        )
 
 
 def _missing(path: Path) -> str:

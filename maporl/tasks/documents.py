@@ -1,29 +1,30 @@
 """Documents of one's own, which a proposer reads to write questions. Imports no torch."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, is_file, read_rows
-from maporl.tasks.mixture import Mixture
-from maporl.text import read_users_text
+from maporl.tasks.base import FILES, Task, TaskError, is_file, read_rows, read_text
+from maporl.tasks.registry import build_task
 from maporl.types import Example, Grade, Message
 
 TEXTS = (".txt", ".md")
-"""The endings of files that are one document each."""
+"""The endings of files that are one text each."""
 
 
 @dataclass(frozen=True)
 class Documents(Task):
     """Documents to train on, in place of questions, for ``protocol: {name: propose, vouch: stated}`` (SPICE, arXiv 2510.24684).
 
-    ``source`` is a text file (``.txt`` or ``.md``), a pattern for several (``corpus/**/*.txt``), or rows with the text in ``column``: a
-    ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or the split "train" of a data set on the hub. A document of more than
-    ``longest`` characters is cut into several, at an empty line if one is in its second half, or else at a space. ``limit``
-    takes the first documents only.
+    ``source`` is a file, a pattern for several (``corpus/**/*.txt``), or a data set on the hub, of which the split "train" is read. A
+    ``.txt`` or ``.md`` file is one text. A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file has a text in ``column`` of each row, as a data set has.
+    A text is one document, or several if it has more than ``longest`` characters: it is cut at an empty line if one is in the second half of
+    what fits, or else at a space. ``limit`` is the number of texts that are read, empty ones among them, in the order of the files' names; so
+    there may be more documents than ``limit``.
 
     ``questions`` is the section of another task, such as ``{name: hotpotqa}``. Evaluations ask its held-out questions, and
     its grader compares answers with the stated ones.
@@ -46,8 +47,8 @@ class Documents(Task):
         if self.longest < 100:
             raise ValueError(f"longest: expected at least 100 characters, got {self.longest}")
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 document, got {self.limit}")
-        if isinstance(self.asked, Mixture) or not (self.asked.labelled and self.asked.has_questions):
+            raise ValueError(f"limit: expected at least 1 text, got {self.limit}")
+        if self.asked.mixed or not (self.asked.labelled and self.asked.has_questions):
             raise ValueError(
                 f"questions: {self.questions.get('name')!r} cannot grade an answer to a question of a document; name a task with "
                 "labels, such as hotpotqa or gsm8k"
@@ -56,8 +57,6 @@ class Documents(Task):
     @cached_property
     def asked(self) -> Task:
         """The task whose questions evaluations ask."""
-        from maporl.tasks import build_task  # which knows this class
-
         return build_task(self.questions, self.split, self.seed, "task.questions")
 
     @property
@@ -73,31 +72,42 @@ class Documents(Task):
 
     @cached_property
     def _examples(self) -> list[Example]:
-        texts = self._texts()[: self.limit]
         examples = [
             Example(f"document-{number}-{place}", part, "", {"document": part})
-            for number, text in enumerate(texts)
+            for number, text in enumerate(islice(self._texts(), self.limit))
             for place, part in enumerate(pieces(text, self.longest))
         ]
         if not examples:
             raise TaskError(f"documents: {self.source}: it holds no text")
         return examples
 
-    def _texts(self) -> list[str]:
-        rows = is_file(self.source) and not self.source.endswith(TEXTS)
-        if rows or not (any(sign in self.source for sign in "*?[") or self.source.endswith(TEXTS)):
-            return [_text_of(row, self.column, number, self.source) for number, row in enumerate(self._rows())]
-        paths = sorted(glob.glob(self.source, recursive=True))
-        files = [Path(path) for path in paths if Path(path).is_file()]
+    def _texts(self) -> Iterator[str]:
+        pattern = any(sign in self.source for sign in "*?[") and not Path(self.source).exists()
+        local = pattern or is_file(self.source) or self.source.lower().endswith(TEXTS) or Path(self.source).is_dir()
+        if not local:  # a data set on the hub
+            yield from self._rows(self.source)
+            return
+        paths = sorted(glob.glob(self.source, recursive=True)) if pattern else [self.source]
+        files = [Path(path) for path in paths if not (pattern and Path(path).is_dir())]
         if not files:
             raise TaskError(
-                f"documents: {Path(self.source).absolute()}: no such file; give a text file, a pattern such as corpus/*.txt, a "
+                f"documents: {Path(self.source).absolute()}: no file has such a name; give a text file, a pattern such as corpus/*.txt, a "
                 ".jsonl file or the hub name of a data set"
             )
-        return [_read(path) for path in files]
+        for path in files:
+            if path.suffix.lower() in TEXTS or path.is_dir():
+                yield read_text(path)
+            else:
+                yield from self._rows(str(path))
 
-    def _rows(self) -> Sequence[dict[str, Any]]:
-        return read_rows(self.source, "train")
+    def _rows(self, source: str) -> Iterator[str]:
+        try:
+            rows = read_rows(source, "train")
+        except TaskError as error:
+            if not is_file(source) or source.lower().endswith(FILES):
+                raise
+            raise TaskError(f"{error}; a file that is one text ends in {' or '.join(TEXTS)}") from None
+        return (_text_of(row, self.column, number, source) for number, row in enumerate(rows))
 
     def remark(self) -> str | None:
         """How many documents there are, of how many texts."""
@@ -137,28 +147,28 @@ def pieces(text: str, longest: int) -> list[str]:
     >>> pieces("One two.\n\nThree four. Five six.", 16), pieces("abcdef", 4), pieces("  ", 4)
     (['One two.', 'Three four. Five', 'six.'], ['abcd', 'ef'], [])
     """
-    parts = []
-    left = text.strip()
-    while len(left) > longest:
-        cut = left.rfind("\n\n", longest // 2, longest + 1)
-        cut = left.rfind(" ", longest // 2, longest + 1) if cut < 0 else cut
-        cut = longest if cut < 0 else cut
-        parts.append(left[:cut].strip())
-        left = left[cut:].strip()
-    return [*parts, left] if left else parts
+    text = text.strip()
+    parts, start = [], 0
+    while len(text) - start > longest:
+        half, end = start + longest // 2, start + longest + 1
+        cut = text.rfind("\n\n", half, end)
+        cut = text.rfind(" ", half, end) if cut < 0 else cut
+        cut = start + longest if cut < 0 else cut
+        parts.append(text[start:cut].strip())
+        start = cut
+        while text[start].isspace():  # it ends, because the text ends with something else
+            start += 1
+    return [*parts, text[start:]] if text else parts
 
 
 def _text_of(row: dict[str, Any], column: str, number: int, source: str) -> str:
     text = row.get(column)
-    if not isinstance(text, str):
+    if isinstance(text, str):
+        return text
+    where = f"documents: {source}: row {number + 1}"
+    if column in row:
+        what = "null" if text is None else type(text).__name__
         raise TaskError(
-            f"documents: {source}: row {number + 1} has no text in the column {column!r}, but {sorted(row)}; set task.column"
+            f"{where}: expected a text in the column {column!r}, got {what}; remove the row, or set task.column"
         )
-    return text
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_users_text(path)
-    except (UnicodeDecodeError, OSError) as error:
-        raise TaskError(f"documents: {path}: cannot be read: {error}; save it as UTF-8") from None
+    raise TaskError(f"{where} has no text in the column {column!r}, but {sorted(row)}; set task.column")

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.tasks.base import Task
+from maporl.tasks.registry import build_task
 from maporl.types import Call, Example, Grade, Message
 
 
@@ -28,13 +29,15 @@ class Mixture(Task):
     split: Literal["train", "eval"] = "train"
     seed: int = 0
 
+    mixed = True
+
     def __post_init__(self):
         super().__post_init__()
         if len(self.tasks) < 2:
             raise ValueError(f"tasks: expected at least two tasks by name, got {list(self.tasks)}")
         for name, task in self.parts.items():
-            if isinstance(task, Mixture) or not task.has_questions:
-                what = "is a mixture itself" if isinstance(task, Mixture) else "has no questions"
+            if task.mixed or not task.has_questions:
+                what = "is a mixture itself" if task.mixed else "has no questions"
                 raise ValueError(f"tasks.{name}: it {what}; name a task with questions")
         without = [name for name, task in self.parts.items() if not task.labelled]
         if without and len(without) < len(self.parts):
@@ -45,8 +48,6 @@ class Mixture(Task):
     @cached_property
     def parts(self) -> dict[str, Task]:
         """The tasks by name."""
-        from maporl.tasks import build_task  # which knows this class
-
         return {
             name: build_task(section, self.split, self.seed, f"task.tasks.{name}")
             for name, section in self.tasks.items()

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from maporl.environments.triplets import INPUT_COUNT, arguments, checked, induced, literal, question, same, values
-from maporl.sandbox.pool import shared_pool
-from maporl.sandbox.sandbox import check_walls
+from maporl.sandbox.pool import SandboxPool, shared_pool
+from maporl.sandbox.sandbox import Limits, check_walls
+from maporl.sandbox.triplets import (
+    INPUT_COUNT,
+    LIMITS,
+    arguments,
+    checked,
+    induced,
+    literal,
+    question,
+    same,
+    values,
+)
 from maporl.tasks.base import Task, TaskError, read_rows
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
@@ -49,8 +59,9 @@ class Triplets(Task):
 
     ``kind`` says what is asked for: the output (``deduction``), an input that gives the output (``abduction``), or the program
     (``induction``), of which a message and half of ten input-output pairs are shown. An output and an input are right if the
-    program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. An answer
-    stands between ``<answer>`` and ``</answer>``.
+    program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. What the tool ``triplet`` makes is
+    graded under the limits of that tool, and the task's own questions under its default ones: 1 second of CPU time, 5 on the clock and
+    256 MiB. An answer stands between ``<answer>`` and ``</answer>``.
 
     ``source`` is a file of rows with a ``program`` that defines f, ten ``inputs`` and a ``message``; by default there are short
     programs that come with maporl. The share ``held_out`` of the programs is the evaluation split. What a proposer is told
@@ -134,7 +145,7 @@ class Triplets(Task):
         said = found[-1].strip()
         if meta["kind"] == "induction":
             program = code_of(said, "f")
-            outputs = values(shared_pool(), program, [one for one, _ in meta["hidden"]]) if program else None
+            outputs = values(_pool(meta), program, [one for one, _ in meta["hidden"]]) if program else None
             right = outputs is not None and all(same(a, b) for a, (_, b) in zip(outputs, meta["hidden"], strict=True))
             return Grade(
                 program or said, right, "gives the hidden outputs" if right else "does not give the hidden outputs"
@@ -146,7 +157,7 @@ class Triplets(Task):
                 said, right, "is the output" if right else "is not the output" if literal(said) else "is not a literal"
             )
         given = arguments(said)
-        outputs = None if given is None else values(shared_pool(), meta["program"], [given])
+        outputs = None if given is None else values(_pool(meta), meta["program"], [given])
         right = outputs is not None and same(outputs[0], meta["output"])
         return Grade(said, right, "gives the output" if right else "does not give the output")
 
@@ -157,9 +168,14 @@ class Triplets(Task):
             return [result(one) for one in waiting]
 
 
+def _pool(meta: dict[str, Any]) -> SandboxPool:
+    """Return where the programs of a question are run, under the limits with which it was made."""
+    return shared_pool(Limits(**meta["limits"]) if "limits" in meta else LIMITS)
+
+
 @cache
 def _run(program: str, inputs: tuple[str, ...]) -> list[str]:
-    return checked(shared_pool(), program, inputs)
+    return checked(shared_pool(LIMITS), program, inputs)
 
 
 def _built_in() -> list[tuple[str, list[str], list[str], str]]:

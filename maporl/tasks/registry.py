@@ -1,0 +1,38 @@
+"""The tasks by name, and how one is built from a configuration. Imports no torch and no task.
+
+A task that is made of others imports this module. The package fills ``TASKS``.
+"""
+
+import dataclasses
+from typing import Any
+
+from maporl.config.imports import look_up
+from maporl.config.parse import validated
+from maporl.errors import ConfigError
+from maporl.tasks.base import Task
+
+TASKS: dict[str, Any] = {}
+_PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
+
+
+def build_task(section: dict[str, Any], split: str, seed: int, where: str = "configuration") -> Task:
+    """The task that a configuration's ``task:`` section describes.
+
+    ``split`` is "train" or "eval". ``seed`` draws the split, unless the section has a ``seed`` of its own. Runs whose
+    seeds differ then hold out the same questions. ``where`` names the configuration in errors.
+
+    Raises:
+        ConfigError: the section names no task, or an option that the task lacks, or a value that it refuses.
+    """
+    options = dict(section)
+    name = options.pop("name", None)
+    kind = look_up(name, TASKS, f"{where}: task.name", Task)
+    if "split" in options:
+        raise ConfigError(f"{where}: task.split: is set by the run itself; remove it")
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {"split"}
+    if "split" not in fields:
+        raise ConfigError(
+            f'{where}: task.name: {name} has no field split; add split: str = "train", and hold other questions out for "eval"'
+        )
+    options = {**_PRESETS.get(name, {}), **({"seed": seed} if "seed" in fields else {}), **options, "split": split}
+    return validated(kind, options, f"{where}: task")
