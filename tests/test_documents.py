@@ -162,7 +162,7 @@ def test_a_folder_or_another_ending_is_named(tmp_path):
 
 
 def test_spice_reads_documents_of_ones_own(corpus):
-    values = recipe_values("spice", corpus / "run", protocol={"propose": "{document}?"})
+    values = recipe_values("spice", corpus / "run", protocol={"propose": "{document}?<q><a>"})
     values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95]
     values["task"] = {"name": "documents", "source": f"{corpus}/**/*.txt", "longest": 100, "questions": SUMS}
     lines = check_run(from_dict(values, "test"))

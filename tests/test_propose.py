@@ -11,6 +11,7 @@ from processes import ROOT
 from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
+from maporl import Documents
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError
 from maporl.protocols.base import seats
@@ -22,6 +23,7 @@ from maporl.tasks import build_task
 from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
+from maporl.validation.rehearsal import check_documents
 from trl_ext.ppo_options import GREEDY
 
 
@@ -253,10 +255,13 @@ def test_only_the_proposer_reads_the_document(tmp_path):
 
     values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
     values["agent_defaults"]["tiny"]["alphabet"] += "\nbdgkmprt"
-    values |= {"task": {"name": "tiny_hops", "people": 3}, "protocol": values["protocol"] | {"propose": "{document}!"}}
+    values |= {
+        "task": {"name": "tiny_hops", "people": 3},
+        "protocol": values["protocol"] | {"propose": "{document}!<q><a>"},
+    }
     batch = (trainer := scripted_trainer(values, script)).score(trainer.collected())
     facts = [f"{one['title']}\n{one['text']}" for one in batch.dialogues[0].example.meta["paragraphs"]]
-    assert shown == {"proposer": ["\n\n".join(facts) + "!"] * 2, "solver": ["bd>="] * 16}
+    assert shown == {"proposer": ["\n\n".join(facts) + "!<q><a>"] * 2, "solver": ["bd>="] * 16}
     assert {u.rewards["label"] for d in batch.dialogues for u in d.utterances[1:]} == {1.0}
 
 
@@ -510,7 +515,18 @@ def test_alike_questions_share_a_cluster():
         ({"mark": "{question}", "vouch": "judge"}, "mark"),
         ({"answer_tag": "a"}, "answer_tag: it is only used with vouch: stated"),
         ({"vouch": "tool"}, "check: vouch: tool needs a tool that finds the answer"),
-        ({"vouch": "given", "check_about": ("kind",)}, "check_about: it is only used with vouch: tool"),
+        ({"check_about": ("kind",)}, "check_about: it is only used with vouch: given or tool"),
+        ({"vouch": "given", "check_about": ("kind",)}, "check_about: it says with what the tool check is called"),
+        ({"vouch": "given", "check_argument": "q"}, "check_argument: it says with what the tool check is called"),
+        (
+            {"vouch": "tool", "check": "c", "check_about": ("kind", "expression")},
+            "check_about: 'expression' is the check_argument, which has the question",
+        ),
+        ({"vouch": "stated"}, "propose: with vouch: stated what stands between <answer> and </answer> is read"),
+        (
+            {"vouch": "stated", "tag": "q"},
+            "between <q> and </q> is read, and the text tells the proposer of no such tags",
+        ),
         ({"answer_tag": "a b", "vouch": "stated"}, "answer_tag: expected a word"),
         ({"tag": None, "vouch": "stated"}, "with vouch: stated the question stands between tags of its own"),
         ({"tag": "answer", "vouch": "stated"}, "set tag: question"),
@@ -548,6 +564,68 @@ def test_a_wrong_argument_of_the_check_is_named_before_the_run(tmp_path):
         ValueError, match=r"protocol.check_argument: tool calculator: unknown 'expresion'; .*'expression'"
     ):
         check_run(from_dict(values, "test"))
+
+
+def test_what_the_check_needs_and_is_not_given_is_named_before_the_run(tmp_path):
+    """The tool triplet needs a kind, which the sums of the tiny version do not have."""
+    given = {"tools": {"triplet": {"use": "triplet", "options": {"workers": 1}}}}
+    options = {"check": "triplet", "check_argument": "said"}
+    for about, words in (
+        ([], "protocol.check_about: tool triplet needs 'kind', and is given ['said'] alone; name it here"),
+        (["kind"], "has no 'kind' in its meta, but []"),
+        (["sort"], "has no 'sort' in its meta, but []"),
+    ):
+        values = recipe_values("absolute_zero", tmp_path, protocol=options | {"check_about": about})
+        with pytest.raises(ConfigError) as caught:
+            check_run(from_dict(values | given, "test"))
+        assert words in str(caught.value)
+
+
+def test_a_check_of_given_answers_may_be_told_of_the_example(tmp_path):
+    """The tool compares the question with what the example's meta has."""
+    protocol = Propose(vouch="given", check="same", check_argument="said", check_about=("op",), tag=None)
+    play = protocol.play(Example("e", "1+1", "2", {"op": "+"}), ("ann", "bob"))
+    next(play)
+    (act,) = play.send([Utterance(0, "ann", "ann", 0, 0, [], "2+0")])
+    assert (act.name, act.arguments) == ("same", {"said": "2+0", "op": "+"})
+
+
+@pytest.mark.parametrize(
+    "protocol, words",
+    [
+        (
+            {"propose": "Write <q> and <a>."},
+            r"protocol\.propose: the task gives documents, and the text shows .* put \{document\} into",
+        ),
+        ({"vouch": "given", "tag": None, "answer_tag": "answer"}, r"protocol\.vouch: given takes .* set vouch: stated"),
+        ({"propose": "{question}<q><a>"}, None),
+    ],
+)
+def test_documents_must_be_shown_to_who_writes_on_them(protocol, words, tmp_path):
+    (tmp_path / "a.txt").write_text("0123")
+    values = recipe_values("spice", tmp_path / "run", protocol=protocol)
+    values["task"] = {
+        "name": "documents",
+        "source": f"{tmp_path}/a.txt",
+        "questions": {"name": "toy_sum", "largest": 3},
+    }
+    config = from_dict(values, "test")
+    if words is not None:
+        with pytest.raises(ConfigError, match=words):
+            check_run(config)
+    else:
+        assert not [line for line in check_run(config) if "documents, and protocol" in line]
+
+
+def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("0123")
+    task = Documents(f"{tmp_path}/a.txt", {"name": "toy_sum"})
+    shown = from_dict(recipe_values("grpo", tmp_path / "run"), "test")
+    (line,) = check_documents(shown, task)
+    assert "protocol 'debate' asks for answers to them as if they were questions" in line and "vouch: stated" in line
+    (line,) = check_documents(from_dict(recipe_values("spiral", tmp_path / "run"), "test"), task)
+    assert "protocol 'game' shows them to nobody" in line
+    assert check_documents(shown, build_task({"name": "toy_sum"}, "train", 0)) == []
 
 
 def test_rewards_read_the_answer_of_the_majority(tmp_path):

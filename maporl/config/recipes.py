@@ -137,7 +137,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         if "judge" in values.get("reward", {}):
             tiny["alphabet"] += "Score:"
         if values["protocol"].get("vouch") == "stated":
-            values["protocol"] |= {"tag": "q", "answer_tag": "a"}
+            values["protocol"] |= {"tag": "q", "answer_tag": "a", "propose": "{answer}?<q><a>"}
             tiny["alphabet"] += "<q>/a"
     if values["protocol"]["name"] == "design":  # texts that tiny models can tell apart, and a plan of few characters
         values["protocol"] |= {

@@ -149,6 +149,13 @@ class Protocol:
             ValueError: one does not.
         """
 
+    def check_example(self, example: Example) -> None:
+        """Check that ``example``, one of the task's, has what the protocol reads of it. By default it reads the question alone.
+
+        Raises:
+            ConfigError: it lacks something.
+        """
+
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that these agents can play it.
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
@@ -24,7 +24,7 @@ _LAST = re.compile(r"(?<![\d.,/-])(10|[1-9])(?:\.0)?\D*$")
 OPTIONS = {
     "check": ("given", "tool"),
     "check_argument": ("given", "tool"),
-    "check_about": ("tool",),
+    "check_about": ("given", "tool"),
     "answer_tag": ("stated",),
     **dict.fromkeys(("least_share", "most_share"), ("majority",)),
     **dict.fromkeys(("judge", "least_quality", "rate", "mark"), ("judge",)),
@@ -58,21 +58,22 @@ class Propose(Protocol):
 
     ``vouch`` says who knows the right answer of a made question:
 
-    - "given": it is the answer of the task's example. ``check`` may name a tool that is called with the question as its
-      argument ``check_argument``; unless it returns this answer, the question is not asked.
+    - "given": it is the answer of the task's example. ``check`` may name a tool; unless it returns this answer, the
+      question is not asked.
     - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver is not
       shown. A question without an answer that the task can grade is not asked. The proposer should read the answer
       in a document, because nobody checks it.
-    - "tool": it is what the tool ``check`` finds, which is called with the proposal as its argument ``check_argument``, and with those values
-      of the example's ``meta`` that ``check_about`` names. If its value has a ``question``, an ``answer`` and ``meta``, as that of the
+    - "tool": it is what the tool ``check`` finds. If its value has a ``question``, an ``answer`` and ``meta``, as that of the
       tool ``triplet`` has, then these are asked and graded. Otherwise its text is the answer. What the tool refuses is not asked.
     - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
       give it is from ``least_share`` to ``most_share``.
     - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
       question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not trained on.
-
     - "sources": nobody knows it. Reward sources, such as a verifier, score the tries, and the rule ``mix`` can pay the proposer by
       the mean of these scores (``callees/verifier``). A proposer whose question is not asked is not trained on.
+
+    The tool ``check`` is called with the question as its argument ``check_argument``, and with those values of the example's ``meta`` that
+    ``check_about`` names. With ``vouch: stated`` the text ``propose`` must name the tags, because nothing else tells the proposer of them.
 
     The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
 
@@ -136,11 +137,27 @@ class Propose(Protocol):
                 f"tag: with vouch: stated the question stands between tags of its own, beside those of the answer ({self.answer_tag}), "
                 f"got {self.tag!r}; set tag: question"
             )
+        for name, told in (("tag", self.tag), ("answer_tag", self.answer_tag)) if self.vouch == "stated" else ():
+            if f"<{told}>" not in self.propose:
+                raise ValueError(
+                    f"propose: with vouch: stated what stands between <{told}> and </{told}> is read, and the text tells the proposer of no "
+                    f"such tags, got {self.propose!r:.80}; write <{told}> and </{told}> into it, or set {name} to a tag that it has"
+                )
         for name, modes in OPTIONS.items():
             if self.vouch not in modes and getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ValueError(f"{name}: it is only used with vouch: {' or '.join(modes)}; remove it, or set that")
         if self.vouch == "tool" and self.check is None:
             raise ValueError("check: vouch: tool needs a tool that finds the answer; name one, such as calculator")
+        for name in ("check_argument", "check_about") if self.check is None else ():
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ValueError(
+                    f"{name}: it says with what the tool check is called, and check names none; remove it, or set check"
+                )
+        if self.check_argument in self.check_about:
+            raise ValueError(
+                f"check_about: {self.check_argument!r} is the check_argument, which has the question, so it cannot have a value of the "
+                f"example too, got {list(self.check_about)}; remove it from one of them"
+            )
         if self.vouch == "majority" and self.tries < 2:
             raise ValueError("tries: one try is always its own majority; expected at least 2 with vouch: majority")
         seated = [name for name in (self.proposer, self.solver, self.judge) if name is not None]
@@ -183,10 +200,10 @@ class Propose(Protocol):
         return {name for name in (self.proposer, self.solver, self.judge) if name is not None}
 
     def check_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Check that the tool that checks questions has the arguments that it is given.
+        """Check that the tool that checks questions has the arguments that it is given, and needs no others.
 
         Raises:
-            ValueError: it lacks one.
+            ValueError: it lacks one, or needs another.
         """
         if self.check is None or self.check not in tools:
             return
@@ -195,6 +212,35 @@ class Propose(Protocol):
             for name in asked:
                 if name not in names:
                     raise ValueError(f"{option}: tool {self.check}: {unknown(name, names)}")
+        given = [self.check_argument, *self.check_about]
+        for name in tools[self.check].parameters.get("required", ()):
+            if name not in given:
+                raise ValueError(
+                    f"check_about: tool {self.check} needs {name!r}, and is given {given} alone; name it here if the meta of the task's "
+                    "examples has it, or set another check"
+                )
+
+    def check_example(self, example: Example) -> None:
+        """Check that an example of the task has what the proposer and the tool are to be told of it.
+
+        Raises:
+            ConfigError: its meta lacks a value that ``check_about`` names, or it is a document that nobody is shown, or that has no answer where
+                ``vouch`` takes one of it.
+        """
+        self._about(example)
+        if not in_place_of_question(example):
+            return
+        if self.vouch == "given":
+            raise ConfigError(
+                "protocol.vouch: given takes the right answer of the task's example, and the task gives documents, which have none; set vouch: "
+                "stated, by which the proposer states it"
+            )
+        blank = dict.fromkeys(("question", "answer", "document"), "")
+        if self.propose.format(**blank) == self.propose.format(**blank | {"document": "?", "question": "?"}):
+            raise ConfigError(
+                "protocol.propose: the task gives documents, and the text shows the proposer nothing of them, got "
+                f"{self.propose!r:.80}; put {{document}} into it"
+            )
 
     def check_players(self, players: tuple[str, ...]) -> None:
         """Check that there are two players, or three with a judge.
@@ -284,21 +330,13 @@ class Propose(Protocol):
             (verdict,) = yield [_judged(judge, self.rate.format(question=question), proposal)]
             return _worth(verdict)
         if self.check is not None and self.vouch == "given":
-            arguments = {self.check_argument: question}
-            (result,) = yield [Act(proposal.agent, self.check, arguments, of=proposal.id)]
+            (result,) = yield [self._call(proposal, question, example)]
             return float(result.error is None and result.text.strip() == example.answer.strip())
         return 1.0
 
     def _found(self, proposal: Utterance, made: Example, example: Example) -> Play:
         """Return the question that the tool makes of the proposed one, with its answer, or None if it refuses it."""
-        if missing := [name for name in self.check_about if name not in example.meta]:
-            raise ConfigError(
-                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {sorted(example.meta)}; name one of "
-                "these, or use a task that gives it"
-            )
-        about = {name: example.meta[name] for name in self.check_about}
-        asked = Act(proposal.agent, str(self.check), {self.check_argument: made.question, **about}, of=proposal.id)
-        (result,) = yield [asked]
+        (result,) = yield [self._call(proposal, made.question, example)]
         if result.error is not None:
             return None
         if isinstance(result.value, Mapping) and result.value.keys() >= {"question", "answer", "meta"}:
@@ -313,6 +351,20 @@ class Propose(Protocol):
         else:
             made = replace(made, answer=result.text.strip())
         return made if made.question.strip() and made.answer.strip() else None
+
+    def _call(self, proposal: Utterance, question: str, example: Example) -> Act:
+        """Return the call of the tool that checks a question."""
+        arguments = {self.check_argument: question, **self._about(example)}
+        return Act(proposal.agent, str(self.check), arguments, of=proposal.id)
+
+    def _about(self, example: Example) -> dict[str, Any]:
+        """Return what the tool that checks questions is told of the example."""
+        if missing := [name for name in self.check_about if name not in example.meta]:
+            raise ConfigError(
+                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {sorted(example.meta)}; name one of "
+                "these, or use a task that gives it"
+            )
+        return {name: example.meta[name] for name in self.check_about}
 
     def _worths(self, judge: str, proposal: Utterance, question: str, tries: list[Utterance]) -> Play:
         """Pay the tries. Return what each is worth, in [0, 1], without those of which nobody knows it."""
@@ -385,6 +437,15 @@ def document_of(example: Example) -> str:
     """
     paragraphs = [f"{one['title']}\n{one['text']}".strip() for one in example.meta.get("paragraphs", ())]
     return str(example.meta.get("document") or "\n\n".join(paragraphs) or example.question)
+
+
+def in_place_of_question(example: Example) -> bool:
+    """Return whether an example is a document to write questions on, as those of the task ``documents`` are, and no question.
+
+    >>> in_place_of_question(Example("1", "A novel.", "", {"document": "A novel."})), in_place_of_question(Example("1", "Who?", "Emma"))
+    (True, False)
+    """
+    return bool(example.question) and example.meta.get("document") == example.question
 
 
 def between(tag: str, text: str) -> str | None:

@@ -23,7 +23,7 @@ from maporl.loops.plan import check_loop
 from maporl.protocols import build_protocol
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
-from maporl.tasks import Task, build_task
+from maporl.tasks import Mixture, Task, build_task
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
@@ -34,7 +34,7 @@ from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.lengths import check_lengths
 from maporl.validation.method_warnings import learners, method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
-from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.rehearsal import check_documents, check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
@@ -146,6 +146,9 @@ def check_run(config: Config) -> list[str]:
     own_warnings = check_own_task(config, splits)
     check_reward_functions(config, splits)
     check_alphabets(config, splits)
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    for part in task.parts.values() if isinstance(task, Mixture) else [task]:
+        protocol.check_example(part[0])
     world, tools, tool_lines = check_tools(config, tokenizers, task[0])
     check_taught(config, task, world)
     check_taught_calls(config, task, tools)
@@ -164,11 +167,12 @@ def check_run(config: Config) -> list[str]:
         *placed,
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tool_lines,
-        *credit_lines(config.reward, build_protocol(config.protocol, tuple(config.agents)), learners(config), played),
+        *credit_lines(config.reward, protocol, learners(config), played),
         *warnings,
         *own_warnings,
         *label_warnings(config, splits),
         *check_questions(config, task),
+        *check_documents(config, task, world),
         *check_hearing(config, task, world),
         *(() if config.loop.stages else _check_ppo(config, task, world)),
         *_fewer_questions(config, held_out),

@@ -17,6 +17,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import build_protocol, speakers
+from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
@@ -69,6 +70,26 @@ def check_questions(config: Config, task: Task) -> list[str]:
         f"warning: task: protocol {protocol.label} brings its own questions, so nobody is asked those of task "
         f"{config.task['name']}; set task: {{name: episodes}}"
     ]
+
+
+def check_documents(config: Config, task: Task, world: World | None = None) -> list[str]:
+    """Return a warning if the task gives documents to write questions on, and the protocol shows them to nobody, or has them answered."""
+    example = task[0]
+    if not in_place_of_question(example):
+        return []
+    players = _Players(_marked())
+    _driver(config, task, players, world or World()).play([example])
+    name = config.protocol["name"]
+    use = "use protocol: {name: propose, vouch: stated}, or name a task with questions"
+    shown = [r for r in players.requests if any(example.question in m["content"] for m in r.ask.messages)]
+    if not shown:
+        return [f"warning: task: it gives documents, and protocol {name!r} shows them to nobody; {use}"]
+    if any(r.ask.answers and r.ask.example is None for r in shown):
+        return [
+            f"warning: task: it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have no "
+            f"right answer; {use}"
+        ]
+    return []
 
 
 def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
