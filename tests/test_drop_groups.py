@@ -167,6 +167,10 @@ def test_the_published_workload():
 def test_a_wrong_share_and_a_column_that_is_not_recorded_are_named():
     with pytest.raises(ConfigError, match="share: expected a number from 0 to below 1, got 1"):
         load("at_grpo_shared", ["advantage.post=[{drop_groups: {share: 1.0}}]"])
+    with pytest.raises(
+        ConfigError, match=r"key: expected the columns whose rows form a group, such as \[prompt\], got \[\]"
+    ):
+        load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: []}}]"])
     with pytest.raises(ConfigError, match="drop_groups names the column 'task', which is not recorded here"):
         load("at_grpo_shared", ["advantage.post=[{drop_groups: {key: [task]}}]"])
 

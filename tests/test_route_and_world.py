@@ -243,6 +243,12 @@ class TestOrchestrate:
             ({"answer": "{question}"}, r"answer: it must contain \{memory\}"),
             ({"done": "{agent}"}, r"done: it must contain \{text\}"),
             ({"stop": "("}, "stop: .* is not a regular expression"),
+            ({"end": " "}, "end: expected a word that the orchestrator can say, such as end, or null, got ' '"),
+            (
+                {"end": "the end"},
+                "end: of 'the end' the pattern reads 'the' as the name, so that it would never end a dialogue",
+            ),
+            ({"end": "end:"}, "end: of 'end:' the pattern reads 'end' as the name"),
         ],
     )
     def test_wrong_options_are_refused(self, options, message):

@@ -121,10 +121,6 @@ def test_random_outcomes_and_verdicts_are_paid_as_published():
             for number, sign in enumerate(signs, 1):
                 expected = -2.0 if sign is None else reward * sign
                 assert own[number] == pytest.approx(expected if 0.2 <= share <= 0.8 else 0.0)
-        halved = Consistency(failure=0.0, weight=0.5, centre=0.5, unreadable=-1.0)(dialogues, credits)
-        assert [list(own.values()) for own in found] == [
-            pytest.approx([2 * value for value in own.values()]) for own in halved
-        ]
         order = rng.sample(range(8), 8)
         moved = Consistency(failure=-1.0)([dialogues[n] for n in order], [credits[n] for n in order])
         assert moved == [found[n] for n in order], "the order of dialogues is irrelevant"
@@ -170,16 +166,26 @@ def test_a_verdict_that_cannot_be_read_costs_two_and_counts_as_none():
     assert second == {0: -1 + 2 / 3, 1: -1 + 2 / 3, 2: -1 + 2 / 3, 3: -2.0}
     first, _ = paid([1.0, 0.0], Consistency(weight=0.75, unreadable=-1.0), verdicts=(1, 1, None))
     assert first == {0: 1.5, 1: 1.5, 2: 1.5, 3: -1.0}
-    first, second = paid([1.0, 0.0], Consistency(weight=0.5, centre=0.5), verdicts=(1, 1, -1))
-    assert first == {
-        0: pytest.approx(2 / 3),
-        1: pytest.approx(2 / 3),
-        2: pytest.approx(2 / 3),
-        3: pytest.approx(-2 / 3),
-    }
-    assert second[1] == pytest.approx(-1 / 3) and second[3] == pytest.approx(1 / 3), "a bad verdict on a failure pays"
+    _, second = paid([1.0, 0.0], Consistency(failure=-1.0), verdicts=(1, 1, -1))
+    assert second[1] == pytest.approx(-2 / 3) and second[3] == pytest.approx(2 / 3), "a bad verdict on a failure pays"
     first, _ = paid([1.0, 0.0], verdicts=(None, None, None))
     assert first == {0: 1.0, 1: -2.0, 2: -2.0, 3: -2.0}
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"failure": 1.0}, "failure: expected a finite number below 1, .* got 1.0"),
+        ({"failure": float("-inf")}, "failure: expected a finite number below 1, .* got -inf"),
+        ({"failure": float("nan")}, "failure: expected a finite number below 1, .* got nan"),
+        ({"weight": -0.5}, "weight: expected a number of at least 0, got -0.5"),
+        ({"unreadable": float("inf")}, "unreadable: expected a finite number, got inf"),
+        ({"least": 0.9}, "least, most: expected shares that rise from 0 to 1, got 0.9, 0.875"),
+    ],
+)
+def test_options_of_the_rule_are_checked(options, words):
+    with pytest.raises(ValueError, match=words):
+        Consistency(**options)
 
 
 def test_questions_that_are_too_easy_or_too_hard_teach_nobody():

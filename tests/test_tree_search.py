@@ -288,6 +288,18 @@ def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attem
         ({"protocol": {"rounds": 0}}, "rounds: expected at least 1"),
         ({"branching": {"group": 1}}, "tree_search needs at least 2"),
         ({"branching": {"posterior": "uniform"}}, "branching.posterior"),
+        (
+            {"branching": {"how": "fork_every", "posterior": "beta"}},
+            "posterior: only tree_search draws from it; .* got 'beta'",
+        ),
+        (
+            {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 2.0}}},
+            "branching.posterior: beta is for scores from 0 to 1, and an answer that is right would score 2 by",
+        ),
+        (
+            {"branching": {"posterior": "beta"}, "reward": {"sources": {"label": 1.0, "format": -0.1}}},
+            "an answer that is wrong, in the expected form would score -0.1 by reward.sources",
+        ),
         ({"reward": {"rules": ["last"]}}, "tree_search continues one candidate|what follows an answer"),
     ],
 )

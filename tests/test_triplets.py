@@ -12,9 +12,11 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.environments.triplets import TripletTool
 from maporl.errors import ConfigError
+from maporl.rollout.agent_tools import tools_of_config
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.triplets import induction, pair, same
 from maporl.tasks import build_task
+from maporl.validation.load import from_dict
 
 HALVES = "```python\ndef f(x):\n    return x // 2\n```"
 INPUTS = "".join(f"```input\n{n}\n```\n" for n in range(10))
@@ -165,6 +167,22 @@ def test_the_tool_makes_questions_of_all_kinds():
     made = tool.run(said=f"{INPUTS}```message\nm\n```", kind="induction", program="def f(x): return x")
     assert made.value["meta"]["hidden"][0] == ["5", "5"]
     box.close()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"workers": "two"}, r"tools.triplet.options.workers: expected a whole number, got 'two'"),
+        ({"workers": 1.5}, r"tools.triplet.options.workers: expected a whole number, got 1.5"),
+        ({"workers": 0}, r"tools.triplet.options: workers: expected at least 1, got 0"),
+        ({"wall_seconds": [1]}, r"tools.triplet.options.wall_seconds: expected a number, got \[1\]"),
+    ],
+)
+def test_options_of_a_tool_have_types(options, words, tmp_path):
+    values = recipe_values("absolute_zero", tmp_path)
+    values["tools"]["triplet"] = {"use": "triplet", "options": options}
+    with pytest.raises(ConfigError, match=words):
+        tools_of_config(from_dict(values, "test"))
 
 
 def test_answers_are_graded_under_the_limits_of_the_tool():

@@ -394,7 +394,7 @@ class DropGroups(Transform):
     out groups from which nothing is to be learned, use ``drop_zeros``.
 
     Raises:
-        ValueError: ``share`` is not from 0 to below 1.
+        ValueError: ``share`` is not from 0 to below 1, or ``key`` names no column.
     """
 
     key: tuple[str, ...] = ("prompt",)
@@ -403,6 +403,10 @@ class DropGroups(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.key:
+            raise ValueError(
+                "key: expected the columns whose rows form a group, such as [prompt], got [], by which all rows are one group"
+            )
         if not 0 <= self.share < 1:
             raise ValueError(f"share: expected a number from 0 to below 1, got {self.share}")
 

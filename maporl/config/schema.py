@@ -594,7 +594,7 @@ class BranchingSection:
         choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good
             verdicts (``adaptive``); or one of each of the commonest answers (``frequent``).
         posterior: the distribution from which ``tree_search`` draws the worth of an option: ``gaussian`` with unknown variance, or
-            ``beta`` for scores from 0 to 1.
+            ``beta`` for scores from 0 to 1. Other branchings take no ``posterior``.
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.
@@ -623,6 +623,10 @@ class BranchingSection:
         if self.how not in ("independent", "best_of") and self.most < 2:
             given = self.group if isinstance(self.group, int) else list(self.group)
             raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {given}")
+        if self.posterior != "gaussian" and self.how != "tree_search":
+            raise ValueError(
+                f"posterior: only tree_search draws from it; set how: tree_search, or remove it, got {self.posterior!r} with how: {self.how}"
+            )
         if self.joint == "cross" and self.how != "fork_every":
             raise ValueError(
                 f"joint: cross combines answers where every step forks; set how: fork_every, got {self.how}"

@@ -4,9 +4,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from maporl.config.call_options import CallLimits, CallTexts
+from maporl.config.faults import explain
 from maporl.config.imports import kind_of, look_up, told
 from maporl.config.schema import Config, EnvironmentSection
 from maporl.environments import ENVIRONMENTS, TOOLS
@@ -158,6 +161,7 @@ def _made(use: str, known: Mapping[str, Any], options: Mapping[str, Any], where:
         return part
     if use not in known and inspect.isroutine(part) and not options and not _makes_tools(part):
         return part  # the function is the tool itself
+    options = fitted(part, options, f"{where}.options")
     try:
         return part(**options)
     except ConfigError:
@@ -166,6 +170,36 @@ def _made(use: str, known: Mapping[str, Any], options: Mapping[str, Any], where:
         raise ConfigError(f"{where}.options: {told(error)}") from None
     except ValueError as error:
         raise ConfigError(f"{where}.options: {error}") from None
+
+
+def fitted(part: Any, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return ``options`` with the types that the class or function ``part`` gives its parameters.
+
+    A parameter without a type, or with one of the user's own that no configuration can write, takes what is given.
+
+    Raises:
+        ConfigError: a value has another type. The message begins with ``where`` and names the option.
+    """
+    try:
+        hints = get_type_hints(part.__init__ if isinstance(part, type) else part)
+    except (
+        NameError,
+        TypeError,
+        AttributeError,
+    ):  # a type that is only imported for checkers, or a callable without types
+        hints = {}
+    found = dict(options)
+    for name in options.keys() & hints.keys():
+        try:
+            adapter: TypeAdapter = TypeAdapter(hints[name])
+        except PydanticUserError:
+            continue
+        try:
+            found[name] = adapter.validate_python(options[name])
+        except ValidationError as error:
+            faults = [{**fault, "loc": (name, *fault["loc"])} for fault in error.errors()]
+            raise ConfigError(f"{where}.{explain(dict, faults)[0]}") from None
+    return found
 
 
 def _makes_tools(function: Any) -> bool:
@@ -210,7 +244,8 @@ def environment_spec(
     unknown_agents = [agent for agent in agents if agent not in speakers]
     if unknown_agents:
         raise ConfigError(f"{where}.agents: agent {unknown_agents[0]!r} does not play; the agents are {list(speakers)}")
-    return EnvironmentSpec(name, _maker(part, section, where), agents, section, part)
+    options = fitted(part, section.options, f"{where}.options")
+    return EnvironmentSpec(name, _maker(part, replace(section, options=options), where), agents, section, part)
 
 
 def build_grants(

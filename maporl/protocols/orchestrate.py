@@ -37,7 +37,7 @@ class Orchestrate(Protocol):
     it has the credit of that, if ``reward.sources`` does not name ``step_cost``.
 
     Raises:
-        ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
+        ValueError: an option is out of range, two roles have one agent, ``end`` cannot be read, or a text or a pattern cannot serve.
     """
 
     steps: int = 3
@@ -76,6 +76,17 @@ class Orchestrate(Protocol):
             raise ValueError(
                 f"pattern: expected a group around the name, and one around the task; got {self.pattern!r}"
             )
+        if self.end is not None and not self.end.strip():
+            raise ValueError(
+                f"end: expected a word that the orchestrator can say, such as end, or null, got {self.end!r}, which is also what is read where "
+                "nobody is named"
+            )
+        read = self._named(f"<next>{self.end}</next>")[0]
+        if self.end is not None and self.pattern == Orchestrate.pattern and read != self.end:
+            raise ValueError(
+                f"end: of {self.end!r} the pattern reads {read!r} as the name, so that it would never end a dialogue; give a word without "
+                "spaces, colons and <, or another pattern"
+            )
         state = {"question", "memory"}
         check_template("plan", self.plan, state | {"agents"}, state)
         check_template("work", self.work, state | {"task"}, {"task"} if groups == 2 else {"question"})
@@ -113,6 +124,12 @@ class Orchestrate(Protocol):
     def _lead(self, agents: tuple[str, ...]) -> str:
         return self.orchestrator or next(a for a in agents if a not in (self.verifier, self.generator))
 
+    def _named(self, text: str) -> tuple[str, str]:
+        """Return the name and the task in what an orchestrator said, which are empty if it names nobody."""
+        found = list(matches(self.pattern, text))
+        name, task = (part.strip() for part in ((*found[-1].groups(""), "")[:2] if found else ("", "")))
+        return name, task
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue. The outcome is the number of steps in which an agent was asked for."""
         lead, workers = self._lead(agents), self._workers(agents)
@@ -137,8 +154,7 @@ class Orchestrate(Protocol):
             (plan,) = yield ask(lead, "orchestrator", self.plan, answers=False, taught=taught)
             cost = math.log2(1 + (len(memory) + 1) / (self.steps + 1))
             plan.rewards["step_cost"] = cost if self.per_tokens is None else 0.0
-            found = list(matches(self.pattern, plan.text))
-            name, task = (part.strip() for part in ((*found[-1].groups(""), "")[:2] if found else ("", "")))
+            name, task = self._named(plan.text)
             if name == self.end and answer is not None:
                 heard = plan
                 break

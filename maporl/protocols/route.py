@@ -29,7 +29,7 @@ class Route(Protocol):
 
     A reply of the router with either yes or no, and a reply of the searcher with a query, earns 1, and any other one 0,
     under the reward name ``route_form``. If ``form`` is given, a reply of the router earns 1 if this regular expression is found
-    in it. A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does not name
+    in it. (``form`` of ``refine`` is never None: there one expression approves, and none says what else a verdict may be.) A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does not name
     ``route_form``.
 
     Raises:

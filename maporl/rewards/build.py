@@ -94,6 +94,9 @@ ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier"
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
 it without building them, because some load a model."""
 
+UNIT_SOURCES = frozenset({"label", "format", "near", "f1"})
+"""The sources of :data:`SOURCES` that give a right answer in the expected form 1 and no answer less than 0."""
+
 
 def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     """Return the names of the sources of :data:`SOURCES` that score an utterance that does not answer."""

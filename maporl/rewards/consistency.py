@@ -15,7 +15,8 @@ class Consistency(Rule):
 
     The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the others.
     One that cannot be read earns ``unreadable``, and counts 0 in the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
-    ``failure`` makes it one of two numbers: 1 where the credit is above 0, and elsewhere ``failure``, which is -1 as published. None: O is the credit.
+    ``failure``, a number below 1, makes it one of two: 1 where the credit is above 0, and elsewhere ``failure``, which is -1 as published. None: O is
+    the credit.
 
     A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is from
     ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere they earn 0,
@@ -24,11 +25,10 @@ class Consistency(Rule):
 
     With outcomes of 1 and -1, a good verdict never costs anything after a success, nor a bad one after a failure. With outcomes of 1
     and 0, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one earns more there
-    too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts, and ``centre`` is
-    subtracted from O: with 0.5 for both, outcomes of 1 and 0 pay half of what outcomes of 1 and -1 pay without them.
+    too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts.
 
     Raises:
-        ValueError: two shares do not rise from 0 to 1.
+        ValueError: two shares do not rise from 0 to 1, ``weight`` is below 0, ``failure`` is not below 1, or a number is not finite.
     """
 
     weight: float = 1.0
@@ -37,7 +37,6 @@ class Consistency(Rule):
     most: float = 0.875
     judge_least: float = 0.2
     judge_most: float = 0.8
-    centre: float = 0.0
     failure: float | None = None
 
     needs = frozenset({"caller"})
@@ -46,6 +45,14 @@ class Consistency(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(f"weight: expected a number of at least 0, got {self.weight}")
+        if not math.isfinite(self.unreadable):
+            raise ValueError(f"unreadable: expected a finite number, got {self.unreadable}")
+        if self.failure is not None and not -math.inf < self.failure < 1:
+            raise ValueError(
+                f"failure: expected a finite number below 1, which is what a success is worth, or null for the credit itself, got {self.failure}"
+            )
         for low, high in (("least", "most"), ("judge_least", "judge_most")):
             if not 0 <= getattr(self, low) <= getattr(self, high) <= 1:
                 raise ValueError(
@@ -65,7 +72,7 @@ class Consistency(Rule):
         for u in (u for u in dialogue.utterances if not is_verdict(u) and u.id in own):
             verdicts = [v for v in dialogue.utterances if is_verdict(v) and v.caller == u.id]
             said = [v.tags["verdict"] or 0 for v in verdicts]
-            worth = self._outcome(own[u.id]) - self.centre + (self.weight * fmean(said) if said else 0.0)
+            worth = self._outcome(own[u.id]) + (self.weight * fmean(said) if said else 0.0)
             paid[u.id] = worth if team else 0.0
             for v in verdicts:
                 sign = v.tags["verdict"]

@@ -13,10 +13,11 @@ from maporl.errors import ConfigError
 from maporl.protocols import Protocol, build_protocol, speakers
 from maporl.protocols.growth import check_growth
 from maporl.protocols.judging import judge_of
-from maporl.rewards.build import find_source
+from maporl.rewards.build import UNIT_SOURCES, find_source
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
+from maporl.rounding import exceeds
 from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
 from maporl.team.sampling import check_sampling
@@ -345,7 +346,23 @@ def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
             f"{where}: ppo.ratio: a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes "
             "dialogues that share utterances; set branching.how: independent, or ppo.ratio: sequence"
         )
+    if branching.posterior == "beta":
+        _check_unit_scores(config, where)
     check_branched_credit(branching, config.reward, protocol, where)
+
+
+def _check_unit_scores(config: Config, where: str) -> None:
+    """Check that no answer can score less than 0, or more than 1, where all sources are known to give from 0 to 1."""
+    weights = config.reward.sources
+    if not weights.keys() <= UNIT_SOURCES:
+        return  # a search refuses such a score when it sees one
+    scores = {"right": math.fsum(weights.values()), "wrong, in the expected form": weights.get("format", 0.0)}
+    for what, score in scores.items():
+        if exceeds(score, 1.0) or exceeds(0.0, score):
+            raise ConfigError(
+                f"{where}: branching.posterior: beta is for scores from 0 to 1, and an answer that is {what} would score {score:g} by "
+                f"reward.sources {weights}; set branching.posterior: gaussian, or other weights"
+            )
 
 
 def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
