@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
 from maporl.types import Act, Example, Result, Utterance
+from maporl.validation import first_steps
+from maporl.validation.lengths import _Silent
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 
 QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
 TEAM = ("ann", "bob", "cy")
@@ -377,6 +382,26 @@ def trained(tmp_path, monkeypatch, agents, **sections):
     (line, *_) = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
     record = json.loads(line)
     return record.get("dialogue", record)["utterances"]
+
+
+def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monkeypatch):
+    """Six steps of two, and then a planner that never ends: the check says how much of it was played."""
+    monkeypatch.setattr(first_steps, "MOST_STEPS", 12)
+    asked = []
+    monkeypatch.setattr(
+        _Silent,
+        "generate",
+        lambda self, requests, decoding: asked.append(requests) or GENERATE(self, requests, decoding),
+    )
+    for steps, cut in ((3, False), (1000, True)):
+        asked.clear()
+        values = recipe_values("flow_grpo", tmp_path, protocol={"steps": steps}) | {"warm_start": {"steps": 0}}
+        lines = check_run(from_dict(values, "test"))
+        found = [line for line in lines if "steps, of which no more were rehearsed" in line]
+        assert bool(found) == cut and len(asked) <= 2 * 12, "the two splits"
+
+
+GENERATE = _Silent.generate
 
 
 def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):

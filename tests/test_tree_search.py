@@ -16,8 +16,9 @@ from maporl.protocols.attempts import Attempts
 from maporl.rewards.rules import TreeMargin
 from maporl.rollout import branching, tree_search
 from maporl.rollout.tree_search import Node, drawn, parameters, where_to, who_speaks
-from maporl.types import Dialogue, Example, Utterance
+from maporl.types import Ask, Dialogue, Example, Utterance, user_says
 from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
 
 
 class Told:
@@ -273,6 +274,38 @@ class Careless(Chain):
 def test_a_protocol_whose_agents_remember_cannot_let_another_one_speak():
     with pytest.raises(ConfigError, match="it must ask one agent at a time, with fresh=True; it asks ann"):
         play(Careless(turns=1), BranchingSection(how="tree_search", group=2))
+
+
+def test_such_a_protocol_is_refused_before_models_load(tmp_path):
+    """Also where nothing else is rehearsed in branches, because rows without others to be compared with are allowed."""
+    values = recipe_values("mars2", tmp_path, advantage={"singleton": "zero"})
+    check_run(from_dict(values, "test"))
+    values["protocol"] = {"name": "test_tree_search:Careless"}
+    with pytest.raises(ConfigError, match="it must ask one agent at a time, with fresh=True; it asks"):
+        check_run(from_dict(values, "test"))
+
+
+def test_an_agent_that_does_not_play_cannot_be_addressed(monkeypatch):
+    monkeypatch.setattr(branching, "who_speaks", lambda *args: "zoe")
+    with pytest.raises(ConfigError, match="zoe"):
+        play(Attempts(), BranchingSection(how="tree_search", group=2))
+
+
+@dataclass(frozen=True)
+class Astray(Attempts):
+    """Asks for a second opinion of an agent that is not there, once an answer is right."""
+
+    def play(self, example, agents):
+        (draft,) = yield [Ask(agents[0], user_says(example.question), fresh=True)]
+        if draft.text == example.answer:
+            yield [Ask("zoe", user_says(draft.text), parents=(draft.id,), fresh=True)]
+
+
+def test_an_agent_that_is_asked_and_does_not_play_is_named_before_models_load(tmp_path):
+    values = recipe_values("mars2", tmp_path)
+    values["protocol"] = {"name": "test_tree_search:Astray"}
+    with pytest.raises(ConfigError, match="zoe"):
+        check_run(from_dict(values, "test"))
 
 
 def test_without_a_search_agents_attempt_in_turn_and_an_evaluation_has_one_attempt():

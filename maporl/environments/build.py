@@ -180,13 +180,10 @@ def fitted(part: Any, options: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ConfigError: a value has another type. The message begins with ``where`` and names the option.
     """
+    typed = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]  # that of the class itself
     try:
-        hints = get_type_hints(part.__init__ if isinstance(part, type) else part)
-    except (
-        NameError,
-        TypeError,
-        AttributeError,
-    ):  # a type that is only imported for checkers, or a callable without types
+        hints = get_type_hints(typed)
+    except (NameError, TypeError, AttributeError, SyntaxError):  # a type that is only imported for checkers, or none
         hints = {}
     found = dict(options)
     for name in options.keys() & hints.keys():

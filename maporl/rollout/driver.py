@@ -161,7 +161,8 @@ class RolloutDriver:
         """Let ``agent`` say the next utterance of ``episode``, whoever the protocol asks (:attr:`maporl.Protocol.any_agent`).
 
         Raises:
-            ConfigError: the protocol asks several agents at once, or one in its conversation, which another one does not know.
+            ConfigError: the protocol asks several agents at once, or one in its conversation, which another one does not know; or
+                ``agent`` is not among the speakers.
         """
         if len(episode.asks) != 1 or not episode.asks[0].fresh:
             raise ConfigError(
@@ -169,6 +170,7 @@ class RolloutDriver:
                 f"with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change its asks, or set any_agent = False"
             )
         asks = [replace(ask, agent=agent) for ask in episode.asks]
+        self._check(asks[0], len(episode.dialogue.utterances))
         episode.step = play_step(asks, self.tools, episode.open_turns)
         episode.take(next(episode.step))
 

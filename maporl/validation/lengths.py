@@ -15,6 +15,7 @@ from maporl.tasks import Task
 from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
 from maporl.types import Dialogue
+from maporl.validation.first_steps import MOST_STEPS, first_steps
 from trl_ext.chat import Tokenizer
 from trl_ext.ppo_options import GREEDY, Decoding
 
@@ -54,7 +55,7 @@ def check_lengths(
     """Check that prompts fit the models' contexts if every answer is empty.
 
     Returns:
-        Warnings for prompts that do not fit if answers are as long as possible, the length of the longest conversation
+        Warnings for prompts that do not fit if answers are as long as possible, and for dialogues that were not played to their ends, the length of the longest conversation
         then, in tokens, the number of utterances of each step of the longest dialogue, and the dialogues.
 
     Raises:
@@ -72,10 +73,13 @@ def check_lengths(
     most_played = 2 if world.environments else 16
     steps: list[int] = []
     played: list[Dialogue] = []
+    whole = True
     for task in splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
         driver = RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY, world=world)
-        played += driver.play(by_length[-most_played:])
+        dialogues, ended = first_steps(driver, by_length[-most_played:])
+        played += dialogues
+        whole = whole and ended
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}
@@ -109,7 +113,12 @@ def check_lengths(
             )
         if length + answers + own > context:
             longer[agent] = max(longer.get(agent, 0), length + answers + own)
-    warnings = _unread(config, silent) + [
+    cut = [
+        f"warning: protocol: {protocol.label} lets dialogues go on for more than {MOST_STEPS} steps, of which no more were rehearsed; whether later "
+        "prompts fit the models' contexts, and how long they get, shows in the run"
+    ]
+    warnings = [] if whole else cut
+    warnings += _unread(config, silent) + [
         f"warning: agents.{agent}: its last turn may need about {length} tokens if all answers are as long as "
         f"{_limit(config, most)} allows, but its model reads at most {contexts[agent]}; a run stops where it does not fit"
         for agent, length in longer.items()

@@ -34,7 +34,7 @@ from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.lengths import check_lengths
 from maporl.validation.method_warnings import learners, method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
-from maporl.validation.rehearsal import check_documents, check_groups, check_hearing, check_questions
+from maporl.validation.rehearsal import check_any_agent, check_documents, check_groups, check_hearing, check_questions
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
@@ -150,6 +150,7 @@ def check_run(config: Config) -> list[str]:
     for part in task.parts.values() if isinstance(task, Mixture) else [task]:
         protocol.check_example(part[0])
     world, tools, tool_lines = check_tools(config, tokenizers, task[0])
+    check_any_agent(config, task, world)
     check_taught(config, task, world)
     check_taught_calls(config, task, tools)
     warnings, longest, steps, played = check_lengths(config, splits, tokenizers, world, tools)

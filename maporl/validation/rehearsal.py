@@ -28,6 +28,7 @@ from maporl.schedules import Plan
 from maporl.tasks import Task
 from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
 from maporl.types import Dialogue, Grade, Stop
+from maporl.validation.first_steps import MOST_STEPS, first_steps
 from trl_ext import distributed
 from trl_ext.ppo_options import GREEDY, Decoding
 
@@ -78,7 +79,7 @@ def check_documents(config: Config, task: Task, world: World | None = None) -> l
     if not in_place_of_question(example):
         return []
     players = _Players(_marked())
-    _driver(config, task, players, world or World()).play([example])
+    first_steps(_driver(config, task, players, world or World()), [example])
     name = config.protocol["name"]
     use = "use protocol: {name: propose, vouch: stated}, or name a task with questions"
     shown = [r for r in players.requests if any(example.question in m["content"] for m in r.ask.messages)]
@@ -101,7 +102,7 @@ def check_hearing(config: Config, task: Task, world: World | None = None) -> lis
     if build_protocol(config.protocol, tuple(config.agents)).uses_tools:
         return []
     players = _Players(_marked())
-    _driver(config, task, players, world or World()).play([task[0]])
+    first_steps(_driver(config, task, players, world or World()), [task[0]])
     shown: dict[str, bool] = {}
     for request in players.requests:
         heard = [u for u in request.heard if u.agent != request.ask.agent and u.role not in DECIDE]
@@ -118,6 +119,26 @@ def check_hearing(config: Config, task: Task, world: World | None = None) -> lis
         "over its own answers; if that is not meant, put the placeholder for it into the texts of the protocol, as {others} "
         "in 'later' and {text} in 'quote'"
     ]
+
+
+def check_any_agent(config: Config, task: Task, world: World | None = None) -> None:
+    """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks each one for.
+
+    Raises:
+        ConfigError: it asks several agents at once, one in its conversation, or one that does not play, or fails.
+    """
+    protocol = build_protocol(config.protocol, tuple(config.agents))
+    if config.branching.how != "tree_search" or not protocol.any_agent:
+        return
+    for script in (_nothing, _right):
+        driver = _driver(config, task, _Players(script), world or World())
+        agents = list(driver.specs)
+        (episode,) = driver.opened([task[0]])
+        while not episode.over and len(episode.sent) < MOST_STEPS:
+            other = next((agent for agent in agents if agent != episode.asks[0].agent), agents[0])
+            driver.address(episode, other)
+            driver.step([episode])
+        driver.release()
 
 
 class _Players(Engine):
@@ -179,7 +200,9 @@ def _driver(config: Config, task: Task, players: Engine, world: World) -> Rollou
 def _group_of_one(config: Config, task: Task, script: Script, world: World) -> GroupOfOne | None:
     """Return the error of a group with a single member in some update, or None."""
     driver = _driver(config, task, _Players(script), world)
-    (first,) = driver.play([task[0]])
+    (first,), ended = first_steps(driver, [task[0]])
+    if not ended:
+        return None  # it is not known what else would be said
     orders = [u.order for u in first.utterances]
     each = BRANCHINGS[config.branching.how].dialogues(
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
