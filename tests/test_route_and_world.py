@@ -9,11 +9,13 @@ import yaml
 from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
+from maporl.tasks import build_task
 from maporl.types import Act, Example, Result, Utterance
 from maporl.validation import first_steps
 from maporl.validation.lengths import _Silent
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
+from maporl.validation.rehearsal import check_roles
 
 QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
 TEAM = ("ann", "bob", "cy")
@@ -399,6 +401,20 @@ def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monke
         lines = check_run(from_dict(values, "test"))
         found = [line for line in lines if "steps, of which no more were rehearsed" in line]
         assert bool(found) == cut and len(asked) <= 2 * 12, "the two splits"
+
+
+def test_a_role_that_is_misspelt_is_named(tmp_path):
+    values = recipe_values("dr_mas", tmp_path)
+    task = build_task(values["task"], "train", 0)
+    assert check_roles(from_dict(values, "test"), task) == []
+    for role, lines in (("verifer", 1), ("another", 0)):
+        values["reward"]["rules"][1]["mix"]["roles"] = ["verifier", role]
+        found = check_roles(from_dict(values, "test"), task)
+        assert len(found) == lines
+        assert all(
+            "mix pays the role 'verifer', which nobody had in three rehearsals; did you mean 'verifier'" in line
+            for line in found
+        )
 
 
 GENERATE = _Silent.generate

@@ -303,7 +303,7 @@ def read_text(path: Path) -> str:
 
 
 def _refuse_binary(path: Path) -> None:
-    """Refuse a file that is no text."""
+    """Refuse a file whose bytes are not those of a text."""
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"%PDF-") or (b"\0" in start and encoding_of(start) == "utf-8"):

@@ -34,7 +34,14 @@ from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.lengths import check_lengths
 from maporl.validation.method_warnings import learners, method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
-from maporl.validation.rehearsal import check_any_agent, check_documents, check_groups, check_hearing, check_questions
+from maporl.validation.rehearsal import (
+    check_any_agent,
+    check_documents,
+    check_groups,
+    check_hearing,
+    check_questions,
+    check_roles,
+)
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
@@ -174,6 +181,7 @@ def check_run(config: Config) -> list[str]:
         *label_warnings(config, splits),
         *check_questions(config, task),
         *check_documents(config, task, world),
+        *check_roles(config, task, world),
         *check_hearing(config, task, world),
         *(() if config.loop.stages else _check_ppo(config, task, world)),
         *_fewer_questions(config, held_out),

@@ -4,6 +4,7 @@ A rehearsal plays the configuration's protocol and branching and loads no model.
 stop a run at its first update, and prompts that never show an agent what others said.
 """
 
+import difflib
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from maporl.advantages.baselines import baseline_of
 from maporl.advantages.estimator import GroupOfOne, estimate_all
 from maporl.advantages.returns import return_of
 from maporl.advantages.transforms import build_transforms
+from maporl.config.parse import entry_name
 from maporl.config.schema import Config
 from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.world import World
@@ -21,6 +23,7 @@ from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
+from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS, play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -70,6 +73,31 @@ def check_questions(config: Config, task: Task) -> list[str]:
     return [
         f"warning: task: protocol {protocol.label} brings its own questions, so nobody is asked those of task "
         f"{config.task['name']}; set task: {{name: episodes}}"
+    ]
+
+
+def check_roles(config: Config, task: Task, world: World | None = None) -> list[str]:
+    """Return a warning for each role that a reward rule names, where nobody had it in a rehearsal and somebody had one of nearly its name.
+
+    A role of another name may come up in other dialogues, such as that of a searcher whom nobody asked. Three dialogues are played: with empty answers, with right ones, and with what a warm start teaches.
+    """
+    rules = [
+        (entry_name(entry), rule)
+        for entry, rule in zip(config.reward.rules, build_rules(config.reward.rules), strict=True)
+    ]
+    named = [(name, role) for name, rule in rules for role in getattr(rule, "roles", ())]
+    if not named:
+        return []
+    had = {agent.role for agent in config.agents.values()} - {None}
+    for script in (_nothing, _right, _marked()):
+        (dialogue,), _ = first_steps(_driver(config, task, _Players(script), world or World()), [task[0]])
+        had |= {u.role for u in dialogue.utterances} - {None}
+    roles = sorted(str(role) for role in had)
+    return [
+        f"warning: reward.rules: {name} pays the role {role!r}, which nobody had in three rehearsals; did you mean {near[0]!r}? The roles there "
+        f"were {roles}"
+        for name, role in dict.fromkeys(named)
+        if role not in had and (near := difflib.get_close_matches(role, roles, 1, 0.8))
     ]
 
 
