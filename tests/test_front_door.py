@@ -87,10 +87,15 @@ def test_colour_on_a_terminal_and_none_where_it_is_unwanted():
     assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
 
 
-def test_doctors_commands_are_printed_as_they_are_typed():
+def test_doctors_commands_are_printed_as_they_are_typed(tmp_path, monkeypatch):
+    lock = tmp_path / "a folder" / ("with a long name" * 4) / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     printed = CliRunner().invoke(app, ["doctor"]).output
     missing = [finding.detail for finding in examine() if finding.state == "missing"]
-    assert missing and all(detail in printed for detail in missing), printed
+    assert f"rm '{lock}'" in printed and all(detail in printed for detail in missing), printed
 
 
 def test_doctor_lives_where_there_is_no_home(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import logging
 import tarfile
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -180,10 +179,9 @@ def test_an_integer_longer_than_any_label_drops_its_row_and_nothing_else(tmp_pat
 
 def test_every_program_may_have_a_function_of_its_own_name(monkeypatch):
     monkeypatch.setattr(Sandbox, "run_many", lambda self, codes, call: [Outcome(int(call[1:]), "ok")] * len(codes))
-    started = time.monotonic()
     rows = [(n, {"question": f"Q{n}?", "code": f"def f{n}(): return {n}"}) for n in range(20_000)]
     examples, _ = tinygsm.label_rows(rows, set())
-    assert [e.answer for e in examples] == [str(n) for n in range(20_000)] and time.monotonic() - started < 5
+    assert [e.answer for e in examples] == [str(n) for n in range(20_000)]
 
 
 def test_building_a_task_reads_and_runs_nothing(monkeypatch):

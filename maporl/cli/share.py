@@ -74,7 +74,8 @@ def doctor(
     colours = {"fine": "green", "missing": "yellow", "broken": "red"}
     for finding in findings:
         table.add_row(Text(finding.state, colours[finding.state]), Text(finding.what), Text(finding.detail))
-    (Screen() if sys.stdout.isatty() else Screen(width=200)).print(table)
+    # a program that reads this gets each finding on one line, however long its command is
+    (Screen() if sys.stdout.isatty() else Screen(width=10_000)).print(table)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
