@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +39,25 @@ def test_the_versions_of_trl_in_errors_are_those_of_the_constraints():
         f"\ntrl=={OLDEST}.0\n" in tried["constraints-oldest.txt"] and f"\ntrl=={NEWEST}.0\n" in tried["constraints.txt"]
     )
     assert f'"trl>={OLDEST},<2"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_page_for_people_who_come_from_trl_names_the_versions_of_the_constraints():
+    tried = dict(re.findall(r"^(\w+)==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.M))
+    said = "tested with trl {trl}, transformers {transformers} and peft {peft} (`constraints.txt`)".format(**tried)
+    assert said in (ROOT / "docs/howto/from_trl.md").read_text()
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    oldest = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "constraints-oldest.txt").read_text().lower(), re.M))
+    bounds = re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', (ROOT / "pyproject.toml").read_text().lower())
+    bounds = {name.replace("-", "_"): bound for name, bound in bounds}
+
+    def numbers(version):
+        return [int(part) for part in version.split(".") if part] + [0] * (3 - version.count(".") - 1)
+
+    lower = {name: (oldest[name], bounds[name]) for name in oldest.keys() & bounds.keys()}
+    assert len(lower) > 20
+    assert {name for name, (one, other) in lower.items() if numbers(one) != numbers(other)} <= {"jsonschema"}
 
 
 @pytest.fixture

@@ -356,11 +356,14 @@ def test_probabilities_without_their_places_are_refused(tiny, tmp_path):
             urls=(Stranger(http({"data": wrong})).url,), retries=0, api="vllm", model=str(tmp_path)
         )
         with pytest.raises(VerifierFailure, match="expected data on the inputs 0 to 1, got none on 1"):
-            VerifierClient(section, section.urls).scores([chat_of("1+1=", "2")] * 2, ["", ""])
+            VerifierClient(section, section.urls).scores([chat_of("1+1=", "2"), chat_of("1+1=", "3")], ["", ""])
     section = VerifierSection(
         urls=(Stranger(http({"data": [{"index": 1, "probs": [0.5]}, good]})).url,), api="vllm", model=str(tmp_path)
     )
-    assert VerifierClient(section, section.urls).scores([chat_of("1+1=", "2")] * 2, ["", ""]) == [0.25, 0.5]
+    assert VerifierClient(section, section.urls).scores([chat_of("1+1=", "2"), chat_of("1+1=", "3")], ["", ""]) == [
+        0.25,
+        0.5,
+    ]
 
 
 # -- agents behind an API -----------------------------------------------------------------------------------------

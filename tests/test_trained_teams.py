@@ -129,7 +129,7 @@ def test_a_failure_is_told_by_its_score_and_not_by_its_kl(tmp_path, number):
 
 
 def test_without_its_form_an_answer_earns_nothing_and_only_it_is_trained_on(tmp_path):
-    """Rewards 1.1, 0.1 + F1, 0 and 0.1."""
+    """``wideseek_r1`` pays 1.1, 0.1 + F1, 0 and 0.1."""
     batch = played(one_in_no_form(tmp_path, {}, {}))
     paid = [{round(u.rewards["credit"], 4) for u in d.utterances} for d in batch.dialogues]
     assert paid == [{1.1}, {0.7667}, {0.0}, {0.1}]

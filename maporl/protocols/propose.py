@@ -360,9 +360,10 @@ class Propose(Protocol):
     def _about(self, example: Example) -> dict[str, Any]:
         """Return what the tool that checks questions is told of the example."""
         if missing := [name for name in self.check_about if name not in example.meta]:
+            given = sorted(example.meta.keys() - {"draw", "rollout"})  # which every question has
             raise ConfigError(
-                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {sorted(example.meta)}; name one of "
-                "these, or use a task that gives it"
+                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {given}; name one of these, or "
+                "use a task that gives it"
             )
         return {name: example.meta[name] for name in self.check_about}
 
