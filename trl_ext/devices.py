@@ -47,8 +47,7 @@ def device_failure(error: BaseException, folder: Path, updates: int) -> DeviceFa
 
 def accelerator() -> torch.device | None:
     """Return the kind of accelerator that this process can use, without an index, or None if it has none."""
-    # torch 2.6 has no check_available, by which current_accelerator would ask this itself
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.accelerator.current_accelerator(check_available=True)
 
 
 def accelerators() -> list[torch.device]:

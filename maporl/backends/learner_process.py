@@ -58,7 +58,7 @@ def open_store(address: str) -> tuple[TCPStore, int]:
         opened = partial(TCPStore, address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
         try:
             store = opened()
-        except NotImplementedError:  # the libuv store of torch 2.6 takes no open socket
+        except NotImplementedError:  # the libuv store of torch 2.7 takes no open socket
             store = opened(use_libuv=False)
         own.detach()  # the store closes it
     return store, port
