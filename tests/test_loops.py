@@ -383,6 +383,14 @@ def test_the_reference_of_a_stage_may_be_the_weights_of_the_round_or_of_the_loop
         assert abs(other[1] - losses("round")[1]) > 1e-4
 
 
+def test_questions_of_a_round_are_numbered_on_however_many_are_played_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(loops, "CHUNK", 5)
+    config = looped(tmp_path / "run", [STAGES[0]], questions=13, evaluation={"questions": 0})
+    loops.run_loop(config, False, True, lambda line: None)
+    lines = (tmp_path / "run/round-1/sample/dialogues.jsonl").read_text().splitlines()
+    assert sorted({json.loads(line)["prompt"] for line in lines}) == list(range(13))
+
+
 # -- good and bad without pairs (KTO), and earlier rounds ----------------------------------------------------------------
 
 

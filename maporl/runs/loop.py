@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from os.path import lexists
 from pathlib import Path
@@ -215,7 +214,7 @@ class Loop:
                 player.scorer.credit(kept, task)
             finally:
                 player.world.drop_scored(dialogues)
-            played += [replace(dialogue, prompt=dialogue.prompt + first) for dialogue in kept]
+            played += kept
         player.world.close()
         record_verifiers(self.folder, number, sources)
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")

@@ -209,8 +209,9 @@ class VerifierClient(Counted):
         if state.attempt_number > self.section.retries:
             self.count("waits")
         error = state.outcome.exception() if state.outcome else None
+        sleep = state.next_action.sleep if state.next_action else 0.0
         level = logging.WARNING if state.attempt_number >= self.section.retries else logging.INFO
-        logger.log(level, "%s; attempt %d, next in %.1f s", error, state.attempt_number, state.upcoming_sleep)
+        logger.log(level, "%s; attempt %d, next in %.1f s", error, state.attempt_number, sleep)
 
     def _attempt(
         self, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
