@@ -276,6 +276,7 @@ def test_every_training_argument_is_used_or_refused_or_listed_as_without_effect(
     section = FROM_TRL.read_text().split("## Arguments without effect")[1].split("\n## ")[0]
     listed = set(re.findall(r"`(\w+)`", section))
     names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    names -= {"warmup_ratio", "logging_dir"}  # other names of warmup_steps and of a variable, in older transformers only
     assert names - USED - set(REFUSED) == listed & names - set(REFUSED)
     assert not USED & set(REFUSED) and not USED & listed
     assert set(REFUSED) | set(COUNTS) <= listed
@@ -327,7 +328,7 @@ def test_a_run_resumes_with_its_own_options_only(tiny, tmp_path, capfd):
         ({"per_device_train_batch_size": 16}, r"num_total_batches was 3 and is 2, batch_size was 16 and is 32"),
         ({"total_episodes": 96}, "num_total_batches was 3 and is 6"),
         ({"kl_coef": 0.5, "lam": 0.5, "stop_strings": ["a"]}, r"kl_coef was .*lam was .*stop_strings was None and is \['a'\]|stop_strings was"),
-        ({"optim": "sgd"}, "optim was 'adamw_torch_fused' and is 'sgd'"),
+        ({"optim": "sgd"}, r"optim was 'adamw_torch\w*' and is 'sgd'"),
         ({"num_generations": 2}, "num_generations was 1 and is 2"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=message):

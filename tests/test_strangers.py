@@ -363,7 +363,9 @@ def test_a_template_renders_as_transformers_renders_it(tiny):
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}{% if m.content is defined %}: {{ m.content }}{% endif %}{% endfor %}"
     )
-    assert render(tokenizer, empty) == tokenizer.apply_chat_template(empty, tokenize=False) == "user: 1assistant"
+    assert render(tokenizer, empty) == "user: 1assistant"
+    # older versions of transformers give the template the content that is None
+    assert tokenizer.apply_chat_template(empty, tokenize=False) in ("user: 1assistant", "user: 1assistant: None")
 
 
 SLOW = ("a macro that calls itself twice", "a text doubled again and again")
