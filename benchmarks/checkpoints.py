@@ -17,9 +17,9 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import PPOv2Config
-from trl_ext.checkpoint import CheckpointWriter, Learners
-from trl_ext.learner import Learner
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.learning.checkpoint import CheckpointWriter, Learners
+from trl_ext.learning.learner import Learner
+from trl_ext.ppo.batch import Completion, build_token_batch
 
 
 def main() -> None:

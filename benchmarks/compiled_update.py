@@ -23,10 +23,10 @@ from accelerate import Accelerator
 from ppo_step import load
 from torch._dynamo.utils import counters
 
-from trl_ext.forward import trunk_of
-from trl_ext.learner import Learner
-from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.learner import Learner
+from trl_ext.models.forward import trunk_of
+from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 
 
 def parse() -> argparse.Namespace:

@@ -33,12 +33,12 @@ from transformers.pytorch_utils import Conv1D
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.adapters import adapter_parameters
-from trl_ext.lora_merge import merged, merges
-from trl_ext.mixed_adapters import mixes
-from trl_ext.sampler import Sampler
-from trl_ext.sampling import sample
-from trl_ext.weights import read_adapter
+from trl_ext.models.adapters import adapter_parameters
+from trl_ext.models.lora_merge import merged, merges
+from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.weights import read_adapter
+from trl_ext.sampling.sample import sample
+from trl_ext.trainer.sampler import Sampler
 
 SIZE = {
     "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 64,

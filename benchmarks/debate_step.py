@@ -62,8 +62,8 @@ def once(options: argparse.Namespace) -> dict:
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
     from maporl.engines.transformers import TransformersEngine
-    from trl_ext.forward import tree_limits
-    from trl_ext.prefix_tree import PrefixTree
+    from trl_ext.models.forward import tree_limits
+    from trl_ext.ppo.prefix_tree import PrefixTree
 
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]

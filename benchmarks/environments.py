@@ -34,7 +34,7 @@ from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.search import Index, Passage, read_corpus
 from maporl.environments.workers import Job, Workers
 from maporl.tasks import build_task
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 TESTS = Path(__file__).parents[1] / "tests"
 DIALOGUES, CALLS = 256, 10
@@ -302,7 +302,7 @@ def rollout(model: str, dialogues: int, tokens: int, repeats: int) -> dict:
     from maporl.runs.build import build_player
     from maporl.types import Stop
     from maporl.validation.load import from_dict
-    from trl_ext.stop_strings import StopStrings
+    from trl_ext.chat.stop_strings import StopStrings
 
     def player(turns: int, tools: list[str], texts: dict[str, str]) -> Any:
         values = {

@@ -34,7 +34,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from trl_ext import PPOv2Config, PPOv2Trainer
-    from trl_ext.update_batch import UpdateBatch
+    from trl_ext.trainer.update_batch import UpdateBatch
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     tokenizer = AutoTokenizer.from_pretrained(options.model)

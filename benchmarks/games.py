@@ -22,7 +22,7 @@ from maporl.config.parse import read_yaml
 from maporl.runs.build import build_player
 from maporl.tasks import build_task
 from maporl.validation.load import load
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 def train(config: Path, folder: Path, seed: int) -> None:

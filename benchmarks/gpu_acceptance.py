@@ -46,13 +46,16 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from trl_ext import PPOv2Config, PPOv2Trainer, devices, learner, maths
-from trl_ext.learning import Learning
-from trl_ext.lora_merge import merged
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
-from trl_ext.token_advantages import assign_advantages
-from trl_ext.token_batch import Completion, GlobalBatch
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.learning import learner
+from trl_ext.learning.learners import Learning
+from trl_ext.models.lora_merge import merged
+from trl_ext.ppo import maths
+from trl_ext.ppo.advantages import assign_advantages
+from trl_ext.ppo.batch import Completion, GlobalBatch
+from trl_ext.process import devices
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 SIZES = {  # width, layers, heads, heads of keys, width of a head, width of the MLP, vocabulary
     "tiny": (64, 2, 4, 2, 16, 128, 1024),

@@ -172,7 +172,7 @@ def exploitability(done: Run) -> float:
 def _bet_probability(policy, messages) -> float:
     import torch
 
-    from trl_ext.chat import encode_prompt
+    from trl_ext.chat.encoding import encode_prompt
 
     with torch.no_grad(), policy.active() as model:
         ids = torch.tensor([encode_prompt(policy.tokenizer, messages)], device=model.device)

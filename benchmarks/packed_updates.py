@@ -81,9 +81,10 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     from accelerate import Accelerator
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trl_ext import PPOv2Config, learner
-    from trl_ext.learning import Learning
-    from trl_ext.token_batch import Completion
+    from trl_ext import PPOv2Config
+    from trl_ext.learning import learner
+    from trl_ext.learning.learners import Learning
+    from trl_ext.ppo.batch import Completion
 
     if options.variants[0] == "rows":
         learner.tree_limits = lambda model: None  # type: ignore[assignment]

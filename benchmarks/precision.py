@@ -28,9 +28,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import PPOv2Config
-from trl_ext.learner import Learner
-from trl_ext.replicated import Replicated
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.learning.learner import Learner
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.sharding.replicated import Replicated
 
 WAYS = ("float32", "bfloat16 with masters", "bfloat16, no masters")
 

@@ -36,7 +36,7 @@ from maporl.planning.placements import Group
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from maporl.validation.threads import threads_of
-from trl_ext.threads import use
+from trl_ext.process.threads import use
 
 
 def parse() -> argparse.Namespace:

@@ -18,7 +18,7 @@ import time
 
 from quickstart import QUICKSTART, ROOT, about
 
-from trl_ext.threads import WAITING, usable_cores
+from trl_ext.process.threads import WAITING, usable_cores
 
 AS_CHOSEN = "threads as maporl chooses them"
 SPINNING = "a thread for each core, spinning"

@@ -24,7 +24,7 @@ from maporl.engines.base import Reply, Request
 from maporl.engines.transformers import TransformersEngine
 from maporl.runs.build import build_trainer
 from maporl.validation.load import load
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class OldWeights(TransformersEngine):

@@ -26,8 +26,8 @@ from maporl.tasks.arithmetic import Arithmetic
 from maporl.team.agents import Agent
 from maporl.team.team import Team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.options import Sampled
 
 
 class Instant:

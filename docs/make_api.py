@@ -107,11 +107,11 @@ GROUPS: list[tuple[str, str, str]] = [
         "`trl_ext` is PPO for a single policy. It never imports `maporl`. [PPO for one policy](howto/ppo.md) shows how "
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
-        "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.losses.importance_ratio trl_ext.maths.masked_mean "
-        "trl_ext.maths.masked_var trl_ext.maths.masked_whiten trl_ext.maths.gae trl_ext.maths.clipped_policy_loss "
-        "trl_ext.maths.clipped_value_loss trl_ext.maths.kl_estimate trl_ext.maths.token_logprobs "
-        "trl_ext.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling_options.Sampling "
-        "trl_ext.sampling_options.Sampled trl_ext.token_batch.Completion",
+        "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.ppo.losses.importance_ratio trl_ext.ppo.maths.masked_mean "
+        "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae trl_ext.ppo.maths.clipped_policy_loss "
+        "trl_ext.ppo.maths.clipped_value_loss trl_ext.ppo.maths.kl_estimate trl_ext.ppo.maths.token_logprobs "
+        "trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.options.Sampling "
+        "trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",
     ),
 ]
 """The groups of the page: a heading, what it is for, and its names. A name without a dot is one of ``maporl``."""

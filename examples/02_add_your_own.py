@@ -28,7 +28,7 @@ from maporl import (
     from_dict,
     train,
 )
-from trl_ext.losses import OBJECTIVES, importance_ratio
+from trl_ext.ppo.losses import OBJECTIVES, importance_ratio
 
 
 @dataclass(frozen=True)

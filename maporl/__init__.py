@@ -157,7 +157,7 @@ _EXPORTS = {
     "from_dict": "maporl.validation.load",
     "load": "maporl.validation.load",
     "recipe_parts": "maporl.runs.parts",
-    "Decoding": "trl_ext.ppo_options",
+    "Decoding": "trl_ext.ppo.options",
 }
 __all__ = sorted(_EXPORTS)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maporl.errors import ConfigError
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import tenacity
 from maporl.errors import ConfigError, UserError
 from maporl.hosts import proxy_of
 from maporl.text import visible
-from trl_ext.waits import pause, result
+from trl_ext.process.waits import pause, result
 
 MOST_BYTES = 16 * 2**20
 """The most bytes of an answer. An answer of 32,000 tokens with their log-probabilities has about a quarter of that."""

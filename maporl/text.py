@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import regex
 
 from maporl.errors import ConfigError, UserError
-from trl_ext.thoughts import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
+from trl_ext.chat.thoughts import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -39,7 +39,7 @@ _THOUGHT = re.compile(
     rf"|{'|'.join(map(re.escape, THOUGHT_ENDS))}",
     re.IGNORECASE,
 )
-"""The marks of thoughts: those in :mod:`trl_ext.thoughts`, tags of other prompts, and the channels of gpt-oss, also
+"""The marks of thoughts: those in :mod:`trl_ext.chat.thoughts`, tags of other prompts, and the channels of gpt-oss, also
 as they read after a decoder has left their special tokens out: ``analysisLet me see.assistantfinalIt is 5.``"""
 _MAY_THINK = re.compile(
     r"<\s{0,4}/?\s{0,4}[\w|]|\[/?THINK|◁|\Aanalysis|\Afinal|assistant(?:analysis|commentary|final)", re.IGNORECASE

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from maporl.config.schema import TinySection
-from trl_ext.chat import CONCATENATION_TEMPLATE
+from trl_ext.chat.encoding import CONCATENATION_TEMPLATE
 
 
 def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:

@@ -8,7 +8,7 @@ import typer
 from maporl.config.command_line import command, printable_messages
 from maporl.errors import install_command
 from reward_server.options import ServerError, ServerOptions
-from trl_ext.threads import wait_briefly
+from trl_ext.process.threads import wait_briefly
 
 
 @command
@@ -54,7 +54,7 @@ def serve(
     if task is not None:
         scorers = serving.label_scorers(task, workers)
     else:
-        from trl_ext.devices import process_device
+        from trl_ext.process.devices import process_device
 
         assert model is not None  # one of the two is given
         devices = device or [process_device().type]

@@ -12,7 +12,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT
 from maporl.types import Example, Message
 from reward_server.schemas import ItemError, ModelInfo
-from trl_ext.chat import ChatError
+from trl_ext.chat.encoding import ChatError
 
 MOST_TOKENS = 2**17
 """The most tokens of a chat for a model that names no context."""

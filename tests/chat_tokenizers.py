@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE
+from trl_ext.chat.encoding import FALLBACK_TEMPLATE
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -19,7 +19,7 @@ from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPO
 from maporl.config.schema import AdvantageConfig, TinySection
 from maporl.schedules import OpponentPool, Schedule
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 def odd(dialogues, task):

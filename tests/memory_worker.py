@@ -18,10 +18,12 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext import PPOv2Config, checkpoint, distributed
-from trl_ext.checkpoint import Learners, read_checkpoint, write_checkpoint
-from trl_ext.learner import Learner
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext import PPOv2Config
+from trl_ext.learning import checkpoint
+from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
+from trl_ext.learning.learner import Learner
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.process import distributed
 
 SECTION = TinySection(hidden_size=192, layers=2)
 

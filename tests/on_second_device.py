@@ -25,15 +25,16 @@ from maporl.training.token_traces import trace
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
-from trl_ext.checkpoint import random_state, set_random_state
-from trl_ext.devices import forked_rng, process_device
-from trl_ext.learner import Learner
-from trl_ext.metrics import peak_memory
-from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
-from trl_ext.token_advantages import assign_advantages
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.learning.checkpoint import random_state, set_random_state
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.metrics import peak_memory
+from trl_ext.ppo.advantages import assign_advantages
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.process.devices import process_device
+from trl_ext.process.random_states import forked_rng
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 pytestmark = pytest.mark.skipif(not second_device.AVAILABLE, reason="this torch takes no backend written in Python")
 UPDATES = 2

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext import PPOv2Config, PPOv2Trainer, distributed
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.process import distributed
 
 
 def tokens(prompts, completions, completion_ids, **columns):

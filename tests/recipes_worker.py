@@ -16,7 +16,7 @@ from scripted_training import TokenScript, played, recipe_values, rows
 
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 def batch_rows(name: str, folder: Path, questions: int) -> list[list]:

@@ -20,8 +20,8 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.options import Sampled
 
 
 class TokenScript(Engine):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 Result = TypeVar("Result")
 _OWN = threading.local()

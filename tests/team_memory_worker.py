@@ -15,8 +15,8 @@ from memory_worker import held
 from maporl.config import parse_config
 from maporl.runs.build import build_trainer
 from maporl.team import loading
-from trl_ext import distributed
-from trl_ext.forward import base_of
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
 
 
 def main() -> None:

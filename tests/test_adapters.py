@@ -16,7 +16,8 @@ from maporl.errors import ConfigError
 from maporl.rollout.restate import UntrainedWeights
 from maporl.team.past_policies import past_of
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
-from trl_ext.adapters import (
+from trl_ext.learning.learner import starting_point
+from trl_ext.models.adapters import (
     AdapterError,
     adapter_parameters,
     adapter_state,
@@ -25,10 +26,9 @@ from trl_ext.adapters import (
     set_state,
     shared_parameters,
 )
-from trl_ext.learner import starting_point
-from trl_ext.lora_merge import matrices, merges
-from trl_ext.mixed_adapters import mixes
-from trl_ext.weights import WeightsError, add_adapter, check_adapter_source, read_adapter
+from trl_ext.models.lora_merge import matrices, merges
+from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.weights import WeightsError, add_adapter, check_adapter_source, read_adapter
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
 ADAPTERS = [name for name in METHODS if name != "all weights"]

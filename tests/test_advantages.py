@@ -162,7 +162,7 @@ def test_turn_gae_bootstraps_over_the_agents_own_turns():
 
 def test_cory_gae_runs_within_each_utterance():
     """r1 = 1.2, r2 = 2.0, eta = .3, lambda .95: both receive 3.2."""
-    from trl_ext import maths
+    from trl_ext.ppo import maths
 
     kl = torch.tensor([[0.02, 0.05, 0.01], [0.01, 0.01, 0.03]])
     values = torch.tensor([[2.0, 2.4, 2.8], [2.2, 2.6, 3.0]])

@@ -17,7 +17,7 @@ from maporl.training.staleness import staleness_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.waits import Discarded
+from trl_ext.process.waits import Discarded
 
 
 @pytest.mark.parametrize(

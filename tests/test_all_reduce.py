@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from test_distributed import free_port
 
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 SHAPES = [(3, 5), (70, 10), (7,), (), (0,), (40, 25), (2, 2), (2, 2)]
 LIMIT = 1000

@@ -17,7 +17,7 @@ from maporl.tasks.arithmetic import Arithmetic
 from maporl.types import Call, Result
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 TASK = Arithmetic(largest=9)
 

@@ -12,7 +12,7 @@ from maporl.runs.build import build_player
 from maporl.tasks import build_task
 from maporl.types import Stop, TurnEnd
 from maporl.validation.load import load
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 MODULE = '''
 from maporl import Environment, Tool

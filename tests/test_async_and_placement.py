@@ -19,7 +19,7 @@ from maporl.team.team import Policy
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.learner import Learner, NonFiniteError
+from trl_ext.learning.learner import Learner, NonFiniteError
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -213,7 +213,8 @@ def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monk
     for name in ("serial", "threads"):
         if name == "serial":
             monkeypatch.setattr(
-                "trl_ext.learning.Learning._on_all_devices", lambda self, groups, work: [work(g) for g in groups]
+                "trl_ext.learning.learners.Learning._on_all_devices",
+                lambda self, groups, work: [work(g) for g in groups],
             )
         torch.manual_seed(7)
         trainer = split_trainer(tiny, tmp_path / name, monkeypatch, total_episodes=16, **options)

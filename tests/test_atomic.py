@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trl_ext.atomic import NoSpace, new_folder, replace_file
+from trl_ext.files.atomic import NoSpace, new_folder, replace_file
 
 
 def names(folder):

@@ -21,9 +21,9 @@ from maporl.validation import memory
 from maporl.validation.load import from_dict, load
 from maporl.validation.model_checks import check_attention
 from maporl.validation.preflight import check_run
-from trl_ext import attention
-from trl_ext.forward import base_of, tree_limits
-from trl_ext.weights import WeightsError, read_model
+from trl_ext.models import attention
+from trl_ext.models.forward import base_of, tree_limits
+from trl_ext.models.weights import WeightsError, read_model
 
 ALPHABET = "0123456789+=Answer:; "
 
@@ -125,7 +125,7 @@ def test_bases_of_two_implementations_are_not_shared(tmp_path):
 def test_sdpa_computes_what_eager_computes(tiny, tmp_path, monkeypatch, kind, tree):
     """Log-probabilities, the loss's gradient and the weights after a step, by the learner's own methods in float32."""
     if not tree:
-        monkeypatch.setattr("trl_ext.learner.tree_limits", lambda model: None)
+        monkeypatch.setattr("trl_ext.learning.learner.tree_limits", lambda model: None)
     found = []
     for name in ("eager", "sdpa"):
         model, tokenizer = build_any(tiny, kind, name, torch.float32)
@@ -175,7 +175,7 @@ def test_flex_attention_reads_what_eager_reads(tiny, tmp_path):
 )
 @pytest.mark.parametrize("place", ["agents.ann", "reward.verifier"])
 def test_what_cannot_be_is_refused_before_a_model_loads(folder, verifier, tmp_path, monkeypatch, place, name, message):
-    monkeypatch.setattr("trl_ext.weights.read_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("trl_ext.models.weights.read_pretrained", lambda *a, **k: pytest.fail("a model was loaded"))
     chosen = {"attn_implementation": name}
     agent = {"model": str(folder)} | (chosen if place == "agents.ann" else {})
     section = {"model": verifier} | (chosen if place != "agents.ann" else {})
@@ -255,5 +255,5 @@ def test_servers_choose_their_own(tmp_path):
 
 def test_names_need_no_library():
     """A configuration is checked before torch is imported."""
-    code = "import sys, trl_ext.attention as a; a.check_name('sdpa'); assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, trl_ext.models.attention as a; a.check_name('sdpa'); assert not {'torch', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0

@@ -28,9 +28,9 @@ from maporl.engines.token_sampler import TokenRow
 from maporl.errors import ConfigError
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.options import Sampled
 
 
 def completions(rng, count):

@@ -23,7 +23,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Arithmetic
 from maporl.types import Example, Result, TurnEnd, from_json, to_json
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 def call(name, **arguments):

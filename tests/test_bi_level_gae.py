@@ -11,10 +11,10 @@ from scripted_training import played, recipe_values, scripted_trainer
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from maporl.training.assign import Advantages
 from maporl.training.samples import Columns
-from trl_ext import maths
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.token_advantages import token_rewards
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.ppo import maths
+from trl_ext.ppo.advantages import token_rewards
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.ppo.options import PPOOptions
 
 
 def by_definition(values, rewards, gamma, lam, token_gamma, token_lam):

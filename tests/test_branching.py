@@ -13,7 +13,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 TASK = Arithmetic(largest=9)
 EXAMPLES = [Example("e", "2+2=", "4"), Example("f", "3+3=", "6")]

@@ -5,7 +5,7 @@ import pytest
 from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool
 from maporl.environments.calls import JsonFormat, NativeFormat, TagsFormat, TypedFormat
-from trl_ext.written_calls import MOST
+from trl_ext.chat.written_calls import MOST
 
 
 def python(code: str) -> str:

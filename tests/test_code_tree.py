@@ -10,7 +10,7 @@ from maporl.config.recipes import recipe_file, tiny_version
 from maporl.errors import ConfigError
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 def fenced(program):

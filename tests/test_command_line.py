@@ -16,7 +16,7 @@ from maporl.errors import ConfigError, RunError
 from maporl.training.sft_options import SFTOptions
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
 from reward_server.options import ServerOptions
-from trl_ext.interruptions import Interrupted
+from trl_ext.process.interruptions import Interrupted
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from maporl.tasks import build_task
 from maporl.team.pretrained import read_team, weights_of
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 # -- the numbers --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.rollout.restate import restate
 from maporl.types import Dialogue, Example, Grade, Utterance
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")

@@ -17,9 +17,9 @@ from maporl.runs.evaluate import evaluate_suite
 from maporl.types import Ask, Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run, training_arguments
-from trl_ext.drawing import truncated
-from trl_ext.losses import engine_weights
-from trl_ext.ppo_options import Decoding, PPOOptions
+from trl_ext.ppo.losses import engine_weights
+from trl_ext.ppo.options import Decoding, PPOOptions
+from trl_ext.sampling.drawing import truncated
 
 
 def at_grpo(folder, **sections):

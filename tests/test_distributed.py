@@ -15,11 +15,11 @@ from processes import ROOT
 from safetensors.torch import load_file
 
 from maporl.runs.export import export
-from trl_ext import distributed
-from trl_ext.fsdp import FSDP_TORCH
-from trl_ext.replicated import Replicated
-from trl_ext.sharding import strategy_of
-from trl_ext.shards import Shards
+from trl_ext.process import distributed
+from trl_ext.sharding.choice import strategy_of
+from trl_ext.sharding.fsdp import FSDP_TORCH
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.shards import Shards
 
 WORKER = ROOT / "tests/distributed_worker.py"
 ARGS = {

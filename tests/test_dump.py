@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from maporl.cli.main import app
 from maporl.runs.dump import dump
-from trl_ext import stacks
-from trl_ext.run_lock import OWNER, RunLock
+from trl_ext.files import stacks
+from trl_ext.files.lock import OWNER, RunLock
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from trl_ext.run_lock import RunLock
+from trl_ext.files.lock import RunLock
 
 def asleep():
     Path(sys.argv[1], "ready").touch()

@@ -30,7 +30,7 @@ from maporl.team.loading import load_tokenizers
 from maporl.types import Example, Result, TurnEnd, from_json, to_json
 from maporl.validation.load import from_dict
 from maporl.validation.tool_checks import check_tools
-from trl_ext.ppo_options import Decoding, PPOOptions
+from trl_ext.ppo.options import Decoding, PPOOptions
 
 TASK = Arithmetic(largest=9)
 EXAMPLES = [Example("e", "2+2=", "4", {"stock": 3}), Example("f", "3+3=", "6", {"stock": 3})]

@@ -16,7 +16,7 @@ from maporl.tasks.grading.expressions import read
 from maporl.tasks.grading.spans import grade_span
 from maporl.tasks.grading.values import Budget, same
 from maporl.text import code_of, spoken
-from trl_ext.thoughts import THINKING
+from trl_ext.chat.thoughts import THINKING
 
 
 def graded(answer, label, meta=None):

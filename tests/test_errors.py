@@ -14,9 +14,9 @@ INTERNAL = {
     "maporl.environments.base.EnvironmentLost": "its dialogue is left out of the update, and counted",
     "maporl.environments.base.CallRefused": "an agent's fault: it is told the message as the call's result",
     "maporl.environments.schemas.TooMuch": "an argument is refused: the agent is told that it takes too long to be checked",
-    "trl_ext.written_calls._Unclear": "a call is not read: the agent is told why",
-    "trl_ext.written_calls.Described": "the same",
-    "trl_ext.written_values.Unreadable": "the same",
+    "trl_ext.chat.written_calls._Unclear": "a call is not read: the agent is told why",
+    "trl_ext.chat.written_calls.Described": "the same",
+    "trl_ext.chat.written_values.Unreadable": "the same",
     "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",
     "maporl.environments.games.base.IllegalMove": "an agent's move: the protocol turns it into a penalty or a retry",
     "maporl.sandbox.frames.Lost": "the worker died: it is replaced, and the snippet runs again",
@@ -27,9 +27,9 @@ INTERNAL = {
     "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
     "reward_server.batching.QueueFull": "becomes an answer with status 429",
     "reward_server.guard.ClientGone": "nobody is there to be answered",
-    "trl_ext.waits.Discarded": "a signal drops the update in progress: the loop saves and ends; and so end threads that work for nobody",
-    "trl_ext.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
-    "trl_ext.interruptions.Terminated": "SIGTERM, after the run was saved: the command ends with status 143",
+    "trl_ext.process.waits.Discarded": "a signal drops the update in progress: the loop saves and ends; and so end threads that work for nobody",
+    "trl_ext.process.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
+    "trl_ext.process.interruptions.Terminated": "SIGTERM, after the run was saved: the command ends with status 143",
 }
 """Exceptions that never reach a user as an error, and where they end."""
 

@@ -19,14 +19,14 @@ import processes
 import pytest
 from tiny_run import UPDATES, assert_same_end, config_of, end_of, start
 
-import trl_ext.checkpoint
+import trl_ext.learning.checkpoint
 from maporl.config.parse import to_yaml
 from maporl.runs import train as run
-from trl_ext.checkpoint_folder import list_checkpoints, newest_whole
-from trl_ext.interruptions import Interruptions, Terminated
-from trl_ext.loop import PPOLoop
-from trl_ext.manifest import CheckpointError, verify
-from trl_ext.waits import Discarded, check, pause
+from trl_ext.files.checkpoints import list_checkpoints, newest_whole
+from trl_ext.files.manifest import CheckpointError, verify
+from trl_ext.process.interruptions import Interruptions, Terminated
+from trl_ext.process.waits import Discarded, check, pause
+from trl_ext.trainer.loop import PPOLoop
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +302,7 @@ class Failing:
     def install(self, patch):
         patch.setattr(io, "open", self.patched(io.open))  # what pathlib opens files with
         patch.setattr("builtins.open", self.patched(io.open))
-        patch.setattr(trl_ext.checkpoint, "save_file", self.save(trl_ext.checkpoint.save_file))
+        patch.setattr(trl_ext.learning.checkpoint, "save_file", self.save(trl_ext.learning.checkpoint.save_file))
 
     def save(self, function):
         check = self.patched(lambda path, *_: None)

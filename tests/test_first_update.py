@@ -11,12 +11,12 @@ from torch.nn.functional import dropout
 from transformers import BertConfig, BertForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
-from trl_ext.invariants import ForwardsDiffer
-from trl_ext.randomness import evaluating, first_difference, quiet
-from trl_ext.recomputation import recomputes
-from trl_ext.sampler import OwnWeights
-from trl_ext.sampling import generate
-from trl_ext.sampling_options import Sampled, Sampling
+from trl_ext.learning.invariants import ForwardsDiffer
+from trl_ext.models.randomness import evaluating, first_difference, quiet
+from trl_ext.models.recomputation import recomputes
+from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.sample import generate
+from trl_ext.trainer.sampler import OwnWeights
 
 
 def reward(prompts, completions, completion_ids, **columns):
@@ -154,7 +154,7 @@ class Elsewhere(OwnWeights):
             self.other.get_output_embeddings().weight.mul_(3)
 
     def sample(self, prompts, sampling, keys):
-        from trl_ext.sampling import sample
+        from trl_ext.sampling.sample import sample
 
         return sample(self.other, prompts, sampling, keys)
 

@@ -1,6 +1,7 @@
 """Imports: every module stands on a floor, and imports nothing from a floor above its own."""
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -8,49 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-FLOORS = (  # from the ground up; rooms of one floor may import each other, but not in a circle
-    {"trl_ext"},
-    {
-        "maporl.from_trl",
-        "maporl.types",
-        "maporl.decoding",
-        "maporl.errors",
-        "maporl.text",
-        "maporl.rounding",
-        "maporl.hosts",
-        "maporl.schedules",
-        "maporl.http_client",
-    },
-    {"maporl.storage"},
-    {"maporl.config"},
-    {"maporl.tiny"},
-    {"maporl.evaluation"},
-    {"maporl.sandbox", "maporl.environments"},
-    {"maporl.tasks"},
-    {"maporl.protocols"},
-    {"maporl.report"},
-    {"maporl.rewards"},
-    {"maporl.advantages"},
-    {"maporl.team"},
-    {"maporl.engines"},
-    {"maporl.rollout"},
-    {"maporl.training"},
-    {"maporl.backends"},
-    {"maporl.loops"},
-    {"maporl.verifier"},
-    {"maporl.validation"},
-    {"maporl.planning"},
-    {"maporl.runs"},
-    {"reward_server"},
-    {"maporl.cli"},
-)
-FRONT = {"maporl", "maporl.__main__"}
-"""The package's front, which loads names of all floors on first use, and its command. Nobody imports them."""
+sys.path.insert(0, str(ROOT / "docs"))
+import make_house  # noqa: E402  # the map of the house, which this test reads
+
+FLOORS = [
+    {room.module for room in rooms} for _, rooms in itertools.groupby(make_house.rooms(), key=lambda room: room.floor)
+]
+"""From the ground up. Rooms of one floor may import each other, but not in a circle."""
+FRONT = {"maporl", "maporl.__main__", "trl_ext"}
+"""The fronts of the packages, which load names of all floors on first use, and the command. Nobody imports them."""
 LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
-    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo_options", "trl_ext.errors", "trl_ext.distributed", "trl_ext.threads",
+    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
@@ -74,7 +46,7 @@ FILES = {module_name(path): path for package in PACKAGES for path in sorted((ROO
 
 
 def room_of(module):
-    return module if module in FRONT else ".".join(module.split(".")[: 2 if module.startswith("maporl.") else 1])
+    return module if module in FRONT else ".".join(module.split(".")[: 1 if module.startswith("reward_server") else 2])
 
 
 def floor_of(module):
@@ -110,6 +82,18 @@ INSIDE = [found for found in IMPORTS if found.imported in FILES]
 
 def floor_name(floor):
     return f"floor {floor} ({', '.join(sorted(FLOORS[floor]))})"
+
+
+def test_the_map_says_of_each_room_what_its_docstring_says():
+    assert make_house.PAGE.read_text(encoding="utf-8") == make_house.text(), "run make reference"
+    floors = [room.floor for room in make_house.rooms()]
+    assert floors == sorted(floors) and set(floors) == set(range(len(FLOORS)))
+
+
+def test_trl_ext_does_not_know_who_is_built_on_it():
+    assert [
+        str(path) for name, path in FILES.items() if name.startswith("trl_ext") and "maporl" in path.read_text()
+    ] == []
 
 
 def test_every_module_stands_on_a_floor():

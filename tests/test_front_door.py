@@ -166,11 +166,13 @@ def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
     old = groups_found(monkeypatch, "2.41.0")
     assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
     here = r"; \d+ of \d+ GiB free"
-    monkeypatch.setattr("trl_ext.devices.accelerators", list)
+    monkeypatch.setattr("trl_ext.process.devices.accelerators", list)
     new = groups_found(monkeypatch)
     assert new.state == "fine"
     assert re.fullmatch(r"ray 2\.60\.0; 0 GPUs: the processes of groups share the processor" + here, new.detail)
-    monkeypatch.setattr("trl_ext.devices.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)])
+    monkeypatch.setattr(
+        "trl_ext.process.devices.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
+    )
     two = r"ray 2\.60\.0; 2 GPUs: each process of a group can have its own"
     assert re.fullmatch(two + here, groups_found(monkeypatch).detail)
 

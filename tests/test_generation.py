@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCau
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations import sdpa_attention
 
-from trl_ext.drawing import inverse_cdf
-from trl_ext.forward import reading_of
-from trl_ext.kv_cache import KVCache, RoomyLayer, plain_states
-from trl_ext.lora_merge import merged, merges
-from trl_ext.sampling import generate, sample
-from trl_ext.sampling_options import Sampling
+from trl_ext.models.forward import reading_of
+from trl_ext.models.lora_merge import merged, merges
+from trl_ext.sampling.drawing import inverse_cdf
+from trl_ext.sampling.kv_cache import KVCache, RoomyLayer, plain_states
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import generate, sample
 
 PROMPTS = [[5], [6, 7, 8, 9], [10, 11], [6, 7, 8, 9], [12, 13, 14, 15, 16, 17, 18], [10, 11]]
 STOP = frozenset({2, 9, 11})
@@ -101,7 +101,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, s
     model = lively(build(tiny, architecture)[0])
     budget = None if share is None else int(share * 98_304)
     states, prompts, known, read = KVCache(budget), [list(p) for p in PROMPTS], [0] * 6, []
-    monkeypatch.setattr("trl_ext.kv_cache.free_bytes", lambda device: None)
+    monkeypatch.setattr("trl_ext.sampling.kv_cache.free_bytes", lambda device: None)
     model.register_forward_pre_hook(
         lambda module, arguments, options: read.append(options["input_ids"].shape[1]), with_kwargs=True
     )
@@ -130,7 +130,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, s
 def test_kept_states_take_half_of_the_free_memory_unless_told_otherwise(tiny, monkeypatch):
     model = lively(build(tiny, "llama")[0])
     for free, kept in ((2**30, True), (0, False), (None, True)):  # a device that cannot tell sets no limit
-        monkeypatch.setattr("trl_ext.kv_cache.free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr("trl_ext.sampling.kv_cache.free_bytes", lambda device, free=free: free)
         states = KVCache()
         sample(model, PROMPTS, Sampling(4, 0.0, STOP), states=states, known=[0] * 6)
         assert len(states) == (len({tuple(p) for p in PROMPTS}) if kept else 0)

@@ -12,7 +12,10 @@ from processes import ROOT
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import gpu_acceptance
 
-from trl_ext import learner, maths, prefix_tree, sampling, sharding
+from trl_ext.learning import learner
+from trl_ext.ppo import maths, prefix_tree
+from trl_ext.sampling import sample as sampling
+from trl_ext.sharding import choice as sharding
 
 SPEEDS = {
     "logprobs.times_of_bandwidth", "speed.rollout_tokens_s", "speed.update_mfu", "trees.times_as_fast_as_rows",

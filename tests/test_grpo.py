@@ -34,8 +34,8 @@ from maporl.report.metric_panels import bar_text
 from maporl.rewards.base import RewardFailure
 from maporl.rollout.requests import opening
 from maporl.tasks import TaskError
-from trl_ext.chat import CONCATENATION_TEMPLATE, encode_prompt
-from trl_ext.scoring import RewardError, call_reward_functions
+from trl_ext.chat.encoding import CONCATENATION_TEMPLATE, encode_prompt
+from trl_ext.trainer.scoring import RewardError, call_reward_functions
 
 ROWS = [{"prompt": f"{n}+1=", "number": n} for n in range(4)]
 CHATS = [

@@ -30,11 +30,12 @@ from maporl.training.sft_options import SFTOptions
 from maporl.training.warm_start import warm_start
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
-from trl_ext import PPOv2Config, PPOv2Trainer, distributed
-from trl_ext.checkpoint import Learners, load_learner, read_checkpoint, save_policy, write_checkpoint
-from trl_ext.learner import Learner, check_mixed_precision
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.replicated import working_dtype
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint, save_policy, write_checkpoint
+from trl_ext.learning.learner import Learner, check_mixed_precision
+from trl_ext.process import distributed
+from trl_ext.sharding.master_weights import MasterAdamW
+from trl_ext.sharding.replicated import working_dtype
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"]

@@ -209,8 +209,8 @@ def test_no_option_of_training_is_declared_twice():
 
     from maporl.config.schema import Config, RunOptions, TrainingOptions
     from maporl.training.args import MultiAgentPPOConfig
-    from trl_ext.ppo_options import LearnerOptions, PPOOptions
-    from trl_ext.ppov2_config import PPOv2Config
+    from trl_ext.learning.config import PPOv2Config
+    from trl_ext.ppo.options import LearnerOptions, PPOOptions
 
     kinds = (PPOOptions, LearnerOptions, PPOv2Config, TrainingOptions, RunOptions, MultiAgentPPOConfig, Config)
     declared = [(name, kind) for kind in kinds for name in inspect.get_annotations(kind)]

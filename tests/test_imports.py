@@ -252,7 +252,7 @@ from maporl import Ask, Protocol, RewardSource
 from maporl.advantages import Baseline, Transform
 from maporl.environments.games import TicTacToe
 from maporl.rewards.rules import Rule
-from trl_ext.losses import ppo
+from trl_ext.ppo.losses import ppo
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json, to_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.manifest import CheckpointError
-from trl_ext.master_weights import MasterAdamW
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.sharding.master_weights import MasterAdamW
 
 ROOT = Path(__file__).parents[1]
 

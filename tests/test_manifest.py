@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.checkpoint_folder import list_checkpoints, newest_whole, remove_old, set_later_aside
-from trl_ext.manifest import MANIFEST, CheckpointError, DamagedCheckpoint, verify, write_manifest
-from trl_ext.set_aside import set_aside
+from trl_ext.files.checkpoints import list_checkpoints, newest_whole, remove_old, set_later_aside
+from trl_ext.files.manifest import MANIFEST, CheckpointError, DamagedCheckpoint, verify, write_manifest
+from trl_ext.files.set_aside import set_aside
 
 FILES = ("state.json", "rng.safetensors", "policies/ann/model.safetensors", "others/opponents/snapshot-0.safetensors")
 HASH = "0" * 64
@@ -116,7 +116,7 @@ def test_a_disk_that_cannot_be_read_is_damage_and_a_file_without_permission_is_n
     def failing(path):
         raise OSError(code, "it says", str(path))
 
-    monkeypatch.setattr("trl_ext.manifest.digest_of", failing)
+    monkeypatch.setattr("trl_ext.files.manifest.digest_of", failing)
     with pytest.raises(DamagedCheckpoint, match=r"\.safetensors: it says"):
         verify(folder)
     code = errno.EACCES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_ext import maths
+from trl_ext.ppo import maths
 
 GOLDEN = Path(__file__).parent / "golden/gae.json"
 

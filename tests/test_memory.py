@@ -18,8 +18,8 @@ from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
 from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
-from trl_ext.learner import Learner
-from trl_ext.model_memory import SHARE, DoesNotFit, limit_microbatches
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.memory import SHARE, DoesNotFit, limit_microbatches
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
 
@@ -231,7 +231,7 @@ def test_split_placement_has_the_memory_of_a_device_for_each_base(monkeypatch):
 
 
 def test_check_compares_a_run_on_the_cpu_with_main_memory(monkeypatch):
-    monkeypatch.setattr("trl_ext.free_memory.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
+    monkeypatch.setattr("trl_ext.process.free_memory.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum", "largest": 9}, "evaluation": {"questions": 0},
         "protocol": {"name": "debate", "turns": 1}, "ppo": {"response_length": 4},

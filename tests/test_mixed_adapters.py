@@ -1,4 +1,4 @@
-"""Rows of one batch go through different adapters of one base (trl_ext/mixed_adapters.py), each as if it were alone."""
+"""Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were alone."""
 
 import pytest
 import torch
@@ -7,9 +7,9 @@ from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
 from maporl.engines.token_sampler import TokenSampler
-from trl_ext.mixed_adapters import mixed, mixes
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
+from trl_ext.models.mixed_adapters import mixed, mixes
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 PROMPTS = [[3, 4, 5], [3, 4, 6, 7], [3, 4, 5], [8, 9], [3, 4, 6, 7], [5, 5, 5, 5, 5]]
 NAMES = ["ann", "bob", "cyd", "bob", "ann", "cyd"]

@@ -24,8 +24,8 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.learner import NonFiniteError
-from trl_ext.ppo_options import GREEDY
+from trl_ext.learning.learner import NonFiniteError
+from trl_ext.ppo.options import GREEDY
 
 TASK = Arithmetic(largest=9)
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
@@ -223,7 +223,7 @@ def test_a_missing_end_of_sequence_is_penalised_on_the_offenders_own_credit(pair
 
 def test_one_agent_and_one_turn_reproduce_the_single_policy_trainer(tiny, tmp_path):
     """Same seed, same questions, same reward: the same weights, bit by bit."""
-    from trl_ext.prompts import shuffled_indices
+    from trl_ext.trainer.prompts import shuffled_indices
 
     options = {"num_mini_batches": 2, "kl_coef": 0.05}
     model, tokenizer = tiny()
@@ -267,8 +267,8 @@ def test_advantages_are_whitened_for_each_agent_and_turn(pair, tmp_path):
 
 
 def test_token_rewards_may_be_whitened_within_each_agent_and_turn(pair, tmp_path):
-    from trl_ext import maths
-    from trl_ext.token_advantages import token_rewards
+    from trl_ext.ppo import maths
+    from trl_ext.ppo.advantages import token_rewards
 
     trainer = trainer_of(pair(), tmp_path, whiten_rewards=True, missing_eos_penalty=1.0)
     batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
@@ -384,8 +384,8 @@ def test_a_non_finite_weight_names_agent_turn_and_dialogue_and_spares_the_checkp
         NonFiniteError, match=r"policy 'bob': a value is not finite at update 3, agent 'bob', turn 1, dialogue"
     ):
         trainer.train()
-    from trl_ext.checkpoint_folder import list_checkpoints
-    from trl_ext.manifest import verify
+    from trl_ext.files.checkpoints import list_checkpoints
+    from trl_ext.files.manifest import verify
 
     assert [p.name for p in list_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
     verify(tmp_path / "checkpoint-2")

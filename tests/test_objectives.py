@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trl_ext import maths
-from trl_ext.losses import OBJECTIVES, Totals, aggregation_total, importance_ratio, micro_batch_loss, token_weights
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.ppo import maths
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.ppo.losses import OBJECTIVES, Totals, aggregation_total, importance_ratio, micro_batch_loss, token_weights
+from trl_ext.ppo.options import PPOOptions
 
 ONES = torch.ones(1, 3, dtype=torch.bool)
 

@@ -12,10 +12,10 @@ from maporl.errors import ConfigError
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.fsdp import Sharded
-from trl_ext.replicated import Replicated
-from trl_ext.sharding import build_optimizer
-from trl_ext.zero import Zero
+from trl_ext.sharding.choice import build_optimizer
+from trl_ext.sharding.fsdp import Sharded
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.zero import Zero
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 with_bitsandbytes = pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes: pip install -e '.[dev]'")

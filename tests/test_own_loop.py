@@ -17,9 +17,9 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Processor
 
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.sampler import Sampler
-from trl_ext.sampling_options import Sampled
-from trl_ext.token_batch import Completion
+from trl_ext.ppo.batch import Completion
+from trl_ext.sampling.options import Sampled
+from trl_ext.trainer.sampler import Sampler
 
 
 def trainer_of(tiny, folder, lora=False, data=QUESTIONS, **options):
@@ -166,7 +166,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
         trainer = trainer_of(tiny, tmp_path / f"{rank}", num_generations=4, sampler=recorder, **sizes)
         trainer.args.count_batches(processes, len(QUESTIONS))
         with monkeypatch.context() as patch:
-            patch.setattr("trl_ext.distributed.rank", lambda rank=rank: rank)
+            patch.setattr("trl_ext.process.distributed.rank", lambda rank=rank: rank)
             asked.append([row["number"] for row in trainer.collect(trainer.next_batch()).examples])
     assert all(len(set(part[i : i + 4])) == 1 for part in asked for i in range(0, len(part), 4))
     reference = trainer_of(tiny, tmp_path / "one", num_generations=4).next_batch().examples

@@ -168,7 +168,7 @@ class _Task:
 def test_a_protocol_that_breaks_its_contract_is_named(protocol, message):
     from maporl.rollout.driver import RolloutDriver
     from maporl.rollout.episode import SpeakerSpec
-    from trl_ext.ppo_options import GREEDY
+    from trl_ext.ppo.options import GREEDY
 
     driver = RolloutDriver(_Task(), protocol(), {"a": SpeakerSpec("e", ("a",))}, {}, GREEDY)
     with pytest.raises(ConfigError, match=message):

@@ -23,10 +23,10 @@ from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
 from maporl.training import sft
 from maporl.training.trainer import MultiAgentPPOTrainer
-from trl_ext import checkpoint
-from trl_ext.loop import PPOLoop
-from trl_ext.paths import UnsafeName, below, fault_of_name, within
-from trl_ext.stacks import Listener
+from trl_ext.files.paths import UnsafeName, below, fault_of_name, within
+from trl_ext.files.stacks import Listener
+from trl_ext.learning import checkpoint
+from trl_ext.trainer.loop import PPOLoop
 
 ROOT = Path(__file__).parent.parent
 OUT = ("", ".", "..", "/", "/etc", "../x", "a/b", "a/../../b", "a\\b", ".hidden", "a\0b", "a\nb", "\u202ex", "a" * 201)
@@ -213,15 +213,15 @@ PLACES = {
     "maporl/training/trainer.py:MultiAgentPPOTrainer.save_learner_policy": lambda folder, patch: of_class(
         MultiAgentPPOTrainer, learning=Thing(save_policy=lambda *a: None)
     ).save_learner_policy(EVIL, folder),
-    "trl_ext/checkpoint.py:Learners.load": lambda folder, patch: checkpoint.Learners({EVIL: None}).load(Thing(iterdir=lambda: [Thing(name=EVIL)])),
-    "trl_ext/checkpoint.py:_SavingLearners.__init__": lambda folder, patch: checkpoint.Learners({EVIL: None}).begin_saving(folder),
-    "trl_ext/checkpoint.py:_save_rest": lambda folder, patch: checkpoint._save_rest(folder, {}, {EVIL: None}),
-    "trl_ext/checkpoint.py:load_checkpoint": lambda folder, patch: checkpoint.load_checkpoint(folder, Thing(load=print), {EVIL: Thing(load=print)}),
-    "trl_ext/checkpoint.py:save_adapter": lambda folder, patch: checkpoint.save_adapter(Thing(save_pretrained=lambda *a, **k: None), EVIL, folder),
-    "trl_ext/loop.py:PPOLoop.save_learner_policy": lambda folder, patch: of_class(
+    "trl_ext/learning/checkpoint.py:Learners.load": lambda folder, patch: checkpoint.Learners({EVIL: None}).load(Thing(iterdir=lambda: [Thing(name=EVIL)])),
+    "trl_ext/learning/checkpoint.py:_SavingLearners.__init__": lambda folder, patch: checkpoint.Learners({EVIL: None}).begin_saving(folder),
+    "trl_ext/learning/checkpoint.py:_save_rest": lambda folder, patch: checkpoint._save_rest(folder, {}, {EVIL: None}),
+    "trl_ext/learning/checkpoint.py:load_checkpoint": lambda folder, patch: checkpoint.load_checkpoint(folder, Thing(load=print), {EVIL: Thing(load=print)}),
+    "trl_ext/learning/checkpoint.py:save_adapter": lambda folder, patch: checkpoint.save_adapter(Thing(save_pretrained=lambda *a, **k: None), EVIL, folder),
+    "trl_ext/trainer/loop.py:PPOLoop.save_learner_policy": lambda folder, patch: of_class(
         PPOLoop, learners={"a": 1, EVIL: 2}, learning=Thing(save_policy=lambda *a: None)
     ).save_learner_policy(EVIL, folder),
-    "trl_ext/stacks.py:Listener._write": lambda folder, patch: of_class(Listener, folder=folder)._write(EVIL),
+    "trl_ext/files/stacks.py:Listener._write": lambda folder, patch: of_class(Listener, folder=folder)._write(EVIL),
 }  # fmt: skip
 """Every function that joins a word of a configuration to a path, with a call of it that joins ``../../somewhere``."""
 
@@ -239,13 +239,13 @@ WORDS = {"name", "policy", "policies", "adapter", "agent", "source", "stage", "t
 """What variables are called that hold a word of a configuration."""
 OTHERWISE = {
     "maporl/cli/train.py:sft": {"policy"},  # is shown
-    "trl_ext/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
+    "trl_ext/files/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
     # names of what the folder has already
     "maporl/runs/dump.py:dump": {"name"},
     "maporl/runs/export.py:export": {"policy.name"},
     "maporl/runs/loop.py:Loop._end": {"policy.name"},
     "maporl/runs/push.py:pack": {"policy"},
-    "trl_ext/checkpoint.py:save_adapter": {"path.name"},
+    "trl_ext/learning/checkpoint.py:save_adapter": {"path.name"},
     # names that stand in the code
     "maporl/report/read.py:RunReader._new": {"name"},
     "maporl/report/read.py:RunReader._take": {"name"},
@@ -258,7 +258,7 @@ OTHERWISE = {
     "maporl/training/run_record.py:RunRecord._write": {"name"},
     "maporl/training/run_record.py:RunRecord.keep_team": {"name"},
     "maporl/training/run_record.py:RunRecord.must_be_new": {"name"},
-    "trl_ext/checkpoint.py:_inner": {"name"},
+    "trl_ext/learning/checkpoint.py:_inner": {"name"},
 }
 """The joins without ``below``, and why they need none."""
 
@@ -284,7 +284,7 @@ def test_the_list_of_these_places_is_whole():
     checked, joined = set(), {}
     for file in (
         sorted(ROOT.glob("maporl/**/*.py"))
-        + sorted(ROOT.glob("trl_ext/*.py"))
+        + sorted(ROOT.glob("trl_ext/**/*.py"))
         + sorted(ROOT.glob("reward_server/*.py"))
     ):
         source = file.read_text(encoding="utf-8")
@@ -297,10 +297,10 @@ def test_the_list_of_these_places_is_whole():
                     checked.add(place)
                 elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and (found := words(node.right)):
                     joined.setdefault(place, set()).update(found)
-    checked.discard("trl_ext/paths.py:within")
-    joined.pop("trl_ext/paths.py:below")
+    checked.discard("trl_ext/files/paths.py:within")
+    joined.pop("trl_ext/files/paths.py:below")
     assert {place.partition(",")[0] for place in PLACES} == checked, "a place needs a call in PLACES"
-    assert joined == OTHERWISE, "join words of a configuration by trl_ext.paths.below"
+    assert joined == OTHERWISE, "join words of a configuration by trl_ext.files.paths.below"
 
 
 CONFIG = {

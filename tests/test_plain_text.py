@@ -22,10 +22,10 @@ from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance
-from trl_ext import sampling_options
-from trl_ext.chat import encode_continuation, encode_prompt
-from trl_ext.plain_text import ControlTokenError, control_tokens, encode_words
-from trl_ext.ppo_options import GREEDY
+from trl_ext.chat.control_tokens import ControlTokenError, control_tokens, encode_words
+from trl_ext.chat.encoding import encode_continuation, encode_prompt
+from trl_ext.ppo.options import GREEDY
+from trl_ext.sampling import options as sampling_options
 
 ROOT = Path(__file__).parents[1]
 
@@ -275,9 +275,9 @@ def test_paragraphs_of_the_fallback_template_cannot_be_written_by_a_message(toke
 
 ENCODERS = {
     "maporl/environments/search.py": "cuts texts into the words of an index",
-    "trl_ext/plain_text.py": "encodes the pieces",
-    "trl_ext/chat.py": "renders the template",
-    "trl_ext/prompts.py": "a prompt that is a text is taken as it is",
+    "trl_ext/chat/control_tokens.py": "encodes the pieces",
+    "trl_ext/chat/encoding.py": "renders the template",
+    "trl_ext/trainer/prompts.py": "a prompt that is a text is taken as it is",
     "maporl/engines/vllm/checks.py": "a fixed text",
     "maporl/engines/vllm/colocated.py": "the same fixed text",
 }
@@ -293,7 +293,9 @@ def test_no_other_module_renders_templates_or_encodes_texts():
                     encodes = node.func.attr == "encode" and "tokenizer" in owner
                     if encodes or node.func.attr in ("apply_chat_template", "tokenize", "batch_encode_plus"):
                         found.add(str(path.relative_to(ROOT)))
-    assert found <= ENCODERS.keys() | {"maporl/engines/vllm/server.py"}, "encode by trl_ext.chat or trl_ext.plain_text"
+    assert found <= ENCODERS.keys() | {"maporl/engines/vllm/server.py"}, (
+        "encode by trl_ext.chat.encoding or trl_ext.chat.control_tokens"
+    )
 
 
 def test_a_normalizer_that_always_makes_a_control_token_is_refused():

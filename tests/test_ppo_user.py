@@ -14,12 +14,12 @@ from transformers import TrainingArguments
 
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.chat import PromptTooLong
-from trl_ext.learner import NonFiniteError
-from trl_ext.manifest import CheckpointError
-from trl_ext.prompts import MOST_READ, longest_first
-from trl_ext.token_batch import Completion
-from trl_ext.training_arguments import COUNTS, DECIDING, REFUSED
+from trl_ext.chat.encoding import PromptTooLong
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.learning.arguments import COUNTS, DECIDING, REFUSED
+from trl_ext.learning.learner import NonFiniteError
+from trl_ext.ppo.batch import Completion
+from trl_ext.trainer.prompts import MOST_READ, longest_first
 
 FROM_TRL = Path(__file__).parent.parent / "docs/howto/from_trl.md"
 
@@ -276,7 +276,10 @@ def test_every_training_argument_is_used_or_refused_or_listed_as_without_effect(
     section = FROM_TRL.read_text().split("## Arguments without effect")[1].split("\n## ")[0]
     listed = set(re.findall(r"`(\w+)`", section))
     names = {field.name for field in dataclasses.fields(TrainingArguments)}
-    names -= {"warmup_ratio", "logging_dir"}  # other names of warmup_steps and of a variable, in older transformers only
+    names -= {
+        "warmup_ratio",
+        "logging_dir",
+    }  # other names of warmup_steps and of a variable, in older transformers only
     assert names - USED - set(REFUSED) == listed & names - set(REFUSED)
     assert not USED & set(REFUSED) and not USED & listed
     assert set(REFUSED) | set(COUNTS) <= listed

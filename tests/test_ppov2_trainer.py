@@ -13,12 +13,12 @@ from stopping import StopAfter
 from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
-from trl_ext.learner import NonFiniteError
-from trl_ext.manifest import CheckpointError
-from trl_ext.sampling import generate
-from trl_ext.sampling_options import Sampling, stop_ids_of
-from trl_ext.scoring import RewardError
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.learning.learner import NonFiniteError
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.sampling.sample import generate
+from trl_ext.trainer.scoring import RewardError
 
 QUESTIONS = [{"prompt": f"{i}+1=", "number": i} for i in range(16)]
 
@@ -83,8 +83,8 @@ def test_log_probabilities_equal_a_plain_forward_of_each_row_alone(tiny, tmp_pat
 
 
 def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_written_out(tiny, tmp_path):
-    from trl_ext import maths
-    from trl_ext.token_advantages import assign_advantages
+    from trl_ext.ppo import maths
+    from trl_ext.ppo.advantages import assign_advantages
 
     gradients = []
     for micro in (5, 2, 1):

@@ -26,7 +26,7 @@ from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.forward import completion_logprobs as completion_logprobs_of
+from trl_ext.models.forward import completion_logprobs as completion_logprobs_of
 
 # -- Agent-RLVR ------------------------------------------------------------------------------------------------------------
 

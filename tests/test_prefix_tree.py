@@ -8,14 +8,15 @@ import torch
 from test_update_layouts import Plain, learner_of
 from tiny_models import build, build_any, lively
 
-from trl_ext import PPOv2Config, tree_attention
-from trl_ext import learner as learner_module
-from trl_ext.central_critic import CentralCritic
-from trl_ext.forward import base_of, tree_limits
-from trl_ext.learner import Learner
-from trl_ext.prefix_tree import PrefixTree, TreeLimits
-from trl_ext.token_batch import Completion, build_token_batch, concatenated
-from trl_ext.tree_attention import TreeMask
+from trl_ext import PPOv2Config
+from trl_ext.learning import learner as learner_module
+from trl_ext.learning.central_critic import CentralCritic
+from trl_ext.learning.learner import Learner
+from trl_ext.models import tree_attention
+from trl_ext.models.forward import base_of, tree_limits
+from trl_ext.models.tree_attention import TreeMask
+from trl_ext.ppo.batch import Completion, build_token_batch, concatenated
+from trl_ext.ppo.prefix_tree import PrefixTree, TreeLimits
 
 FAR = TreeLimits(longest=float("inf"), free=1e9)
 """Attention costs nothing, so whatever begins alike is read as one tree."""
@@ -69,7 +70,7 @@ def rows_only(monkeypatch):
     """Make every model read rows."""
     return lambda: [
         monkeypatch.setattr(f"trl_ext.{module}.tree_limits", lambda model: None)
-        for module in ("learner", "forward", "multi_adapter")
+        for module in ("learning.learner", "models.forward", "learning.joint")
     ]
 
 
@@ -78,7 +79,7 @@ def rows_only(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_token_of_a_tree_is_read_once_and_sees_what_stood_before_it_in_its_row(seed, monkeypatch):
-    monkeypatch.setattr("trl_ext.prefix_tree.WORTHWHILE", 1.0)
+    monkeypatch.setattr("trl_ext.ppo.prefix_tree.WORTHWHILE", 1.0)
     generator = random.Random(seed)
     rows = [[generator.randrange(2) for _ in range(generator.randint(2, 9))] for _ in range(generator.randint(1, 9))]
     tree = PrefixTree.of(rows)
@@ -253,8 +254,8 @@ def test_trees_and_rows_agree_with_eager_attention(tiny, tmp_path, rows_only, ki
 )  # fmt: skip
 def test_trees_and_rows_agree_with_every_way_to_cut_and_recompute(tiny, tmp_path, rows_only, options, monkeypatch):
     """A block of 5 queries makes attention go by blocks on these short lines."""
-    monkeypatch.setattr("trl_ext.prefix_tree.BLOCK", 5)
-    monkeypatch.setattr("trl_ext.tree_attention.BLOCK", 5)
+    monkeypatch.setattr("trl_ext.ppo.prefix_tree.BLOCK", 5)
+    monkeypatch.setattr("trl_ext.models.tree_attention.BLOCK", 5)
 
     def make():
         model, tokenizer = build_any(tiny, "llama")
@@ -323,7 +324,7 @@ def test_trees_and_rows_agree_within_the_rounding_of_half_precision(tiny, tmp_pa
 def test_adapters_updated_together_are_never_on_one_line(tiny, tmp_path, rows_only):
     from peft import LoraConfig, get_peft_model
 
-    from trl_ext.multi_adapter import accumulate_together
+    from trl_ext.learning.joint import accumulate_together
 
     found = []
     for trees in (True, False):

@@ -36,7 +36,7 @@ from maporl.runs.play import told
 from maporl.tasks.base import TaskError, read_rows
 from maporl.text import all_printable, printable, well_formed
 from maporl.types import Ask, Dialogue, Example, Grade, Utterance, to_record
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = {

@@ -28,7 +28,7 @@ from maporl.tasks.programs import MBPP, HumanEval
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 PROBLEMS = "tests/golden/mbpp_20.jsonl"
 KINDS = ["restricted", *(["bubblewrap"] if find_bubblewrap()[0] else [])]

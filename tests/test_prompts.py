@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
 
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.plain_text import encode_text, special_ends
-from trl_ext.prompts import read_prompt, without_nones
+from trl_ext.chat.control_tokens import encode_text, special_ends
+from trl_ext.trainer.prompts import read_prompt, without_nones
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 

@@ -24,7 +24,7 @@ from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from maporl.validation.rehearsal import check_documents
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 
 def by_role(texts):

@@ -13,7 +13,7 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes
 from maporl.types import Example
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")

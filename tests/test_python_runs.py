@@ -49,9 +49,9 @@ from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
 from maporl.team import pretrained
 from maporl.types import Ask
-from trl_ext.fingerprint import DataChanged
-from trl_ext.interruptions import Interrupted
-from trl_ext.manifest import CheckpointError
+from trl_ext.files.fingerprint import DataChanged
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.process.interruptions import Interrupted
 
 TASK, HELD_OUT = Arithmetic(largest=9), Arithmetic(largest=9, split="eval")
 DEBATE = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")

@@ -17,7 +17,7 @@ from maporl.backends.starting import reads_hub
 from maporl.errors import ConfigError
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
-from trl_ext.inherited import inherited, only_inherited
+from trl_ext.process.inherited import inherited, only_inherited
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 KEPT = {

@@ -7,12 +7,12 @@ from tiny_models import lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from trl_ext import Learner, PPOv2Config
-from trl_ext.forward import Reading, head_width, length_regimes, reading_of, trunk_of
-from trl_ext.kv_cache import KVCache
-from trl_ext.prefix_tree import TreeLimits
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.models.forward import Reading, head_width, length_regimes, reading_of, trunk_of
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.ppo.prefix_tree import TreeLimits
+from trl_ext.sampling.kv_cache import KVCache
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 FULL = {"temperature": 1.0, "stop_ids": frozenset()}
 
@@ -156,7 +156,7 @@ def test_longrope_reads_each_token_by_the_angles_for_what_precedes_it(limits, tm
     model, tokenizer = build("phi3")
     assert length_regimes(model) == (16,)
     learner = learner_of(model, tokenizer, tmp_path)
-    monkeypatch.setattr("trl_ext.learner.tree_limits", lambda model: limits)
+    monkeypatch.setattr("trl_ext.learning.learner.tree_limits", lambda model: limits)
     prompts = [list(range(3, 3 + n)) for n in (3, 12, 16, 17, 12, 12)]
     sampled = sample(model, prompts, Sampling(8, **FULL), [(1, n) for n in range(6)])
     rows = build_token_batch(
@@ -203,7 +203,7 @@ def test_the_cache_of_a_conversation_is_dropped_where_the_angles_change():
 def test_angles_that_follow_the_length_are_refused_beyond_the_context():
     """With "dynamic" angles every length has its own, and a cache holds those of earlier lengths."""
     from trl_ext import PPOv2Trainer
-    from trl_ext.chat import PromptTooLong
+    from trl_ext.chat.encoding import PromptTooLong
 
     kept, MORE["llama"] = MORE.get("llama", {}), {
         "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}, "max_position_embeddings": 16,

@@ -22,7 +22,7 @@ from maporl.errors import ConfigError
 from maporl.types import Example
 from maporl.validation.load import from_dict, load
 from maporl.validation.method_warnings import method_warnings
-from trl_ext.losses import Totals, micro_batch_loss
+from trl_ext.ppo.losses import Totals, micro_batch_loss
 
 
 class Output:

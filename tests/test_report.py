@@ -689,7 +689,9 @@ def test_a_reader_reads_only_what_is_new_and_keeps_the_newest(tmp_path, monkeypa
     reader = RunReader(folder, keep=4)
     assert len(reader.read().dialogues) == 4 and reader.read().recorded == 10
     parsed = []
-    monkeypatch.setattr("trl_ext.jsonl.json.loads", lambda line, known=json.loads: parsed.append(line) or known(line))
+    monkeypatch.setattr(
+        "trl_ext.files.jsonl.json.loads", lambda line, known=json.loads: parsed.append(line) or known(line)
+    )
     with (folder / "dialogues.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, **to_record(AFTER[9])}) + "\n")
     parsed.clear()

@@ -16,8 +16,8 @@ from maporl.runs.train import train
 from maporl.tasks import TaskError, build_task
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict, load
-from trl_ext.chat import encode_prompt
-from trl_ext.ppo_options import Decoding
+from trl_ext.chat.encoding import encode_prompt
+from trl_ext.ppo.options import Decoding
 
 FOLDER = ROOT / "configs/ppo/reproduce"
 FILES = sorted(FOLDER.glob("*.yaml"))

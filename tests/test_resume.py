@@ -21,13 +21,14 @@ from maporl.runs.build import build_trainer
 from maporl.runs.claim import claim, must_be_free
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.tasks import TaskError
-from trl_ext import PPOv2Config, PPOv2Trainer, manifest
-from trl_ext.checkpoint import read_state
-from trl_ext.checkpoint_folder import list_checkpoints
-from trl_ext.fingerprint import DATA, DataChanged, check_data, fingerprint
-from trl_ext.jsonl import DamagedRecord
-from trl_ext.manifest import CheckpointError
-from trl_ext.run_lock import FolderInUse, RunLock
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.files import manifest
+from trl_ext.files.checkpoints import list_checkpoints
+from trl_ext.files.fingerprint import DATA, DataChanged, check_data, fingerprint
+from trl_ext.files.jsonl import DamagedRecord
+from trl_ext.files.lock import FolderInUse, RunLock
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.learning.checkpoint import read_state
 
 UPDATES = 4
 EVALUATION = {"evaluation": {"questions": 6}}
@@ -373,7 +374,7 @@ def test_evaluation_and_curriculum_count_as_data(tmp_path):
 
 
 def test_a_fingerprint_is_of_content_and_order_and_does_not_read_everything(monkeypatch):
-    monkeypatch.setattr("trl_ext.fingerprint.MOST", 1000)
+    monkeypatch.setattr("trl_ext.files.fingerprint.MOST", 1000)
     reads = 0
 
     class Large:

@@ -22,11 +22,11 @@ from transformers import (
 )
 
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.chat import RenderedChat
-from trl_ext.prompts import Prompt, read_prompt
-from trl_ext.reward_sources import RewardSources
-from trl_ext.scoring import ModelReward, RewardError
-from trl_ext.token_batch import Completion
+from trl_ext.chat.encoding import RenderedChat
+from trl_ext.ppo.batch import Completion
+from trl_ext.trainer.prompts import Prompt, read_prompt
+from trl_ext.trainer.reward_sources import RewardSources
+from trl_ext.trainer.scoring import ModelReward, RewardError
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 1}
 ROWS = [[3, 4, 5], [6, 7], [8, 9, 10, 11], [4, 5, 6]]

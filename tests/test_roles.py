@@ -16,7 +16,7 @@ from maporl.runs.train import train
 from maporl.tasks.mathematics import suite_tasks
 from maporl.validation.checks import check_exchange
 from maporl.validation.load import from_dict, load
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 
 @pytest.fixture(scope="module")

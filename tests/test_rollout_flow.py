@@ -25,7 +25,7 @@ from maporl.types import Stop
 from maporl.validation import engine_choice
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class Slowly(Engine):

@@ -7,7 +7,7 @@ import yaml
 
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json, from_record, to_json, to_record
-from trl_ext.jsonl import DamagedRecord
+from trl_ext.files.jsonl import DamagedRecord
 
 
 def test_a_dialogue_is_written_once_and_reads_back_equal(tmp_path):
@@ -46,7 +46,7 @@ def test_another_runs_records_and_damage_are_refused(tmp_path):
 def test_a_run_whose_configuration_has_fewer_keys_than_today_goes_on_and_one_with_another_value_does_not(tmp_path):
     from maporl.runs.train import train
     from maporl.validation.load import from_dict
-    from trl_ext.manifest import CheckpointError
+    from trl_ext.files.manifest import CheckpointError
 
     def config(**changes):
         tiny = {"hidden_size": 16, "layers": 1, "heads": 2}

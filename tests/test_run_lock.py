@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from trl_ext.run_lock import LOCK, OWNER, FolderInUse, RunLock, UnwritableFolder, holds_something
+from trl_ext.files.lock import LOCK, OWNER, FolderInUse, RunLock, UnwritableFolder, holds_something
 
 HOLD = """
 import sys
 from pathlib import Path
-from trl_ext.run_lock import RunLock
+from trl_ext.files.lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -130,7 +130,7 @@ def test_a_full_disk_at_the_lock_leaves_it_free(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trl_ext.run_lock.replace_file", full)
+        patch.setattr("trl_ext.files.lock.replace_file", full)
         with pytest.raises(OSError, match="No space"):
             RunLock(tmp_path / "run").acquire()
     test_a_thread_may_take_it_again_and_another_thread_may_not(tmp_path)

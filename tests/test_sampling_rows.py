@@ -13,11 +13,11 @@ from maporl.engines.base import Request
 from maporl.engines.transcript import Transcript
 from maporl.engines.transformers import TransformersEngine
 from maporl.types import Ask, Example, Stop
-from trl_ext.kv_cache import KVCache
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.kv_cache import KVCache
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 
 def mixture(tokenizer, generator, rows):
@@ -76,7 +76,7 @@ def test_a_longer_limit_draws_the_same_first_tokens(tiny):
 
 def test_batches_hold_the_longest_rows_that_are_in_them(tiny, monkeypatch):
     """20 tokens: 2 rows of 5 + 5, or 4 rows of 3 + 2."""
-    from trl_ext import sampling_batch as module
+    from trl_ext.sampling import batch as module
 
     sizes = []
     monkeypatch.setattr(module.Batch, "run", lambda self: sizes.append(len(self.rows)))
@@ -110,7 +110,7 @@ def request(number, policy, sampling=None, content="1+2="):
 @pytest.fixture
 def engine(tiny):
     from maporl import Agent, Team
-    from trl_ext.ppo_options import PPOOptions
+    from trl_ext.ppo.options import PPOOptions
 
     model, tokenizer = tiny()
     team = Team([Agent("ann", lively(model), tokenizer, policy="shared")])

@@ -11,10 +11,10 @@ from maporl.errors import ConfigError
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.types import Ask
-from trl_ext import maths
-from trl_ext.forward import base_of, tree_limits
-from trl_ext.ppo_options import Decoding
-from trl_ext.token_batch import Completion, build_token_batch, concatenated
+from trl_ext.models.forward import base_of, tree_limits
+from trl_ext.ppo import maths
+from trl_ext.ppo.batch import Completion, build_token_batch, concatenated
+from trl_ext.ppo.options import Decoding
 
 
 def test_log_probabilities_entropies_and_gradients_at_a_temperature_of_each_row():

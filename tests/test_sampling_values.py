@@ -8,7 +8,7 @@ from maporl.errors import ConfigError
 from maporl.team.sampling import team_sampling
 from maporl.types import Ask
 from maporl.validation.load import from_dict
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 RUN = Decoding(1.0, 1.0, 0)
 

@@ -16,7 +16,7 @@ from maporl.tasks import Arithmetic
 from reward_server.scorers import LabelScorer
 from reward_server.serve import verifier_scorers
 from trl_ext import PPOv2Trainer
-from trl_ext.scoring import RewardError
+from trl_ext.trainer.scoring import RewardError
 
 
 @pytest.fixture(scope="module")

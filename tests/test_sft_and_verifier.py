@@ -29,7 +29,7 @@ from maporl.types import Dialogue, Example, Grade, Utterance, to_record
 from maporl.validation.load import from_dict
 from maporl.verifier.options import TrainOptions
 from maporl.verifier.train import train_verifier
-from trl_ext.run_lock import FolderInUse, RunLock
+from trl_ext.files.lock import FolderInUse, RunLock
 
 TASK = Arithmetic(largest=4)
 CONFIG = {

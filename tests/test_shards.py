@@ -1,4 +1,4 @@
-"""Checkpoints in shards (trl_ext/shards.py): written by any number of processes, in the background, and read by any."""
+"""Checkpoints in shards (trl_ext/sharding/shards.py): written by any number of processes, in the background, and read by any."""
 
 import shutil
 
@@ -14,10 +14,10 @@ from maporl.runs.build import build_trainer
 from maporl.runs.evaluate import evaluate
 from maporl.runs.export import export
 from maporl.storage.run_folder import RunExists
-from trl_ext.checkpoint import CheckpointWriter, Learners, read_checkpoint
-from trl_ext.checkpoint_folder import list_checkpoints
-from trl_ext.manifest import CheckpointError
-from trl_ext.shards import Shard, Shards, ShardWriter, load_model
+from trl_ext.files.checkpoints import list_checkpoints
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.learning.checkpoint import CheckpointWriter, Learners, read_checkpoint
+from trl_ext.sharding.shards import Shard, Shards, ShardWriter, load_model
 
 
 def test_ranges_of_several_processes_are_read_as_one(tmp_path):

@@ -11,7 +11,7 @@ from maporl.errors import ConfigError
 from maporl.tasks import build_task
 from maporl.validation.load import load
 from maporl.validation.shown_tools import shown_tools
-from trl_ext.chat import FALLBACK_TEMPLATE
+from trl_ext.chat.encoding import FALLBACK_TEMPLATE
 
 LONGER = len("What is 2+3+4?")
 """The characters of the question of the worked transcripts, of which each is a token."""

@@ -22,7 +22,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.types import from_json, to_json
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 TEXTS = {
     "later": "{others}|{question}",

@@ -23,10 +23,10 @@ from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Ask, Dialogue, Example, Stop, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Trainer
-from trl_ext.ppo_options import Decoding, PPOOptions
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampled, Sampling
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.ppo.options import Decoding, PPOOptions
+from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.sample import sample
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,7 +17,7 @@ from maporl.report.terminal import frame
 from maporl.runs.crossplay import play_crossplay, read_entrants, write_crossplay
 from maporl.runs.train import train
 from maporl.validation.load import from_dict
-from trl_ext.jsonl import whole_lines
+from trl_ext.files.jsonl import whole_lines
 
 READ = (".yaml", ".json", ".jsonl")
 

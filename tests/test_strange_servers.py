@@ -26,7 +26,7 @@ from maporl.rewards.verifier.client import VerifierClient, VerifierFailure
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.disk_cache import DiskCache
 from maporl.types import Ask, Example, Stop
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 pytestmark = pytest.mark.usefixtures("impatient")
 KEY = "sk-0123456789-abcdefghijklmnop"

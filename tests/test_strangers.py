@@ -20,7 +20,7 @@ from maporl.runs.crossplay import read_entrants
 from maporl.team import pretrained
 from maporl.team.loading import load_tokenizers
 from maporl.text import check_placeholders
-from trl_ext.chat import CONCATENATION_TEMPLATE, FALLBACK_TEMPLATE, ChatError, render
+from trl_ext.chat.encoding import CONCATENATION_TEMPLATE, FALLBACK_TEMPLATE, ChatError, render
 
 PLAIN = "output_dir: x\ntask: {name: toy_sum}\nagents: {ann: {tiny: {}}}\n"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_distributed import STRATEGIES, free_port
 
-from trl_ext import optimizer_files
-from trl_ext.fsdp import FSDP_TORCH
-from trl_ext.optimizer_files import read_optimizer, save_optimizer
-from trl_ext.spreading import place, spread
+from trl_ext.sharding import optimizer_files
+from trl_ext.sharding.fsdp import FSDP_TORCH
+from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
+from trl_ext.sharding.spreading import place, spread
 
 WORKER = processes.ROOT / "tests/memory_worker.py"
 KEPT = {

@@ -18,7 +18,7 @@ from maporl.training.teacher import play_teacher
 from maporl.types import Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+=pc"}
 

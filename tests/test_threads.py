@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from maporl.cli.main import app
 from maporl.validation.load import load
 from maporl.validation.preflight import check_run
-from trl_ext.threads import WAITING, Threads, choose, usable_cores, use, wait_briefly
+from trl_ext.process.threads import WAITING, Threads, choose, usable_cores, use, wait_briefly
 
 TEAM = {
     "updates": 1,
@@ -48,7 +48,7 @@ def config(tmp_path, monkeypatch):
 
 
 def four_cores(monkeypatch):
-    monkeypatch.setattr("trl_ext.threads.usable_cores", lambda: 4)
+    monkeypatch.setattr("trl_ext.process.threads.usable_cores", lambda: 4)
 
 
 def test_threads_are_one_for_each_core_shared_by_the_processes(monkeypatch):
@@ -138,7 +138,7 @@ def test_a_system_without_cgroups_and_affinity_has_all_its_cores(tmp_path, monke
 LAUNCHER = """
 import os, subprocess, sys
 os.environ |= {"OMP_NUM_THREADS": "1", sys.argv[1]: "no"}
-print(subprocess.run([sys.executable, "-c", "from trl_ext.threads import _set_by_user as s; import os; print(s(os.environ))"],
+print(subprocess.run([sys.executable, "-c", "from trl_ext.process.threads import _set_by_user as s; import os; print(s(os.environ))"],
     check=True, capture_output=True, text=True).stdout)
 """
 

@@ -11,11 +11,11 @@ from test_ppov2_trainer import QUESTIONS, config
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import PPOv2Trainer
-from trl_ext.learner import NonFiniteError
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.scoring import RewardError, assign_scores, call_reward_functions
-from trl_ext.token_advantages import assign_advantages, token_rewards
-from trl_ext.token_batch import Completion, build_token_batch
+from trl_ext.learning.learner import NonFiniteError
+from trl_ext.ppo.advantages import assign_advantages, token_rewards
+from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext.ppo.options import PPOOptions
+from trl_ext.trainer.scoring import RewardError, assign_scores, call_reward_functions
 
 
 def completion(tokens, ended=True, **values):

@@ -17,7 +17,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Arithmetic
 from maporl.types import Act, Ask, Example, Result, TurnEnd
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 TASK = Arithmetic(largest=9)
 EXAMPLE = Example("e", "2+2=", "4")

@@ -14,8 +14,8 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Arithmetic
 from maporl.team.agents import Voice
 from maporl.types import Ask, Example, TurnEnd
-from trl_ext.chat import FALLBACK_TEMPLATE
-from trl_ext.ppo_options import Decoding
+from trl_ext.chat.encoding import FALLBACK_TEMPLATE
+from trl_ext.ppo.options import Decoding
 
 QUESTION = "What is 2+3+4?"
 QWEN3 = trl_template("qwen3")

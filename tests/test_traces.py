@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.training.token_traces import pieces
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 def bytes_tokenizer():

@@ -39,9 +39,9 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.maths import masked_mean, masked_var, masked_whiten
-from trl_ext.scoring import RewardError
-from trl_ext.training_arguments import COUNTS
+from trl_ext.learning.arguments import COUNTS
+from trl_ext.ppo.maths import masked_mean, masked_var, masked_whiten
+from trl_ext.trainer.scoring import RewardError
 
 ROOT = Path(__file__).parent.parent
 

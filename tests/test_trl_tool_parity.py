@@ -13,7 +13,7 @@ from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.base import Engine
 from maporl.engines.transformers import reply_of
 from maporl.errors import ConfigError
-from trl_ext.sampling_options import Sampled
+from trl_ext.sampling.options import Sampled
 
 
 class Till:

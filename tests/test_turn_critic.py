@@ -29,7 +29,7 @@ from maporl.storage.run_folder import RunFolder
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
-from trl_ext.checkpoint import load_weights
+from trl_ext.learning.checkpoint import load_weights
 
 CANDIDATE = Row("coder", "coder", "coder", "q", [5, 6], [7], 0.0, (0, 0, 0))
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from tiny_models import build
 
-from trl_ext import PPOv2Config, distributed
-from trl_ext.learner import Learner
-from trl_ext.token_advantages import assign_advantages
-from trl_ext.token_batch import Completion, GlobalBatch, build_token_batch
+from trl_ext import PPOv2Config
+from trl_ext.learning.learner import Learner
+from trl_ext.ppo.advantages import assign_advantages
+from trl_ext.ppo.batch import Completion, GlobalBatch, build_token_batch
+from trl_ext.process import distributed
 
 
 class Plain:
@@ -180,7 +181,7 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
 def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_path):
     from peft import LoraConfig, get_peft_model
 
-    from trl_ext.multi_adapter import accumulate_together, groups_of
+    from trl_ext.learning.joint import accumulate_together, groups_of
 
     found = []
     for together in (False, True):
@@ -264,7 +265,7 @@ def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small
 
 
 def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
-    from trl_ext.checkpoint import Learners, read_checkpoint, write_checkpoint
+    from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
 
     ends = []
     for interrupted in (False, True):

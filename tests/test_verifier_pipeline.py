@@ -33,9 +33,9 @@ from maporl.verifier.leak import balance_table, measure
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
 from maporl.verifier.sampling import Speaker, label
 from maporl.verifier.train import answer_loss, train_verifier
-from trl_ext.chat import FALLBACK_TEMPLATE
-from trl_ext.sampling import generate
-from trl_ext.sampling_options import Sampling
+from trl_ext.chat.encoding import FALLBACK_TEMPLATE
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import generate
 
 ALPHABET = "0123456789+=*:;?-#.,()<>'\n ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TINY = {"alphabet": ALPHABET, "hidden_size": 32, "layers": 1, "heads": 2, "context": 1024}

@@ -25,8 +25,8 @@ from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.server import Asked, RemoteServer
 from maporl.runs.build import build_trainer
 from maporl.validation.load import load
-from trl_ext import maths
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
 
 pytestmark = [
     pytest.mark.vllm,

@@ -29,8 +29,8 @@ from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
 from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.load import from_dict
-from trl_ext import maths
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
 
@@ -301,8 +301,8 @@ def test_configurations_that_cannot_be_served_are_refused(tmp_path, agents, mess
 
 
 def test_tokens_are_weighed_by_the_trainers_over_the_engines_probability():
-    from trl_ext.losses import engine_gap, engine_weights
-    from trl_ext.token_batch import Completion, build_token_batch
+    from trl_ext.ppo.batch import Completion, build_token_batch
+    from trl_ext.ppo.losses import engine_gap, engine_weights
 
     answers = [
         Completion([5], [6, 7, 8], True, "a", sampled_logprobs=[-1.0, -2.0, -3.0]),

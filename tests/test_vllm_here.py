@@ -16,8 +16,8 @@ from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.engine import VLLMEngine, Wanted
 from maporl.engines.vllm.server import VLLMFailure
-from trl_ext import maths
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
 
 pytestmark = [
     pytest.mark.vllm,

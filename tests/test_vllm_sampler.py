@@ -15,9 +15,9 @@ from maporl import ConfigError, VLLMSampler
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.server import VLLMFailure
 from trl_ext import PPOv2Trainer
-from trl_ext.drawing import number_of
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
+from trl_ext.process.random_states import number_of
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 
 class SamplingServer(FakeVLLM):

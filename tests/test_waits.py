@@ -43,10 +43,9 @@ from maporl.sandbox import frames
 from maporl.sandbox.pool import SandboxPool
 from maporl.storage.disk_cache import DiskCache
 from maporl.training.ahead import Ahead
-from trl_ext.checkpoint_folder import list_checkpoints
-from trl_ext.interruptions import Interruptions
-from trl_ext.scoring import call_reward_functions
-from trl_ext.waits import (
+from trl_ext.files.checkpoints import list_checkpoints
+from trl_ext.process.interruptions import Interruptions
+from trl_ext.process.waits import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
     Discarded,
@@ -59,6 +58,7 @@ from trl_ext.waits import (
     taken,
     until,
 )
+from trl_ext.trainer.scoring import call_reward_functions
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,7 +70,7 @@ WAITING = {
     "FileLock", "ProcessPoolExecutor", "Retrying", "ThreadPoolExecutor",
 }  # fmt: skip
 """Names of functions, methods and classes that wait."""
-THROUGH = {"trl_ext.waits", "maporl.engines.base", "maporl.environments.adapters.event_loop"}
+THROUGH = {"trl_ext.process.waits", "maporl.engines.base", "maporl.environments.adapters.event_loop"}
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
     "is done already": {
@@ -81,8 +81,8 @@ ELSEWHERE = {
         "maporl/engines/base.py": {"Pending.reply", "wait_for"},
         "maporl/engines/vllm/engine.py": {"VLLMEngine.complete"},
         "maporl/engines/vllm/server.py": {"Server.answer"},
-        "trl_ext/templates.py": {"_Process.answer"},
-        "trl_ext/waits.py": {"result"},
+        "trl_ext/chat/templates.py": {"_Process.answer"},
+        "trl_ext/process/waits.py": {"result"},
     },
     "waits for moments, in `until` or between two checks": {
         "maporl/environments/adapters/event_loop.py": {"Loop.wait", "Loop._replaced_if_blocked", "_Task", "wait"},
@@ -90,7 +90,7 @@ ELSEWHERE = {
         "maporl/sandbox/frames.py": {"_wait"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
-        "trl_ext/waits.py": {"Threads.submit", "taken.happens"},
+        "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
     },
     "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
         "maporl/environments/adapters/mcp_server.py": {
@@ -100,14 +100,14 @@ ELSEWHERE = {
             "Server._left",
         },
         "maporl/environments/adapters/open_env.py": {"OpenEnv._begun"},
-        "trl_ext/scoring.py": {"_run.run", "_wanted"},
+        "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
         "maporl/environments/isolated.py": {"_whole"},
         "maporl/environments/workers.py": {"Workers._awaited"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
-        "trl_ext/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
+        "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
     },
     "is before a run or in a command without one, where Python's own handlers end the process": {
         "maporl/backends/ray_cluster.py": {"check_reached", "Cluster.facts"},
@@ -116,15 +116,18 @@ ELSEWHERE = {
         "maporl/runs/dump.py": {"dump"},
         "maporl/sandbox/bubblewrap.py": {"find_bubblewrap"},
         "maporl/verifier/generate.py": {"_claim", "_summarise"},
-        "trl_ext/run_lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
+        "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
         "maporl/environments/isolated.py": {"Host._stop"},
         "maporl/sandbox/sandbox.py": {"_end", "Sandbox._ask", "Sandbox._start"},
-        "trl_ext/templates.py": {"_Process.stop", "_Process._ask", "_Process._start"},
+        "trl_ext/chat/templates.py": {"_Process.stop", "_Process._ask", "_Process._start"},
     },
-    "waits for the disk": {"trl_ext/checkpoint.py": {"_SavingLearners.finish"}},
-    "waits for a moment only": {"maporl/backends/ray_folder.py": {"_take"}, "trl_ext/stacks.py": {"Listener.close"}},
+    "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
+    "waits for a moment only": {
+        "maporl/backends/ray_folder.py": {"_take"},
+        "trl_ext/files/stacks.py": {"Listener.close"},
+    },
     "is in another process, which ends with the run": {
         "maporl/backends/vllm_rows.py": {"VLLMRows"},
         "maporl/backends/watchdog.py": {"end_all"},
@@ -135,7 +138,7 @@ ELSEWHERE = {
     "is for tests": {"maporl/backends/ray_cluster.py": {"RayMember.pid"}},
     "puts vLLM to sleep": {"maporl/engines/vllm/colocated.py": {"ColocatedServer.release"}},
 }
-"""Why a wait does not go through :mod:`trl_ext.waits`, by file and function."""
+"""Why a wait does not go through :mod:`trl_ext.process.waits`, by file and function."""
 
 
 def waits_of(tree):
@@ -187,7 +190,7 @@ def test_every_wait_hears_of_signals_or_is_named_here():
                 if not keys and not (file == "maporl/environments/isolated_host.py" and called == "wait"):
                     unknown.append(f"{file}: {place}: {called}")
     assert not unknown, (
-        "go through trl_ext.waits, so that a signal ends them, or are named in ELSEWHERE with the reason"
+        "go through trl_ext.process.waits, so that a signal ends them, or are named in ELSEWHERE with the reason"
     )
     assert not named - met, "are gone"
 
@@ -197,7 +200,7 @@ def test_every_wait_hears_of_signals_or_is_named_here():
     [
         ("import time\ndef f():\n    time.sleep(1)", [("f", "time.sleep")]),
         ("class A:\n    def f(self):\n        self.future.result()", [("A.f", "self.future.result")]),
-        ("from trl_ext.waits import result\nresult(x)", []),
+        ("from trl_ext.process.waits import result\nresult(x)", []),
         ("thread.join()\nself._thread.join(5)\n', '.join(words)", [("", "thread.join"), ("", "self._thread.join")]),
         ("q.get(timeout=3)\nd.get('key')", [("", "q.get")]),
         ("tenacity.Retrying(stop=1)\ntenacity.Retrying(sleep=pause)", [("", "tenacity.Retrying")]),

@@ -13,7 +13,7 @@ from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.spec import GroupSpec, without_devices
 from maporl.backends.weights import sent_parameters, tensors_of
 from maporl.training.args import MultiAgentPPOConfig
-from trl_ext.losses import OBJECTIVES
+from trl_ext.ppo.losses import OBJECTIVES
 
 
 def spec_of(folder, strategy):

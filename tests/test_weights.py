@@ -32,9 +32,9 @@ from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.validation.load import from_dict
 from maporl.validation.memory import shape_of
-from trl_ext.checkpoint import CheckpointError, load_head, load_weights, save_policy_weights
-from trl_ext.value_head import ValueHead
-from trl_ext.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained
+from trl_ext.learning.checkpoint import CheckpointError, load_head, load_weights, save_policy_weights
+from trl_ext.models.value_head import ValueHead
+from trl_ext.models.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained
 
 LAYER = "model.layers.1.mlp.up_proj.weight"
 LORA = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
@@ -554,7 +554,7 @@ def verifier_base(folder):
 
 
 def test_every_reading_names_its_trust_in_code():
-    """A call of ``from_pretrained`` outside of ``trl_ext.weights`` would ask on the terminal, if it can read code at all."""
+    """A call of ``from_pretrained`` outside of ``trl_ext.models.weights`` would ask on the terminal, if it can read code at all."""
     only_json = ("LoraConfig.from_pretrained", "GenerationConfig.from_pretrained")
     root = Path(__file__).parents[1]
     files = [path for package in ("maporl", "trl_ext", "reward_server") for path in (root / package).rglob("*.py")]

@@ -8,11 +8,11 @@ from tool_models import TRL_TEMPLATES
 
 from maporl import TinySection, Tool, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, to_json
-from trl_ext.templates import read_calls
-from trl_ext.thoughts import THINKING
-from trl_ext.tool_calls import NativeCalls
-from trl_ext.written_calls import MARKS, MOST, TOLD, call_of, read_written_calls
-from trl_ext.written_values import DEEPEST, Unreadable, read_value, whole_value
+from trl_ext.chat.templates import read_calls
+from trl_ext.chat.thoughts import THINKING
+from trl_ext.chat.tool_calls import NativeCalls
+from trl_ext.chat.written_calls import MARKS, MOST, TOLD, call_of, read_written_calls
+from trl_ext.chat.written_values import DEEPEST, Unreadable, read_value, whole_value
 
 
 def add(a: int, b: int = 0) -> int:

@@ -14,7 +14,7 @@ from maporl.backends import ray_backend
 from maporl.backends.engine_process import EngineProcess
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
-from trl_ext.checkpoint import random_state, set_random_state
+from trl_ext.learning.checkpoint import random_state, set_random_state
 
 _TURN = threading.RLock()
 """Threads share torch's random state and the environment, so that one works at a time."""

@@ -24,8 +24,10 @@ from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
-from trl_ext import distributed, invariants, maths
-from trl_ext.ppo_options import Decoding
+from trl_ext.learning import invariants
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
+from trl_ext.process import distributed
 
 
 def build(alphabet):

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from maporl.engines.base import Engine, Reply
 from maporl.types import Stop
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings
 
 TRL_TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 """Where TRL keeps the chat templates of model families. It has no public name for them."""

@@ -1,22 +1,22 @@
 """A maintained single-policy PPOv2 trainer for current TRL and transformers 5. TRL itself removed its own in 1.13.
 
-Names are loaded on first use. Importing a light module of this package, such as ``trl_ext.ppo_options``, therefore does
+Names are loaded on first use. Importing a light module of this package, such as ``trl_ext.ppo.options``, therefore does
 not import torch.
 """
 
 from importlib import import_module
 
 _EXPORTS = {
-    "Decoding": "trl_ext.ppo_options",
-    "LearnerOptions": "trl_ext.ppo_options",
-    "OBJECTIVES": "trl_ext.losses",
-    "PPOOptions": "trl_ext.ppo_options",
-    "PPOv2Config": "trl_ext.ppov2_config",
-    "PPOv2Trainer": "trl_ext.ppov2_trainer",
-    "Learner": "trl_ext.learner",
-    "Sampler": "trl_ext.sampler",
+    "Decoding": "trl_ext.ppo.options",
+    "LearnerOptions": "trl_ext.ppo.options",
+    "OBJECTIVES": "trl_ext.ppo.losses",
+    "PPOOptions": "trl_ext.ppo.options",
+    "PPOv2Config": "trl_ext.learning.config",
+    "PPOv2Trainer": "trl_ext.trainer.ppov2",
+    "Learner": "trl_ext.learning.learner",
+    "Sampler": "trl_ext.trainer.sampler",
     "UserError": "trl_ext.errors",
-    "ValueHead": "trl_ext.value_head",
+    "ValueHead": "trl_ext.models.value_head",
 }
 __all__ = sorted(_EXPORTS)
 

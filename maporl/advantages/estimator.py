@@ -69,7 +69,7 @@ def estimate_all(
     if slot.compute is None:
         others = [name for name in RETURNS if not find(RETURNS, Return, name, "returns").per_token]
         raise ValueError(
-            f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.maths.gae, or one of "
+            f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.ppo.maths.gae, or one of "
             f"{', '.join(others)}"
         )
     transforms = build_transforms(config)

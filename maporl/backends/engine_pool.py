@@ -26,8 +26,8 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.engines.token_sampler import TokenRow
-from trl_ext.sampling_options import Sampled
-from trl_ext.waits import Threads, finished, result, until
+from trl_ext.process.waits import Threads, finished, result, until
+from trl_ext.sampling.options import Sampled
 
 logger = logging.getLogger(__name__)
 

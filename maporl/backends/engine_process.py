@@ -16,7 +16,7 @@ from maporl.rollout.restate import UntrainedWeights
 from maporl.team.agents import Policy
 from maporl.team.past_policies import past_of
 from trl_ext.errors import UserError
-from trl_ext.sampling_options import Sampled
+from trl_ext.sampling.options import Sampled
 
 
 class OtherVersion(UserError, RuntimeError):

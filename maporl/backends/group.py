@@ -19,8 +19,8 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
 from maporl.errors import RunError
-from trl_ext.checkpoint_folder import list_checkpoints
-from trl_ext.waits import finished
+from trl_ext.files.checkpoints import list_checkpoints
+from trl_ext.process.waits import finished
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
 """One of the processes that train the policies of a group. It knows nothing of the driver, and nothing of Ray.
 
 A group's processes form a world of their own, as if a launcher had started them for these policies alone. What runs in it is
-what runs without a backend: :class:`trl_ext.learning.Learning`.
+what runs without a backend: :class:`trl_ext.learning.learners.Learning`.
 """
 
 import os
@@ -26,16 +26,16 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, pack, sent_parameters, tensors_of
 from maporl.rollout.restate import UntrainedWeights
-from trl_ext import distributed
-from trl_ext.checkpoint import Saving
-from trl_ext.learning import Learning
-from trl_ext.losses import OBJECTIVES
-from trl_ext.metrics import Metrics
-from trl_ext.replicated import Replicated, State
-from trl_ext.sharding import check_bases
-from trl_ext.shards import Shard, Shards, entries
-from trl_ext.token_batch import TokenBatch
-from trl_ext.weights import check_fit, read_tensors
+from trl_ext.learning.checkpoint import Saving
+from trl_ext.learning.learners import Learning
+from trl_ext.learning.metrics import Metrics
+from trl_ext.models.weights import check_fit, read_tensors
+from trl_ext.ppo.batch import TokenBatch
+from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.process import distributed
+from trl_ext.sharding.choice import check_bases
+from trl_ext.sharding.replicated import Replicated, State
+from trl_ext.sharding.shards import Shard, Shards, entries
 
 STRATEGIES: dict[str, dict[str, str]] = {
     "replicated": {},
@@ -175,7 +175,7 @@ class LearnerProcess:
         """Train on the samples that :meth:`annotate` took. A second call for the same ``step`` changes nothing.
 
         Returns:
-            The metrics by policy, and the learning rate, as :meth:`trl_ext.learning.Learning.update` returns them.
+            The metrics by policy, and the learning rate, as :meth:`trl_ext.learning.learners.Learning.update` returns them.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -233,7 +233,7 @@ class LearnerProcess:
             return pack(read.items(), sum(tensor.nbytes for tensor in read.values()))
 
     def begin_saving(self, folder: Path) -> None:
-        """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.Learning.begin_saving`)."""
+        """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.learners.Learning.begin_saving`)."""
         self._saving = self.learning.begin_saving(folder)
 
     def saved(self) -> bool:

@@ -6,8 +6,8 @@ import re
 import time
 from pathlib import Path
 
-from trl_ext.paths import below
-from trl_ext.stacks import FOLDER
+from trl_ext.files.paths import below
+from trl_ext.files.stacks import FOLDER
 
 LINES, LONGEST = 20, 300
 """How many lines of a log an error repeats, and how many characters of a line."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_ext.token_batch import Completion, TokenBatch
+from trl_ext.ppo.batch import Completion, TokenBatch
 
 COMPUTED = ("old_logprobs", "ref_logprobs", "values")
 """What a group computes of every sampled token before the advantages."""
@@ -99,7 +99,7 @@ class Assigned:
         rows: which of the rows that the process was given are trained on, in rising order.
         tokens: :data:`ASSIGNED` of their sampled tokens, in row-major order.
         weights: the weight of each row in the loss.
-        rollouts: the number of rollouts of the update (:class:`trl_ext.token_batch.TokenBatch`).
+        rollouts: the number of rollouts of the update (:class:`trl_ext.ppo.batch.TokenBatch`).
     """
 
     rows: np.ndarray
@@ -130,7 +130,7 @@ def dealt(batch: TokenBatch, processes: int) -> list[list[int]]:
     """Return the rows of ``batch`` for each of ``processes``: successive groups of inseparable rows, of nearly equal tokens.
 
     Rows rise within a process. Put one after the other, the groups of all processes are in the order of one process, so
-    that minibatches are the same (:meth:`trl_ext.learning.Learning.minibatches`).
+    that minibatches are the same (:meth:`trl_ext.learning.learners.Learning.minibatches`).
     """
     groups = batch.inseparable()
     sizes = [sum(batch.tree.lengths[row] for row in group) for group in groups]

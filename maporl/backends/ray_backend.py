@@ -38,10 +38,10 @@ from maporl.schedules import OpponentPool
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from trl_ext import stacks
-from trl_ext.losses import OBJECTIVES
-from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.waits import Threads, result
+from trl_ext.files import stacks
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.process.waits import Threads, result
 
 ANSWER = 5.0
 """The seconds in which a process that trains must say that it is there, when a signal ends the run."""

@@ -32,9 +32,9 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_process import VerifierProcess
 from maporl.config.cluster import ClusterSection
 from maporl.errors import ConfigError, RunError, install_command
-from trl_ext.inherited import HUB_TOKENS, only_inherited
-from trl_ext.stacks import stacks
-from trl_ext.waits import Threads
+from trl_ext.files.stacks import stacks
+from trl_ext.process.inherited import HUB_TOKENS, only_inherited
+from trl_ext.process.waits import Threads
 
 OLDEST = (2, 59)
 """The oldest Ray whose clusters on one machine have tokens."""
@@ -121,7 +121,7 @@ class Cluster:
         address: the address of a cluster to join, or None to start one here.
         memory: the bytes of shared memory of a cluster that is started here.
         places: the number of places on CPUs of a cluster that is started here.
-        variables: environment variables that its processes get besides those that they need (:mod:`trl_ext.inherited`).
+        variables: environment variables that its processes get besides those that they need (:mod:`trl_ext.process.inherited`).
         reads_hub: the groups that read a model from the hub. Their processes get its token while they load it.
 
     Raises:

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from maporl.backends.watchdog import end_all
-from trl_ext.inherited import inherited
+from trl_ext.process.inherited import inherited
 
 PREFIX, LOCK, TOKEN = "maporl-ray-", "lock", "token"
 LONGEST = 36

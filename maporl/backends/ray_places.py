@@ -12,7 +12,7 @@ from maporl.backends.member import NoPlace
 from maporl.backends.places import Block, Machine, Place, Plan, check_fits, lay
 from maporl.config.cluster import CountedPlaces, PoolSection
 from maporl.errors import ConfigError
-from trl_ext.waits import pause, until
+from trl_ext.process.waits import pause, until
 
 logger = logging.getLogger(__name__)
 PATIENCE = 15.0

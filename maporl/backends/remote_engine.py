@@ -9,7 +9,7 @@ from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.engines.token_sampler import TokenRow
 from maporl.engines.transformers import reply_of, token_row
 from maporl.team.agents import Policy
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class RemoteEngine(Engine):

@@ -1,4 +1,4 @@
-"""What the trainer's loop asks of learners that are in groups: the verbs of :class:`trl_ext.learning.Learning`.
+"""What the trainer's loop asks of learners that are in groups: the verbs of :class:`trl_ext.learning.learners.Learning`.
 
 Advantages are computed here, from the numbers that come back, by the code of every other run.
 """
@@ -16,11 +16,11 @@ from torch import nn
 
 from maporl.backends.group import LearnerGroup
 from maporl.backends.messages import ASSIGNED, Assigned, Samples, dealt, numbers_of, put_numbers
-from trl_ext.chat import Tokenizer
-from trl_ext.checkpoint import SavingLost
-from trl_ext.metrics import Metrics
-from trl_ext.token_batch import Completion, TokenBatch, build_token_batch
-from trl_ext.waits import Threads, result
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.learning.checkpoint import SavingLost
+from trl_ext.learning.metrics import Metrics
+from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
+from trl_ext.process.waits import Threads, result
 
 Result = TypeVar("Result")
 
@@ -65,7 +65,7 @@ class _SavingGroups:
 
 @dataclass
 class RemoteCentral:
-    """The central critic of a group's policies, as a part of checkpoints (:class:`trl_ext.checkpoint.Saved`)."""
+    """The central critic of a group's policies, as a part of checkpoints (:class:`trl_ext.learning.checkpoint.Saved`)."""
 
     group: LearnerGroup
 
@@ -97,7 +97,7 @@ class RemoteLearning:
     ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
         """Build each policy's token batch, with what its group computes of it.
 
-        The arguments, the result and the errors are those of :meth:`trl_ext.learning.Learning.token_batches`.
+        The arguments, the result and the errors are those of :meth:`trl_ext.learning.learners.Learning.token_batches`.
 
         Raises:
             GroupFailed: the processes of a group died too often.
@@ -124,7 +124,7 @@ class RemoteLearning:
         return batches, {name: metrics[name] for name in batches}
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
-        """Train every policy on its token batch, as :meth:`trl_ext.learning.Learning.update` does.
+        """Train every policy on its token batch, as :meth:`trl_ext.learning.learners.Learning.update` does.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -191,7 +191,7 @@ class RemoteLearning:
 
     def peak_memory(self) -> float:
         """Return the largest memory that this process has used. Those of the groups are not in it."""
-        from trl_ext.metrics import peak_memory
+        from trl_ext.learning.metrics import peak_memory
 
         return peak_memory([self.device])
 

@@ -11,7 +11,7 @@ from maporl.backends.spec import GroupSpec
 from maporl.team.initial import INITIAL, load_initial
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings
 
 
 def load_part(spec: GroupSpec, trained: Collection[str], receives: bool = False) -> Team:

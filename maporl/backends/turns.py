@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from trl_ext.waits import Threads, result
+from trl_ext.process.waits import Threads, result
 
 Result = TypeVar("Result")
 

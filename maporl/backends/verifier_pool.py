@@ -18,7 +18,7 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import Counted, Outcome, each_once
 from maporl.rewards.verifier.identity import Identity
 from maporl.types import Message
-from trl_ext.waits import result
+from trl_ext.process.waits import result
 
 logger = logging.getLogger(__name__)
 

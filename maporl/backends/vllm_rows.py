@@ -11,8 +11,8 @@ from maporl.decoding import RowSampling
 from maporl.engines.token_sampler import TokenRow
 from maporl.engines.vllm.engine import VLLMEngine, Wanted
 from maporl.team.agents import Policy
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.sampling_options import Sampled
+from trl_ext.ppo.options import PPOOptions
+from trl_ext.sampling.options import Sampled
 
 PAUSE = 0.02
 """The seconds for which a call waits for answers while vLLM works."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from maporl.team.agents import Policy
-from trl_ext.adapters import adapter_parameters
 from trl_ext.errors import UserError
-from trl_ext.forward import base_of
+from trl_ext.models.adapters import adapter_parameters
+from trl_ext.models.forward import base_of
 
 
 class WeightsDiffer(UserError, RuntimeError):

@@ -65,7 +65,7 @@ def evaluate(
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
     quiet_libraries()
     from maporl.validation.threads import threads_of
-    from trl_ext.threads import use
+    from trl_ext.process.threads import use
 
     use(threads_of(settings))
     exchanged = swap.split(",") if swap is not None else []

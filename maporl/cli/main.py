@@ -9,7 +9,7 @@ from maporl.cli import crossplay, look, plan, recipes, share, train, verifier
 from maporl.cli.common import echo
 from maporl.config.command_line import run_program
 from reward_server.cli import serve
-from trl_ext.threads import wait_briefly
+from trl_ext.process.threads import wait_briefly
 
 HELP = """Train teams of language models that talk to each other.
 

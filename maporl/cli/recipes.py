@@ -87,7 +87,7 @@ def try_(name: Name) -> None:
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
     from maporl.validation.threads import threads_of
-    from trl_ext.threads import use
+    from trl_ext.process.threads import use
 
     values = tiny_version(name, "")
     folder = tempfile.mkdtemp(prefix=f"maporl-{name}-")  # not before the name is known to be a recipe's

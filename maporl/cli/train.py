@@ -45,9 +45,9 @@ def train(
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from maporl.validation.threads import threads_of
-    from trl_ext import distributed
-    from trl_ext.interruptions import Interrupted
-    from trl_ext.threads import use
+    from trl_ext.process import distributed
+    from trl_ext.process.interruptions import Interrupted
+    from trl_ext.process.threads import use
 
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
@@ -133,7 +133,7 @@ def sft(
     from maporl.training import sft as supervised
     from maporl.validation.preflight import tasks_of
     from maporl.validation.threads import threads_of
-    from trl_ext.threads import use
+    from trl_ext.process.threads import use
 
     set_seed(settings.seed)
     use(threads_of(settings))
@@ -176,7 +176,7 @@ def _draw(folder: Path) -> list[Path]:
     """
     from maporl.report.plots import plot_run
     from maporl.storage.run_folder import RunFolder
-    from trl_ext import distributed
+    from trl_ext.process import distributed
 
     if not distributed.is_main() or not (folder / "metrics.jsonl").exists():
         return []

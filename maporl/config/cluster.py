@@ -156,7 +156,7 @@ class ClusterSection:
         scoring: processes that score.
         failures: what happens when processes die or hang.
         variables: the names of environment variables that the processes get, besides those of the system and of the libraries that
-            train and sample (:mod:`trl_ext.inherited`). Ray that is started here passes on no others, and so no keys.
+            train and sample (:mod:`trl_ext.process.inherited`). Ray that is started here passes on no others, and so no keys.
 
     Raises:
         ValueError: ``variables`` are given for a cluster that is joined.

@@ -22,8 +22,8 @@ import typer
 
 from maporl.errors import UserError
 from maporl.text import printable
-from trl_ext.atomic import NO_ROOM
-from trl_ext.interruptions import TERMINATED, Interrupted, Terminated, leave_soon
+from trl_ext.files.atomic import NO_ROOM
+from trl_ext.process.interruptions import TERMINATED, Interrupted, Terminated, leave_soon
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

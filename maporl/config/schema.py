@@ -1,6 +1,6 @@
 """The sections of a configuration: their names, types, defaults and limits, each declared once. No torch.
 
-PPO's own options are in :mod:`trl_ext.ppo_options`. ``configs/ppo/base.yaml`` shows every key with a comment above it.
+PPO's own options are in :mod:`trl_ext.ppo.options`. ``configs/ppo/base.yaml`` shows every key with a comment above it.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from maporl.config.loops import LoopSection
 from maporl.decoding import Sampling
 from maporl.schedules import Freeze, Growth, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
-from trl_ext.attention import ATTENTIONS, check_name
-from trl_ext.ppo_options import Decoding, LearnerOptions, PPOOptions, option
+from trl_ext.models.attention import ATTENTIONS, check_name
+from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option
 
 STRICT = ConfigDict(extra="forbid")
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"

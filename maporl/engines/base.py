@@ -9,8 +9,8 @@ from typing import Any
 from maporl.decoding import RowSampling
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Message, Stop, Utterance
-from trl_ext.ppo_options import Decoding
-from trl_ext.waits import FIRST_COMPLETED, check, finished, result
+from trl_ext.ppo.options import Decoding
+from trl_ext.process.waits import FIRST_COMPLETED, check, finished, result
 
 
 @dataclass

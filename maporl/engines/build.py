@@ -10,7 +10,7 @@ from maporl.config.engines import ENGINES
 from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo.options import PPOOptions
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
 from maporl.text import printable, visible, well_formed
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class SeatLeft(RuntimeError):

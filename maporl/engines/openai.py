@@ -25,8 +25,8 @@ from maporl.http_client import HttpClient, HttpFailure, persistent
 from maporl.storage.disk_cache import DiskCache, cache_folder
 from maporl.text import well_formed
 from maporl.types import Stop
-from trl_ext.ppo_options import Decoding
-from trl_ext.waits import Threads, finished, result
+from trl_ext.ppo.options import Decoding
+from trl_ext.process.waits import Threads, finished, result
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
 from maporl.errors import ConfigError
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class RandomMoves(Engine):

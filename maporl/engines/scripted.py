@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from maporl.engines.base import Engine, Reply, Request
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class ScriptedEngine(Engine):

@@ -7,12 +7,12 @@ from typing import Literal
 from peft import PeftModel
 
 from maporl.team.agents import Policy
-from trl_ext.kv_cache import KVCache
-from trl_ext.lora_merge import merged, merges
-from trl_ext.mixed_adapters import mixes
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampled, Sampling
+from trl_ext.models.lora_merge import merged, merges
+from trl_ext.models.mixed_adapters import mixes
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.kv_cache import KVCache
+from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.sample import sample
 
 Adapters = Literal["auto", "mixed", "merged", "plain"]
 
@@ -45,14 +45,14 @@ class TokenSampler:
 
     Args:
         policies: the policies by name.
-        batch_size: see :class:`trl_ext.sampling_options.Sampling`.
-        batch_tokens: see :class:`trl_ext.sampling_options.Sampling`.
+        batch_size: see :class:`trl_ext.sampling.options.Sampling`.
+        batch_tokens: see :class:`trl_ext.sampling.options.Sampling`.
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`release`.
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
             A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
             merged into the weights, which must be float32. ``plain``: one after the other. ``auto`` is ``merged`` for
             float32 weights on a CPU, and ``mixed`` otherwise. What does not suit an adapter is ``plain``.
-        keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.kv_cache.KVCache`).
+        keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.sampling.kv_cache.KVCache`).
     """
 
     def __init__(

@@ -6,8 +6,8 @@ from typing import Any
 
 from maporl.environments.calls import CallFormat
 from maporl.types import Dialogue, Message, Utterance
-from trl_ext.chat import Tokenizer, encode_continuation, encode_prompt
-from trl_ext.plain_text import encode_words
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt
 
 
 @dataclass

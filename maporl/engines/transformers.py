@@ -8,10 +8,10 @@ from maporl.engines.build import EngineSetup
 from maporl.engines.token_sampler import Adapters, TokenRow, TokenSampler
 from maporl.team.agents import Policy
 from maporl.types import Stop
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
-from trl_ext.stop_strings import StopStrings, ended
-from trl_ext.thoughts import end_of_begun_thought
+from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.thoughts import end_of_begun_thought
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.options import Sampled
 
 
 class TransformersEngine(Engine):
@@ -19,7 +19,7 @@ class TransformersEngine(Engine):
 
     Args:
         policies: the team's policies by name.
-        max_new_tokens: see :class:`trl_ext.sampling_options.Sampling`.
+        max_new_tokens: see :class:`trl_ext.sampling.options.Sampling`.
         batch_size: see :class:`maporl.engines.token_sampler.TokenSampler`.
         batch_tokens: see :class:`maporl.engines.token_sampler.TokenSampler`.
         keep_states: see :class:`maporl.engines.token_sampler.TokenSampler`.

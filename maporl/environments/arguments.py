@@ -5,8 +5,8 @@ from typing import Any
 from maporl.environments.base import CallRefused, Tool
 from maporl.environments.schemas import BoundedSchema, TooMuch
 from maporl.errors import ConfigError
-from trl_ext.written_calls import KINDS, kinds_of, referred
-from trl_ext.written_values import DEEPEST, Unreadable, check_value, whole_value
+from trl_ext.chat.written_calls import KINDS, kinds_of, referred
+from trl_ext.chat.written_values import DEEPEST, Unreadable, check_value, whole_value
 
 _ELSEWHERE = ("patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if")
 """Keywords beside ``properties`` that may allow further arguments."""

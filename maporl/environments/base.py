@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from maporl.errors import ConfigError
 from maporl.types import Result
-from trl_ext.written_calls import referred
+from trl_ext.chat.written_calls import referred
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """What the name of a tool may be, as most chat templates and APIs want it."""

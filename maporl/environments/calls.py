@@ -14,9 +14,9 @@ from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
+from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MOST, call_of, read_written_calls
+from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
 from trl_ext.errors import UserError
-from trl_ext.written_calls import IN_THINKING, IN_THOUGHT, MOST, call_of, read_written_calls
-from trl_ext.written_values import Unreadable, past_space, read_value, whole_value
 
 OPEN, CLOSE = "<call>", "</call>"
 
@@ -78,7 +78,7 @@ class CallFormat:
 class NativeFormat(CallFormat):
     """What the chat template teaches: schemas in the first prompt, calls as the model writes them.
 
-    ``reader`` reads the calls of a completion from its token ids (:class:`trl_ext.tool_calls.NativeCalls`).
+    ``reader`` reads the calls of a completion from its token ids (:class:`trl_ext.chat.tool_calls.NativeCalls`).
     """
 
     name = "native"
@@ -247,7 +247,7 @@ class _Block:
 
 
 def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int | None]) -> list[_Block]:
-    """Return the blocks outside of the model's thinking, at most :data:`trl_ext.written_calls.MOST` of them.
+    """Return the blocks outside of the model's thinking, at most :data:`trl_ext.chat.written_calls.MOST` of them.
 
     Args:
         text: the completion.

@@ -16,7 +16,7 @@ from maporl.environments.base import Environment, Tool, as_result
 from maporl.errors import ConfigError
 from maporl.text import cleaned
 from maporl.types import Act, Example, Message, Result
-from trl_ext.written_values import check_depth
+from trl_ext.chat.written_values import check_depth
 
 LARGEST = 2**20
 """Most characters of a result that are looked at."""
@@ -206,7 +206,7 @@ def readable(value: Any) -> Result:
 
     Raises:
         TypeError: the value of a :class:`Result` is not JSON, or deeper than
-            :data:`trl_ext.written_values.DEEPEST`, so that no record could hold it.
+            :data:`trl_ext.chat.written_values.DEEPEST`, so that no record could hold it.
     """
     result = as_result(value)
     if result.value is not None:

@@ -20,7 +20,7 @@ from maporl.errors import ConfigError, install_command
 from maporl.storage.disk_cache import CacheUnusable, cache_folder
 from maporl.text import BOM, encoding_of
 from maporl.types import Result
-from trl_ext.atomic import new_folder
+from trl_ext.files.atomic import new_folder
 
 logger = logging.getLogger(__name__)
 NOTHING = "No passage has any of these words."

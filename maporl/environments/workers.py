@@ -14,7 +14,7 @@ from typing import Any
 
 from maporl.environments.adapters.event_loop import Loop
 from maporl.errors import UserError
-from trl_ext.waits import taken
+from trl_ext.process.waits import taken
 
 MOST = 32
 """The most calls that run at the same time."""

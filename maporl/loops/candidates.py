@@ -9,8 +9,8 @@ from maporl.loops.rows import Row
 from maporl.team.agents import Policy
 from maporl.team.sampling import team_sampling
 from maporl.types import Utterance
-from trl_ext.sampling import sample
-from trl_ext.sampling_options import Sampling
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 
 
 def sample_candidates(

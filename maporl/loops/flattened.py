@@ -6,8 +6,8 @@ from maporl.loops.rows import Row
 from maporl.rollout.requests import opening
 from maporl.tasks.base import Task
 from maporl.team.agents import Policy
-from trl_ext.chat import encode_prompt
-from trl_ext.plain_text import encode_words
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import encode_prompt
 
 
 def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:

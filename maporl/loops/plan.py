@@ -12,7 +12,7 @@ from maporl.loops.builder import Builder
 from maporl.loops.builders import BUILDERS
 from maporl.loops.ranked import RankHalves
 from maporl.loops.singles import Flatten
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 Stage = tuple[StageSection, Builder | None]
 TAKES = {

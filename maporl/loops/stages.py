@@ -18,9 +18,9 @@ from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFT
 from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
-from trl_ext import forward
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.paths import below
+from trl_ext.files.paths import below
+from trl_ext.models import forward
+from trl_ext.sharding.master_weights import MasterAdamW
 
 
 class SampledDPOTrainer(RowsAsTheyAre, DPOTrainer):

@@ -23,11 +23,11 @@ from maporl.loops.rows import Row, TrajectoryPair
 from maporl.loops.stages import run_quietly, trainer_options
 from maporl.team.agents import Policy
 from maporl.types import Example
-from trl_ext import maths
-from trl_ext.chat import Tokenizer
-from trl_ext.forward import accepts, base_of, completion_logprobs
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.plain_text import encode_words
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.models.forward import accepts, base_of, completion_logprobs
+from trl_ext.ppo import maths
+from trl_ext.sharding.master_weights import MasterAdamW
 
 FOLDER = "others/turn_critic"
 """Where a stage's folder keeps the critics of turns, a folder for each policy."""

@@ -17,7 +17,7 @@ from maporl.rewards.verifier.encoding import chat_of, encode
 from maporl.rewards.verifier.model import Verifier
 from maporl.rewards.verifier.source import first_verifier
 from maporl.tasks.base import Task
-from trl_ext.master_weights import MasterAdamW
+from trl_ext.sharding.master_weights import MasterAdamW
 
 FOLDER = "others/verifier"
 """Where a stage's folder keeps the verifier, as checkpoints do."""

@@ -18,7 +18,7 @@ from maporl.protocols import speakers, turns_of
 from maporl.rollout.branching import BRANCHINGS
 from maporl.team.loading import lora_config, policy_names
 from maporl.validation.memory import shape_of
-from trl_ext.weights import read_pretrained
+from trl_ext.models.weights import read_pretrained
 
 BETWEEN = 100
 """Tokens around the answers that an agent hears, which nothing else says."""

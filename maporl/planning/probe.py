@@ -26,11 +26,11 @@ from maporl.planning.placements import Group
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation.memory import training_on_cpu
 from maporl.validation.threads import threads_of
-from trl_ext.free_memory import free_bytes
-from trl_ext.losses import OBJECTIVES
-from trl_ext.ppo_options import Decoding
-from trl_ext.threads import use
-from trl_ext.token_batch import Completion
+from trl_ext.ppo.batch import Completion
+from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.ppo.options import Decoding
+from trl_ext.process.free_memory import free_bytes
+from trl_ext.process.threads import use
 
 CLOCK = time.perf_counter
 SECONDS = 1.0

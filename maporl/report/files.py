@@ -14,7 +14,7 @@ from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.text import visible
-from trl_ext.jsonl import DamagedRecord
+from trl_ext.files.jsonl import DamagedRecord
 
 
 def is_there(file: Path) -> bool:

@@ -27,7 +27,7 @@ from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.read import Run, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.text import all_printable, printable, visible
-from trl_ext.atomic import replace_file
+from trl_ext.files.atomic import replace_file
 
 SCRIPTS = ("vendor/uplot.js", "vendor/preact.js", "page.js")
 STYLES = ("vendor/uplot.css", "page.css")

@@ -12,7 +12,7 @@ from maporl.evaluation.metrics import Evaluation
 from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation
 from maporl.storage.run_folder import has_final
 from maporl.types import Dialogue, Stop, from_record
-from trl_ext.jsonl import DamagedRecord, whole_lines
+from trl_ext.files.jsonl import DamagedRecord, whole_lines
 
 RECORDS = ("metrics.jsonl", "dialogues.jsonl")
 HELD_OUT = ("before", "after")

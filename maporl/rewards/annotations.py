@@ -9,7 +9,7 @@ from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.judges import Speak, last_match, mark
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 NOTES = "notes.json"
 

@@ -12,7 +12,7 @@ from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
-from trl_ext.scoring import (
+from trl_ext.trainer.scoring import (
     RESERVED,
     RewardError,
     RewardFunction,

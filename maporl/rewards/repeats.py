@@ -7,7 +7,7 @@ from maporl.errors import ConfigError, install_command
 from maporl.rewards.base import RewardSource, Values
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 FARTHEST = 0.5
 """Two clusters become one while their mean distance, 1 - BLEU, is at most this (R-Zero's code)."""

@@ -18,8 +18,8 @@ from maporl.protocols.base import Protocol
 from maporl.team.agents import Voice
 from maporl.team.team import Team
 from maporl.types import Message, Utterance
-from trl_ext.chat import encode_continuation
-from trl_ext.tool_calls import NativeCalls
+from trl_ext.chat.encoding import encode_continuation
+from trl_ext.chat.tool_calls import NativeCalls
 
 MARGIN = 256
 """More characters than a chat template writes around a few messages."""

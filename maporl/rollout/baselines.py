@@ -7,8 +7,8 @@ from maporl.protocols.debate import Debate
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
 from maporl.types import Grade
-from trl_ext.devices import forked_rng
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
+from trl_ext.process.random_states import forked_rng
 
 
 def play_baselines(

@@ -27,7 +27,7 @@ from maporl.rollout.referee import Referee
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
 from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class RolloutDriver:

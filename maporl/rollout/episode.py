@@ -12,7 +12,7 @@ from maporl.environments.turns import Step as TurnStep
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play
 from maporl.types import Act, Ask, Call, Dialogue, Result, Utterance
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 @dataclass(frozen=True)

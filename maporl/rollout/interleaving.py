@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trl_ext.waits import SLICE, Discarded, check, until
+from trl_ext.process.waits import SLICE, Discarded, check, until
 
 
 class Interleaving:

@@ -37,9 +37,9 @@ from maporl.schedules import Growth
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
-from trl_ext import distributed
-from trl_ext.devices import forked_rng
-from trl_ext.ppo_options import GREEDY, Decoding, PPOOptions
+from trl_ext.ppo.options import GREEDY, Decoding, PPOOptions
+from trl_ext.process import distributed
+from trl_ext.process.random_states import forked_rng
 
 
 class ScoringReferee(Referee):

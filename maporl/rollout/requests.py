@@ -9,7 +9,7 @@ from maporl.errors import ConfigError
 from maporl.rollout.episode import Episode, SpeakerSpec, Step
 from maporl.tasks.base import Task
 from maporl.types import Ask, Message, Utterance
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 
 class RequestBuilder:

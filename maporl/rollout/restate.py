@@ -12,12 +12,12 @@ from typing import Any
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Dialogue, Message, Utterance
-from trl_ext.adapters import shared_parameters
-from trl_ext.chat import encode_prompt
-from trl_ext.forward import base_of, completion_logprobs
-from trl_ext.learner import starting_point
-from trl_ext.sampling import generate
-from trl_ext.sampling_options import Sampling
+from trl_ext.chat.encoding import encode_prompt
+from trl_ext.learning.learner import starting_point
+from trl_ext.models.adapters import shared_parameters
+from trl_ext.models.forward import base_of, completion_logprobs
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import generate
 
 Say = Callable[[str, list[list[Message]], int], list[str]]
 """(policy, conversations, most tokens) -> the greedy answer of the policy's untrained weights to each conversation."""

@@ -10,7 +10,7 @@ from maporl.rollout.player import Player
 from maporl.tasks.base import Task
 from maporl.text import printable
 from maporl.types import Dialogue
-from trl_ext.ppo_options import Decoding
+from trl_ext.ppo.options import Decoding
 
 CHUNK = 32
 """The number of questions that are played at a time."""

@@ -31,13 +31,13 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import tasks_of, training_arguments
 from maporl.validation.taught import check_taught
-from trl_ext import distributed
-from trl_ext.allocator import reuse_memory
-from trl_ext.atomic import new_folder
-from trl_ext.checkpoint import CheckpointError, load_weights, save_policy_weights
-from trl_ext.forward import base_of
-from trl_ext.manifest import write_manifest
-from trl_ext.paths import below
+from trl_ext.files.atomic import new_folder
+from trl_ext.files.manifest import write_manifest
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import CheckpointError, load_weights, save_policy_weights
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.process.allocator import reuse_memory
 
 
 def build_trainer(

@@ -10,16 +10,16 @@ from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
 from maporl.training.run_record import AFTER, CONFIG, module_fingerprints, rest_of
 from maporl.validation.preflight import tasks_of
-from trl_ext.atomic import replace_file
-from trl_ext.fingerprint import check_data, fingerprint, remember_data
-from trl_ext.manifest import CheckpointError
-from trl_ext.run_lock import holds_something
+from trl_ext.files.atomic import replace_file
+from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
+from trl_ext.files.lock import holds_something
+from trl_ext.files.manifest import CheckpointError
 
 
 def claim(folder: Path, config: Config, resume: bool) -> None:
     """Take ``folder`` for a new run. With ``resume``, check that it holds this run and that its data are the same.
 
-    The caller has the folder's :class:`~trl_ext.run_lock.RunLock`. A folder whose run was killed before its
+    The caller has the folder's :class:`~trl_ext.files.lock.RunLock`. A folder whose run was killed before its
     configuration was written counts as empty.
 
     Raises:

@@ -87,8 +87,8 @@ def _versions() -> list[Finding]:
 def _devices() -> list[Finding]:
     import torch
 
-    from trl_ext.devices import accelerators
-    from trl_ext.threads import usable_cores
+    from trl_ext.process.devices import accelerators
+    from trl_ext.process.threads import usable_cores
 
     threads = Finding(
         "processor", "fine", f"{usable_cores()} cores for this process, torch uses {torch.get_num_threads()} threads"
@@ -149,7 +149,7 @@ def _groups() -> list[Finding]:
 
     from maporl.backends.joining import SHARED_MEMORY
     from maporl.backends.ray_cluster import OBJECT_STORE, check_installed
-    from trl_ext.devices import accelerators
+    from trl_ext.process.devices import accelerators
 
     what = "policies in groups"
     try:

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from maporl.errors import RunError
-from trl_ext.run_lock import read_owner
-from trl_ext.stacks import FOLDER
+from trl_ext.files.lock import read_owner
+from trl_ext.files.stacks import FOLDER
 
 PATIENCE = 60.0
 """The seconds after which a run that has not answered will not do so. Processes of groups are given 20."""

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from maporl.storage.run_folder import RunExists
-from trl_ext.atomic import new_folder
-from trl_ext.checkpoint import CRITIC, OPTIMIZER, POLICY, save_model
-from trl_ext.manifest import verify
-from trl_ext.shards import SHARDS, Shards, load_model
-from trl_ext.weights import read_pretrained
+from trl_ext.files.atomic import new_folder
+from trl_ext.files.manifest import verify
+from trl_ext.learning.checkpoint import CRITIC, OPTIMIZER, POLICY, save_model
+from trl_ext.models.weights import read_pretrained
+from trl_ext.sharding.shards import SHARDS, Shards, load_model
 
 ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)
 

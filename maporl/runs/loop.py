@@ -37,12 +37,12 @@ from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, FINAL, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
 from maporl.validation.preflight import tasks_of
-from trl_ext.atomic import new_folder, replace_file
-from trl_ext.interruptions import Interrupted, Interruptions, Terminated
-from trl_ext.manifest import verify, write_manifest
-from trl_ext.run_lock import RunLock
-from trl_ext.set_aside import ABANDONED, set_aside
-from trl_ext.waits import Discarded
+from trl_ext.files.atomic import new_folder, replace_file
+from trl_ext.files.lock import RunLock
+from trl_ext.files.manifest import verify, write_manifest
+from trl_ext.files.set_aside import ABANDONED, set_aside
+from trl_ext.process.interruptions import Interrupted, Interruptions, Terminated
+from trl_ext.process.waits import Discarded
 
 Tell = Callable[[str], None]
 EVALUATION = "evaluation.json"

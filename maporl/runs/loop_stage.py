@@ -30,8 +30,8 @@ from maporl.team.agents import Policy
 from maporl.team.initial import INITIAL
 from maporl.team.team import Team
 from maporl.validation.preflight import tasks_of
-from trl_ext.checkpoint import load_weights, save_policy_weights
-from trl_ext.paths import below
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import load_weights, save_policy_weights
 
 OTHERS = "others"
 """What stages hand on beside the policies, such as a verifier."""

@@ -16,8 +16,8 @@ from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
 from maporl.text import visible
 from maporl.types import Dialogue, Example
-from trl_ext.atomic import replace_file
-from trl_ext.run_lock import RunLock, holds_something
+from trl_ext.files.atomic import replace_file
+from trl_ext.files.lock import RunLock, holds_something
 
 
 class Game:

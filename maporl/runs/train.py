@@ -12,9 +12,9 @@ from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import has_final
 from maporl.tasks import build_task
 from maporl.training.run_record import AFTER, BEFORE, FINAL, read_evaluation, record_evaluation, release
-from trl_ext import distributed
-from trl_ext.checkpoint_folder import numbered_checkpoints
-from trl_ext.run_lock import RunLock
+from trl_ext.files.checkpoints import numbered_checkpoints
+from trl_ext.files.lock import RunLock
+from trl_ext.process import distributed
 
 
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:

@@ -1,1 +1,1 @@
-"""A sandbox for Python that nobody has read, such as the programs from which TinyGSM takes its labels."""
+"""Runs programs of data and of models, which nobody has read: each in a process that the kernel holds."""

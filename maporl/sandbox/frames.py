@@ -6,7 +6,7 @@ import struct
 import time
 from typing import Any
 
-from trl_ext.waits import until
+from trl_ext.process.waits import until
 
 
 class Lost(Exception):

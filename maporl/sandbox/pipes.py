@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from trl_ext.waits import until
+from trl_ext.process.waits import until
 
 
 class Exchanged(NamedTuple):

@@ -11,7 +11,7 @@ from functools import cache
 from maporl.sandbox.outcomes import Outcome
 from maporl.sandbox.repeatable import repeatable
 from maporl.sandbox.sandbox import UNCACHED, Limits, Sandbox
-from trl_ext.waits import Threads, result, taken
+from trl_ext.process.waits import Threads, result, taken
 
 LIMITS = Limits(cpu_seconds=1)
 KEPT = 20_000

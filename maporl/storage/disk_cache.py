@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from maporl.errors import UserError
-from trl_ext.paths import below
-from trl_ext.waits import SLICE, pause
+from trl_ext.files.paths import below
+from trl_ext.process.waits import SLICE, pause
 
 logger = logging.getLogger(__name__)
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

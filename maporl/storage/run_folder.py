@@ -7,10 +7,10 @@ from typing import Any
 
 from maporl.errors import UserError
 from maporl.types import Dialogue, to_record
-from trl_ext import distributed
-from trl_ext.jsonl import whole_lines
-from trl_ext.run_lock import holds_something
-from trl_ext.set_aside import ABANDONED, set_aside, set_records_aside
+from trl_ext.files.jsonl import whole_lines
+from trl_ext.files.lock import holds_something
+from trl_ext.files.set_aside import ABANDONED, set_aside, set_records_aside
+from trl_ext.process import distributed
 
 RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
 """What the end of a run leaves besides pictures and reports, which are drawn again."""

@@ -26,8 +26,8 @@ class SentenceEncoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
-        from trl_ext.devices import process_device
-        from trl_ext.weights import WeightsError, read_model, read_pretrained
+        from trl_ext.models.weights import WeightsError, read_model, read_pretrained
+        from trl_ext.process.devices import process_device
 
         self.device = process_device()
         try:

@@ -24,7 +24,7 @@ from maporl.sandbox.triplets import (
 from maporl.tasks.base import Task, TaskError, read_rows
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
-from trl_ext.waits import Threads, result
+from trl_ext.process.waits import Threads, result
 
 PROGRAMS = {
     "int": ["x + 7", "x * x - x", "x % 4", "[x] * (x % 3)", "str(x) + 'a'", "sum(range(x))", "x // 2 if x % 2 == 0 else 3 * x + 1", "bin(x)[2:]", "[i for i in range(x) if i % 3]"],

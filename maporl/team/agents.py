@@ -9,9 +9,9 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from maporl.decoding import Sampling
-from trl_ext.chat import Tokenizer, check_length
-from trl_ext.forward import base_of
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.encoding import Tokenizer, check_length
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.models.forward import base_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError, install_command
-from trl_ext.attention import fault
-from trl_ext.paths import fault_of_name
+from trl_ext.files.paths import fault_of_name
+from trl_ext.models.attention import fault
 
 
 def check_agents(config: Config, where: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 
 from maporl.team.agents import Policy
-from trl_ext import distributed
-from trl_ext.devices import accelerator, accelerators
-from trl_ext.forward import base_of
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.process.devices import accelerator, accelerators
 
 
 def own_device(use_cpu: bool) -> torch.device:

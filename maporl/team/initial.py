@@ -5,10 +5,10 @@ from pathlib import Path
 
 from maporl.team.agents import Policy
 from maporl.team.pretrained import has_weights
-from trl_ext.checkpoint import CheckpointError, load_weights
-from trl_ext.forward import base_of
-from trl_ext.manifest import MANIFEST, DamagedCheckpoint, verify
-from trl_ext.paths import below
+from trl_ext.files.manifest import MANIFEST, DamagedCheckpoint, verify
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import CheckpointError, load_weights
+from trl_ext.models.forward import base_of
 
 INITIAL = "initial"
 

@@ -29,9 +29,9 @@ from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
 from maporl.text import read_users_text
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.chat import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
-from trl_ext.forward import base_of
-from trl_ext.weights import (
+from trl_ext.chat.encoding import FALLBACK_TEMPLATE, ChatError, Tokenizer, context_of, encode_prompt
+from trl_ext.models.forward import base_of
+from trl_ext.models.weights import (
     WeightsError,
     add_adapter,
     check_adapter_source,

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from maporl.schedules import OpponentPool
 from maporl.team.team import Policy, Team
-from trl_ext import distributed
-from trl_ext.adapters import adapter_state, copy_adapter, set_state, shared_parameters
-from trl_ext.frozen import Frozen
-from trl_ext.weights import check_fit, read_tensors
+from trl_ext.models.adapters import adapter_state, copy_adapter, set_state, shared_parameters
+from trl_ext.models.weights import check_fit, read_tensors
+from trl_ext.process import distributed
+from trl_ext.sharding.frozen import Frozen
 
 
 class PastPolicies:

@@ -19,8 +19,8 @@ from maporl.team.agents import Policy
 from maporl.team.checks import check_agents, check_names
 from maporl.team.loading import policy_names
 from maporl.team.pulled import reach_of
-from trl_ext.checkpoint import load_weights
-from trl_ext.paths import UnsafeName, below, within
+from trl_ext.files.paths import UnsafeName, below, within
+from trl_ext.learning.checkpoint import load_weights
 
 
 def find_run(name: str | Path) -> Path:

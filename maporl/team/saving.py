@@ -19,13 +19,13 @@ from maporl.errors import ConfigError
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
 from maporl.team.team import Team
-from trl_ext.adapters import base_state, settled
-from trl_ext.atomic import new_folder, replace_file
-from trl_ext.attention import ATTENTIONS
-from trl_ext.checkpoint import save_model, save_policy_weights
-from trl_ext.forward import base_of
-from trl_ext.paths import below
-from trl_ext.weights import ADAPTER_OPTIONS, has_weights_of
+from trl_ext.files.atomic import new_folder, replace_file
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import save_model, save_policy_weights
+from trl_ext.models.adapters import base_state, settled
+from trl_ext.models.attention import ATTENTIONS
+from trl_ext.models.forward import base_of
+from trl_ext.models.weights import ADAPTER_OPTIONS, has_weights_of
 
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""

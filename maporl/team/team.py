@@ -15,18 +15,18 @@ from maporl.decoding import TeamSampling
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
-from trl_ext.adapters import adapter_parameters, check_company
-from trl_ext.central_critic import CentralCritic
-from trl_ext.chat import check_tokenizer
-from trl_ext.devices import forked_rng
-from trl_ext.forward import base_of, room_of
-from trl_ext.learner import Learner, starting_point
-from trl_ext.model_checks import check_apart, check_policy_model
-from trl_ext.paths import fault_of_name
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.ppov2_config import PPOv2Config
-from trl_ext.sampling_options import stop_ids_of
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.encoding import check_tokenizer
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.files.paths import fault_of_name
+from trl_ext.learning.central_critic import CentralCritic
+from trl_ext.learning.checks import check_apart, check_policy_model
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.learner import Learner, starting_point
+from trl_ext.models.adapters import adapter_parameters, check_company
+from trl_ext.models.forward import base_of, room_of
+from trl_ext.ppo.options import PPOOptions
+from trl_ext.process.random_states import forked_rng
+from trl_ext.sampling.options import stop_ids_of
 
 
 class Team:

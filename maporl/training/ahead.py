@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from maporl.rollout.interleaving import Interleaving
-from trl_ext.waits import Threads, finished, result
+from trl_ext.process.waits import Threads, finished, result
 
 Batch = TypeVar("Batch")
 

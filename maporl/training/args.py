@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
-from trl_ext.losses import OBJECTIVES
-from trl_ext.ppo_options import Decoding, option
-from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.ppo.options import Decoding, option
 
 _OF_ONE_POLICY = (
     ("num_generations", 1, "branching=BranchingSection(group=...), the dialogues of each question"),
@@ -61,7 +61,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     def from_config(cls, config: Config) -> "MultiAgentPPOConfig":
         """Return the trainer's arguments for a YAML configuration.
 
-        An objective of the user's own is put into :data:`trl_ext.losses.OBJECTIVES`, where learners look it up by its name.
+        An objective of the user's own is put into :data:`trl_ext.ppo.losses.OBJECTIVES`, where learners look it up by its name.
 
         Raises:
             ConfigError: no objective has this name.

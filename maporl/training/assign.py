@@ -17,12 +17,13 @@ from maporl.rounding import differ
 from maporl.training.rewards_apart import must_be_sums
 from maporl.training.samples import Columns, turn_batch, untrained_columns
 from maporl.training.update_batch import TeamUpdateBatch
-from trl_ext import distributed, maths
-from trl_ext.learning import Learning
-from trl_ext.metrics import Metrics
-from trl_ext.ppo_options import PPOOptions
-from trl_ext.token_advantages import row_metrics, token_gae, token_kl, token_rewards, whiten_groups
-from trl_ext.token_batch import GlobalBatch, TokenBatch
+from trl_ext.learning.learners import Learning
+from trl_ext.learning.metrics import Metrics
+from trl_ext.ppo import maths
+from trl_ext.ppo.advantages import row_metrics, token_gae, token_kl, token_rewards, whiten_groups
+from trl_ext.ppo.batch import GlobalBatch, TokenBatch
+from trl_ext.ppo.options import PPOOptions
+from trl_ext.process import distributed
 
 Row = tuple[str, int]
 """A policy's name and a row of its token batch."""

@@ -11,7 +11,7 @@ from maporl.schedules import OpponentPool
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from trl_ext.ppov2_config import PPOv2Config
+from trl_ext.learning.config import PPOv2Config
 
 
 @runtime_checkable
@@ -19,7 +19,7 @@ class Backend(Protocol):
     """Where a run trains and samples.
 
     The trainer plays, scores and computes advantages. It asks what :meth:`start` returns for the verbs of
-    :class:`trl_ext.learning.Learning`.
+    :class:`trl_ext.learning.learners.Learning`.
     """
 
     def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:

@@ -12,7 +12,7 @@ from maporl.team.past_policies import PastPolicies
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 class Collector:

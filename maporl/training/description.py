@@ -39,8 +39,8 @@ from maporl.tasks import TASKS, build_task
 from maporl.tasks.base import Task
 from maporl.team.saving import SavedTeam
 from maporl.training.args import MultiAgentPPOConfig
-from trl_ext.losses import OBJECTIVES
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.ppo.options import PPOOptions
 
 MOST = 100
 """An option with more entries than this, such as a list of examples, is not written into a configuration."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maporl.types import Dialogue
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:

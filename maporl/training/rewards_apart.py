@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from maporl.config.schema import AdvantageConfig, RewardSection
 from maporl.errors import ConfigError
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo.options import PPOOptions
 
 if TYPE_CHECKING:
     from maporl.advantages.batch import TurnBatch

@@ -28,12 +28,12 @@ from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.description import RunParts, describe
 from maporl.types import Dialogue, to_json, without_tokens
-from trl_ext import distributed
-from trl_ext.atomic import new_folder, replace_file
-from trl_ext.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
-from trl_ext.manifest import CheckpointError
-from trl_ext.run_lock import LOCK, is_leftover
-from trl_ext.set_aside import ABANDONED, set_aside
+from trl_ext.files.atomic import new_folder, replace_file
+from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
+from trl_ext.files.lock import LOCK, is_leftover
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.files.set_aside import ABANDONED, set_aside
+from trl_ext.process import distributed
 
 CONFIG, TOKENIZERS, FINAL, LOGS = "config.yaml", "tokenizers", "final", "logs"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"

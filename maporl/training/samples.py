@@ -9,8 +9,8 @@ from maporl.advantages.batch import TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
 from maporl.types import Dialogue, Utterance
-from trl_ext.chat import Tokenizer, encode_prompt
-from trl_ext.token_batch import Completion
+from trl_ext.chat.encoding import Tokenizer, encode_prompt
+from trl_ext.ppo.batch import Completion
 
 Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""

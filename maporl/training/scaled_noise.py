@@ -12,7 +12,7 @@ from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Whiten, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
-from trl_ext.ppo_options import PPOOptions
+from trl_ext.ppo.options import PPOOptions
 
 OF_A_QUESTION = frozenset({"prompt", "rollout", "parent", "caller", "state", "seed"})
 """A group with one of these columns in its key is a part of one question, in which all rewards are often equal."""

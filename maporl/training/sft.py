@@ -24,13 +24,13 @@ from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_record
-from trl_ext import distributed
-from trl_ext.atomic import new_folder
-from trl_ext.checkpoint import save_policy_weights
-from trl_ext.jsonl import whole_lines
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.paths import below
-from trl_ext.run_lock import RunLock
+from trl_ext.files.atomic import new_folder
+from trl_ext.files.jsonl import whole_lines
+from trl_ext.files.lock import RunLock
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import save_policy_weights
+from trl_ext.process import distributed
+from trl_ext.sharding.master_weights import MasterAdamW
 
 
 def solutions(team: Team, task: Task, opening: str, limit: int | None = None) -> list[Dialogue]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from maporl.types import Dialogue
-from trl_ext.metrics import Metrics
+from trl_ext.learning.metrics import Metrics
 
 
 def staleness_metrics(dialogues: Sequence[Dialogue], update: int) -> Metrics:

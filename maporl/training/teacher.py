@@ -15,7 +15,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.types import Call, Dialogue, Example, Utterance
-from trl_ext.ppo_options import GREEDY
+from trl_ext.ppo.options import GREEDY
 
 
 def play_teacher(

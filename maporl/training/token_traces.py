@@ -6,7 +6,7 @@ import torch
 
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Trace
-from trl_ext.chat import Tokenizer
+from trl_ext.chat.encoding import Tokenizer
 
 DIGITS = 4
 """The number of decimals that are recorded."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from maporl.environments.world import World
 from maporl.types import Dialogue
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 logger = logging.getLogger(__name__)
 

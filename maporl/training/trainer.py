@@ -2,7 +2,7 @@
 
 ``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
 :class:`maporl.rewards.scorer.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
-credit into advantages. :class:`trl_ext.learning.Learning` updates the weights. The run folder records the results.
+credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the results.
 """
 
 import shlex
@@ -63,19 +63,19 @@ from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example
-from trl_ext import distributed
-from trl_ext.central_critic import CentralCritic
-from trl_ext.checkpoint import Saved
-from trl_ext.forward import base_of
-from trl_ext.frozen import Frozen
-from trl_ext.learning import Learning
-from trl_ext.loop import PPOLoop
-from trl_ext.metrics import Clock, Metrics
-from trl_ext.paths import below
-from trl_ext.ppov2_config import check_args
-from trl_ext.resuming import Remembers
-from trl_ext.scoring import RewardFunction
-from trl_ext.waits import check
+from trl_ext.files.paths import below
+from trl_ext.learning.central_critic import CentralCritic
+from trl_ext.learning.checkpoint import Saved
+from trl_ext.learning.config import check_args
+from trl_ext.learning.learners import Learning
+from trl_ext.learning.metrics import Clock, Metrics
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.process.waits import check
+from trl_ext.sharding.frozen import Frozen
+from trl_ext.trainer.loop import PPOLoop
+from trl_ext.trainer.resuming import Remembers
+from trl_ext.trainer.scoring import RewardFunction
 
 OWN_WEIGHTS = {"transformers", "vllm"}
 """The engines that sample from the weights that are trained. A backend has another one in their place."""
@@ -385,7 +385,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     @contextmanager
     def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
-        """Begin a run or resume it, and end it on leaving (:meth:`trl_ext.loop.PPOLoop.training`).
+        """Begin a run or resume it, and end it on leaving (:meth:`trl_ext.trainer.loop.PPOLoop.training`).
 
         The processes of a ``backend`` end with it, unless you keep them (``with backend:``).
         """

@@ -13,8 +13,8 @@ from maporl.schedules import Plan
 from maporl.training.samples import Name, may_learn, name_of
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
-from trl_ext import distributed
-from trl_ext.metrics import Metrics
+from trl_ext.learning.metrics import Metrics
+from trl_ext.process import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from maporl.schedules import Plan
 from maporl.tasks.base import Task
 from maporl.training.samples import TrainingSample
 from maporl.types import Dialogue
-from trl_ext.update_batch import UpdateBatch
+from trl_ext.trainer.update_batch import UpdateBatch
 
 
 @dataclass(kw_only=True)
 class TeamUpdateBatch(UpdateBatch):
-    """An :class:`trl_ext.update_batch.UpdateBatch` of dialogues.
+    """An :class:`trl_ext.trainer.update_batch.UpdateBatch` of dialogues.
 
     Args:
         task: the task that has the questions and grades the answers. With a curriculum it differs between batches.

@@ -6,7 +6,7 @@ from statistics import fmean
 from maporl.rewards.consistency import is_verdict
 from maporl.rewards.metrics import shares_right
 from maporl.types import Dialogue
-from trl_ext import distributed
+from trl_ext.process import distributed
 
 
 def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:

@@ -27,8 +27,8 @@ from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
 from maporl.training.teacher import is_taught, play_teacher
 from maporl.types import Dialogue, Utterance
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.token_batch import PADDING
+from trl_ext.ppo.batch import PADDING
+from trl_ext.sharding.master_weights import MasterAdamW
 
 
 def warm_start(

@@ -16,8 +16,8 @@ from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
 from maporl.types import Dialogue
 from maporl.validation.first_steps import MOST_STEPS, first_steps
-from trl_ext.chat import Tokenizer
-from trl_ext.ppo_options import GREEDY, Decoding
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.ppo.options import GREEDY, Decoding
 
 
 class _Silent(Engine):

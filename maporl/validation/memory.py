@@ -14,8 +14,8 @@ from maporl.protocols import turns_of
 from maporl.team.loading import base_owners, policy_names
 from maporl.team.sampling import team_sampling
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.model_memory import EIGHT_BIT, Shape
-from trl_ext.weights import read_pretrained
+from trl_ext.learning.memory import EIGHT_BIT, Shape
+from trl_ext.models.weights import read_pretrained
 
 LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""

@@ -6,7 +6,7 @@ from maporl.config.engines import ENGINES
 from maporl.config.schema import Config, RewardSection
 from maporl.protocols import build_protocol, speakers
 from maporl.team.sampling import team_sampling
-from trl_ext.ppo_options import GREEDY, Decoding
+from trl_ext.ppo.options import GREEDY, Decoding
 
 LARGE_RATE = 0.1
 """A learning rate above it is a slip: no language model learns with it."""

@@ -14,8 +14,8 @@ from maporl.tasks import Task
 from maporl.text import check_pattern, matches
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation import memory
-from trl_ext.attention import fault
-from trl_ext.weights import read_pretrained
+from trl_ext.models.attention import fault
+from trl_ext.models.weights import read_pretrained
 
 
 def check_lora(config: Config) -> None:

@@ -46,8 +46,8 @@ from maporl.validation.task_checks import check_own_task, check_reward_functions
 from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
 from maporl.validation.tool_checks import check_tools
-from trl_ext.devices import accelerator
-from trl_ext.free_memory import main_bytes, total_bytes
+from trl_ext.process.devices import accelerator
+from trl_ext.process.free_memory import main_bytes, total_bytes
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:

@@ -32,8 +32,8 @@ from maporl.tasks import Task
 from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
 from maporl.types import Dialogue, Grade, Stop
 from maporl.validation.first_steps import MOST_STEPS, first_steps
-from trl_ext import distributed
-from trl_ext.ppo_options import GREEDY, Decoding
+from trl_ext.ppo.options import GREEDY, Decoding
+from trl_ext.process import distributed
 
 MOST = 256
 """The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""

@@ -16,9 +16,9 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import build_task
 from maporl.team.loading import load_tokenizers
 from maporl.validation.tool_checks import check_tools
-from trl_ext.chat import Tokenizer
-from trl_ext.plain_text import encode_words
-from trl_ext.ppo_options import GREEDY, Decoding
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.ppo.options import GREEDY, Decoding
 
 WIDTH = 78
 RESULT = "RESULT"

@@ -1,7 +1,7 @@
 """Choose the threads of a run from its configuration. ``maporl check`` prints them, and ``maporl train`` uses them."""
 
 from maporl.config.schema import Config
-from trl_ext.threads import Threads, choose
+from trl_ext.process.threads import Threads, choose
 
 
 def threads_of(config: Config) -> Threads:

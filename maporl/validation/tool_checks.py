@@ -15,8 +15,8 @@ from maporl.team.agents import Voice
 from maporl.team.loading import context_length
 from maporl.team.sampling import team_sampling
 from maporl.types import Example
-from trl_ext.chat import Tokenizer, encode_prompt
-from trl_ext.plain_text import encode_words
+from trl_ext.chat.control_tokens import encode_words
+from trl_ext.chat.encoding import Tokenizer, encode_prompt
 
 LATER = ("fork_random", "fork_every", "best_of")
 """The branchings that fork dialogues in which something was said."""

@@ -12,7 +12,7 @@ from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import read_rows
 from maporl.types import Message
-from trl_ext.atomic import replace_file
+from trl_ext.files.atomic import replace_file
 
 MANIFEST = "manifest.json"
 """The file beside the samples of ``maporl verifier generate``: what made them, and how many there are."""

@@ -26,7 +26,7 @@ from maporl.team.team import Team
 from maporl.verifier.data import MANIFEST, DataError, Sample
 from maporl.verifier.options import GenerateOptions
 from maporl.verifier.sampling import Speaker, label, seed_of
-from trl_ext.atomic import replace_file
+from trl_ext.files.atomic import replace_file
 
 
 @dataclass(frozen=True)

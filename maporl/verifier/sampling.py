@@ -14,12 +14,12 @@ from maporl.tasks.grading import find_label
 from maporl.team.devices import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example
-from trl_ext.chat import PromptTooLong, encode_prompt
-from trl_ext.devices import forked_rng
-from trl_ext.forward import base_of
-from trl_ext.sampling import generate
-from trl_ext.sampling_options import Sampling, stop_ids_of
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.encoding import PromptTooLong, encode_prompt
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.models.forward import base_of
+from trl_ext.process.random_states import forked_rng
+from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.sampling.sample import generate
 
 JUDGE_PROMPT = (
     "Question:\n{question}\n\nA right answer, for comparison:\n{reference}\n\nThe answer to judge:\n{answer}\n\n"

@@ -46,12 +46,12 @@ from maporl.verifier.measures import (
     summary,
 )
 from maporl.verifier.options import TrainOptions
-from trl_ext import distributed
-from trl_ext.atomic import new_folder
-from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
-from trl_ext.forward import base_of
-from trl_ext.run_lock import RunLock
-from trl_ext.weights import WeightsError, read_model, read_pretrained
+from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
+from trl_ext.files.atomic import new_folder
+from trl_ext.files.lock import RunLock
+from trl_ext.models.forward import base_of
+from trl_ext.models.weights import WeightsError, read_model, read_pretrained
+from trl_ext.process import distributed
 
 PLOT = "reliability.png"
 logger = logging.getLogger(__name__)

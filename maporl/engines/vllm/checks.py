@@ -10,11 +10,11 @@ from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.server import Asked, Server, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
-from trl_ext import maths
-from trl_ext.adapters import changes_base, initialisation
-from trl_ext.forward import base_of
-from trl_ext.lora_merge import matrices
-from trl_ext.ppo_options import Decoding
+from trl_ext.models.adapters import changes_base, initialisation
+from trl_ext.models.forward import base_of
+from trl_ext.models.lora_merge import matrices
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 MOST_NATS_APART = 1.0

@@ -21,10 +21,10 @@ from maporl.config.schema import ColocateSection
 from maporl.engines.vllm.server import Asked, Server, VLLMFailure
 from maporl.errors import ConfigError, install_command
 from maporl.team.team import Policy
-from trl_ext import distributed
-from trl_ext.adapters import base_state
-from trl_ext.forward import base_of
-from trl_ext.sampling_options import Sampled
+from trl_ext.models.adapters import base_state
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.sampling.options import Sampled
 
 HERE = "vLLM in this process"
 """The beginning of the name of such a server in messages, where other servers have a URL."""

@@ -31,14 +31,14 @@ from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
 from maporl.engines.vllm.whole_weights import WeightSender
 from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
-from trl_ext import distributed
-from trl_ext.checkpoint import save_policy_weights
-from trl_ext.drawing import number_of
-from trl_ext.forward import base_of
-from trl_ext.paths import below
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
-from trl_ext.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.files.paths import below
+from trl_ext.learning.checkpoint import save_policy_weights
+from trl_ext.models.forward import base_of
+from trl_ext.ppo.options import Decoding
+from trl_ext.process import distributed
+from trl_ext.process.random_states import number_of
+from trl_ext.sampling.options import Sampled
 
 FIRST_GROUP_PORT = 51216
 """The port at which the first server's GPU group meets this process. The next server has the next."""

@@ -8,12 +8,12 @@ from maporl.config.parse import validated
 from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.engine import VLLMEngine, Wanted
 from maporl.team.agents import Policy, Voice
-from trl_ext.chat import context_of
-from trl_ext.forward import base_of
-from trl_ext.learner import Learner
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampler import Sampler
-from trl_ext.sampling_options import Sampled, Sampling
+from trl_ext.chat.encoding import context_of
+from trl_ext.learning.learner import Learner
+from trl_ext.models.forward import base_of
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.trainer.sampler import Sampler
 
 
 class VLLMSampler(Sampler):

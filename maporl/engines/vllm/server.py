@@ -12,9 +12,9 @@ from maporl.config.schema import VLLMSection
 from maporl.engines.base import wait_for
 from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
-from trl_ext.ppo_options import Decoding
-from trl_ext.sampling_options import Sampled
-from trl_ext.waits import Threads
+from trl_ext.ppo.options import Decoding
+from trl_ext.process.waits import Threads
+from trl_ext.sampling.options import Sampled
 
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""

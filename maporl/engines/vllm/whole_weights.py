@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maporl.engines.vllm.server import RemoteServer, VLLMFailure
-from trl_ext.waits import Threads, pause, result, until
+from trl_ext.process.waits import Threads, pause, result, until
 
 FORGETTING_SECONDS = 30.0
 """How long a server may take until no request holds what it has cached."""

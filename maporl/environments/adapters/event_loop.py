@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from trl_ext.waits import check, result
+from trl_ext.process.waits import check, result
 
 Value = TypeVar("Value")
 PATIENCE = 0.25

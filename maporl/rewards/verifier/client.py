@@ -25,7 +25,7 @@ from maporl.rewards.verifier.encoding import encode
 from maporl.rewards.verifier.identity import Identity
 from maporl.rewards.verifier.model import read_record, temperature_of
 from maporl.types import Message
-from trl_ext.waits import Threads, pause, result
+from trl_ext.process.waits import Threads, pause, result
 
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
@@ -316,7 +316,7 @@ class VLLM:
     def __init__(self, section: VerifierSection):
         from transformers import AutoTokenizer
 
-        from trl_ext.weights import WeightsError, read_pretrained
+        from trl_ext.models.weights import WeightsError, read_pretrained
 
         if section.model is None:
             raise ConfigError("reward.verifier: api vllm needs 'model', whose tokenizer encodes the chats; add it")

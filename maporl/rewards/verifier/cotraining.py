@@ -22,10 +22,10 @@ from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
 from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
-from trl_ext import distributed
-from trl_ext.checkpoint import load_weights
-from trl_ext.master_weights import MasterAdamW
-from trl_ext.optimizer_files import read_optimizer, save_optimizer
+from trl_ext.learning.checkpoint import load_weights
+from trl_ext.process import distributed
+from trl_ext.sharding.master_weights import MasterAdamW
+from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
 
 Pair = tuple[list[int] | None, list[int] | None]
 """The token ids of a right and of a wrong answer to a question. If it learns from single answers, one of them is None."""

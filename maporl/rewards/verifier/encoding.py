@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from maporl.errors import UserError
 from maporl.types import Message, Utterance
-from trl_ext.chat import Tokenizer, encode_chat
+from trl_ext.chat.encoding import Tokenizer, encode_chat
 
 CHARACTERS_PER_TOKEN = 32
 """A chat of more characters for each token that the verifier reads is too long without being tokenised.

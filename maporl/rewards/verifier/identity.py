@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from maporl.rewards.base import RewardFailure, RewardSource
 from maporl.text import visible
-from trl_ext.atomic import replace_file
+from trl_ext.files.atomic import replace_file
 
 VERIFIERS = "verifiers.json"
 """The file in a run's folder: for each reward source with a verifier, a list of those that it has had, each with the update

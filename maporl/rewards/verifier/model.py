@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from maporl.errors import UserError
 from maporl.rewards.verifier.encoding import encode
 from maporl.types import Message
-from trl_ext.chat import ChatError, Tokenizer, check_tokenizer, context_of
-from trl_ext.devices import process_device
-from trl_ext.weights import WeightsError, read_model, read_pretrained
+from trl_ext.chat.encoding import ChatError, Tokenizer, check_tokenizer, context_of
+from trl_ext.models.weights import WeightsError, read_model, read_pretrained
+from trl_ext.process.devices import process_device
 
 RECORD = "verifier.json"
 """The file beside the weights of a trained verifier: its ``temperature``, its data and its measures."""

@@ -1,0 +1,1 @@
+"""From messages to token ids, and back to calls: templates, control tokens, stop strings."""

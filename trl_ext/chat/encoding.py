@@ -1,0 +1,243 @@
+"""Token-exact chat: a transcript grows by appending token ids, and sampled tokens are never tokenised again.
+
+Rendering a whole conversation again at every turn may change tokens that the model itself produced: templates strip
+reasoning, and tokenizers merge differently across a boundary. Here the first prompt is rendered once. Every later
+prompt is the *suffix* that the template puts after an assistant message. It is tokenised alone and appended.
+"""
+
+import itertools
+import json
+from typing import Any
+
+from trl_ext.chat.control_tokens import Tokenizer, control_tokens, encode_pieces, new_mark
+from trl_ext.chat.templates import TemplateFailed, render_template
+from trl_ext.errors import UserError
+
+Message = dict[str, Any]
+
+FALLBACK_TEMPLATE = (
+    "{{ bos_token if bos_token }}"
+    "{% for message in messages %}"
+    "{% set content = message.content | replace('\nUser:', '\n User:') | replace('\nAssistant:', '\n Assistant:') %}"
+    "{% if message.role == 'system' %}{{ content }}\n\n"
+    "{% elif message.role == 'assistant' %}Assistant: {{ content }}{{ eos_token }}\n\n"
+    "{% else %}User: {{ content }}\n\n{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""A chat template for base models without one: plain ``User:`` and ``Assistant:`` paragraphs that end with EOS.
+
+These words are ordinary text, so a line of a message that begins with one of them is indented by a space.
+"""
+
+CONCATENATION_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""The messages one after the other. An assistant message ends with EOS. Models that are built on the spot have it."""
+
+OWN_TEMPLATES = (FALLBACK_TEMPLATE, CONCATENATION_TEMPLATE)
+"""The templates of this package, which need no process of their own."""
+
+
+class ChatError(UserError, ValueError):
+    """A tokenizer or its chat template cannot render the conversations of a dialogue."""
+
+
+class PromptTooLong(UserError, ValueError):
+    """A prompt and its completion do not fit the model's context."""
+
+
+def context_of(config: Any) -> int | None:
+    """Return the context length, in tokens, of a model with this Hugging Face ``config``.
+
+    It is None if the configuration does not give one.
+    """
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def check_length(prompt: int, new: int, context: int | None, where: str, model: str, remedy: str) -> None:
+    """Check that ``prompt`` tokens leave room for ``new`` more tokens in a context of ``context`` tokens.
+
+    A context of None has no limit. The other arguments are for the error message: ``where`` names the prompt, ``model``
+    names its reader, and ``remedy`` says what to do.
+
+    Raises:
+        PromptTooLong: the context is too short for both.
+    """
+    if context is not None and prompt + new > context:
+        raise PromptTooLong(
+            f"{where}: the prompt has {prompt} tokens and the completion may have {new}, but {model} reads at most "
+            f"{context}; {remedy}"
+        )
+
+
+def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
+    """Check that ``tokenizer`` has an EOS token, a padding token and a chat template.
+
+    Raises:
+        ChatError: one of them is missing. ``owner`` says in the message whose tokenizer it is.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ChatError(
+            f"{owner}: the tokenizer has no EOS token, so a completion could never end; set tokenizer.eos_token"
+        )
+    if tokenizer.pad_token_id is None:
+        raise ChatError(
+            f"{owner}: the tokenizer has no padding token; set tokenizer.pad_token "
+            "(tokenizer.pad_token = tokenizer.eos_token is fine here: masks are never inferred from ids)"
+        )
+    if not tokenizer.chat_template:
+        raise ChatError(
+            f"{owner}: the tokenizer has no chat template; set tokenizer.chat_template "
+            "(trl_ext.chat.encoding.FALLBACK_TEMPLATE suits base models)"
+        )
+
+
+def render(
+    tokenizer: Tokenizer, messages: list[Message], generate: bool = True, tools: list[dict[str, Any]] | None = None
+) -> str:
+    """Return the text of ``messages`` by the chat template.
+
+    ``generate`` adds the opening of the next assistant message. ``tools`` are the schemas of the tools that the model
+    may call.
+
+    Raises:
+        ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
+    """
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # several templates, and none for chats
+        raise ChatError(
+            f"{tokenizer.name_or_path!r}: {' '.join(str(error).split())[:200]}; set one chat template"
+        ) from None
+    if template in OWN_TEMPLATES:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    try:
+        return render_template(template, messages, generate, tokenizer.special_tokens_map, tools)
+    except TemplateFailed as error:
+        roles = ", ".join(message["role"] for message in messages[:4])
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another template"
+        ) from None
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    generate: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Return the token ids of ``messages`` as the chat template writes them, with the schemas of ``tools`` if given.
+
+    Only the template writes control tokens. A message that spells one is encoded as text
+    (:mod:`trl_ext.chat.control_tokens`). ``generate`` adds the opening of the next assistant message.
+    """
+    mark = new_mark()
+    marked = control_tokens(tokenizer).marked(messages, mark)
+    # the template writes the special tokens itself
+    return encode_pieces(tokenizer, render(tokenizer, marked, generate, tools).split(mark))
+
+
+class RenderedChat(str):
+    """A conversation as a chat template writes it. Its ``pieces`` are encoded apart, so that no message writes a control token."""
+
+    pieces: list[str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, messages: list[Message]) -> "RenderedChat":
+        """Return ``messages`` in the chat template of ``tokenizer``, or in plain paragraphs if it has none.
+
+        Raises:
+            ChatError: the template cannot render them.
+        """
+        mark = new_mark()
+        marked = control_tokens(tokenizer).marked(messages, mark)
+        if tokenizer.chat_template:
+            written = render(tokenizer, marked, generate=False)
+        else:
+            written = tokenizer.apply_chat_template(marked, chat_template=FALLBACK_TEMPLATE, tokenize=False)
+        found = cls(written.replace(mark, ""))
+        found.pieces = written.split(mark)
+        return found
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, messages: list[Message], tools: list[dict[str, Any]] | None = None
+) -> list[int]:
+    """Return the token ids of a new conversation, up to the opening of the model's next message."""
+    return encode_chat(tokenizer, messages, True, tools)
+
+
+def encode_continuation(
+    tokenizer: Tokenizer, messages: list[Message], ended: bool, stop_ids: frozenset[int] | set[int]
+) -> list[int]:
+    """Return the token ids that continue a conversation after a sampled assistant message.
+
+    They hold the closing of that message, then ``messages``, then the opening of the model's next message. ``ended``
+    says that the sampled message already ends with a token of ``stop_ids``. In that case the template's own closing
+    token is left out. A message that was cut by length is closed here. The closing tokens are context and are never
+    trained on.
+
+    Messages of the role ``tool`` at the beginning are the results of the calls in the sampled message.
+
+    Raises:
+        ChatError: the template does not show earlier assistant messages or results.
+    """
+    sampled, mark = new_mark(), new_mark()  # the first stands for the sampled message
+    marked = control_tokens(tokenizer).marked(messages, mark)
+    results = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
+    if results:
+        suffix = _after_calls(tokenizer, [result["name"] for result in results], marked, sampled, stop_ids)
+        return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
+    rendered = render(
+        tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}, *marked], True
+    )
+    _, shown, suffix = rendered.rpartition(sampled)
+    if not shown:
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} does not show earlier assistant messages, "
+            "so a dialogue of several turns cannot be continued; use another template"
+        )
+    return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
+
+
+def _without_closing(ids: list[int], ended: bool, stop_ids: frozenset[int] | set[int]) -> list[int]:
+    return ids[1:] if ended and ids and ids[0] in stop_ids else ids
+
+
+def _after_calls(
+    tokenizer: Tokenizer, names: list[str], messages: list[Message], sampled: str, stop_ids: frozenset[int] | set[int]
+) -> str:
+    """Return what the template writes after an assistant message with calls of these ``names``, closing included.
+
+    ``messages`` begin with the results of the calls. ``sampled`` stands for the arguments of the calls.
+    """
+    rendered = _with_calls(tokenizer, names, messages, sampled)
+    _, shown, after = rendered.rpartition(sampled)
+    stops = [str(word) for word in tokenizer.convert_ids_to_tokens(sorted(stop_ids))]
+    places = [place for word in stops if (place := after.find(word)) >= 0]
+    if not shown or not places:
+        raise ChatError(
+            f"the chat template of {tokenizer.name_or_path!r} does not end a call with any of the tokens {stops}, so a "
+            "completion cannot be continued with its result; use call_format: json, or add the template's token to "
+            "ppo.stop_token_id"
+        )
+    return after[min(places) :]
+
+
+def _with_calls(tokenizer: Tokenizer, names: list[str], messages: list[Message], argument: str) -> str:
+    """Return a conversation in which the assistant calls tools of these ``names``, and ``messages`` follow."""
+    kinds: list[Any] = [{"argument": argument}, json.dumps({"argument": argument}, ensure_ascii=False)]
+    for arguments in kinds:  # some templates want arguments as text
+        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in names]
+        called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        try:
+            rendered = render(tokenizer, [{"role": "user", "content": "."}, called, *messages], True)
+        except ChatError:
+            if arguments is kinds[-1]:
+                raise
+            continue
+        if rendered.count(argument) == len(names):
+            return rendered
+    return ""

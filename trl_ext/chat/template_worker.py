@@ -1,0 +1,120 @@
+"""The process in which chat templates are rendered and calls are read: one JSON request a line, one JSON answer a line.
+
+:mod:`trl_ext.chat.templates` starts it by its path, so it imports nothing of this package. It has a limit of memory, and each
+request has a limit of processor time, at which the kernel ends the process. Both also hold inside of calls that Python
+cannot interrupt, such as the multiplication of a text or a search for a regular expression.
+"""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+from typing import Any
+
+MEMORY = 2 * 2**30
+"""Bytes of address space. Before the first rendering about a tenth of it is in use."""
+SECONDS = 2.0
+"""Processor time of a rendering. Real templates take a thousandth of a second."""
+SPARE = 2**18
+"""Most characters of a rendered text, besides eight times the characters of the request."""
+
+
+def main() -> None:
+    """Answer requests until the other end is closed."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not stand among the answers
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    with contextlib.suppress(ImportError):  # transformers before 5.13 reads no calls
+        import transformers.utils.chat_parsing  # noqa: F401  # imported before memory is limited
+
+    with contextlib.suppress(ValueError, OSError):  # a stricter limit stands already, or the system has none
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    print("{}", file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            if "read" in request:
+                encoded = json.dumps({"calls": read_calls(**request["read"])})
+            else:
+                rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
+                text = rendered[0][0]
+                most = SPARE + 8 * len(line)
+                long = {"error": f"it makes {len(text)} characters of messages for which at most {most} are expected"}
+                encoded = json.dumps(long if len(text) > most else {"text": text})
+        except Exception as error:  # a template can raise anything
+            encoded = json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error)[:2000].split())[:300]}"})
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(encoded, file=answers, flush=True)
+
+
+def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[Any]) -> list[dict[str, Any]]:
+    """Return the calls in a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
+
+    Each call is read alone, because the parser gives up a whole completion for one broken call.
+
+    Args:
+        text: the completion, special tokens included.
+        prefix: the end of the prompt, which may have opened a part of the completion.
+        template: a response template of transformers, which says how the model writes calls.
+        tools: the schemas of the tools.
+    """
+    field = template["fields"]["tool_calls"]
+    opening, closing = _pattern(field, "open"), _pattern(field, "close")
+    said = _after_thinking(text, prefix, template)
+    places = [m.start() for m in opening.finditer(said)]
+    calls: list[dict[str, Any]] = []
+    for start, end in zip(places, [*places, len(said)][1:], strict=True):
+        first = opening.match(said, start)
+        last = closing.search(said, first.end(), end) if first else None
+        calls += [{"error": "it has no end"}] if last is None else _read_call(said[start : last.end()], template, tools)
+    return calls
+
+
+def _read_call(block: str, template: dict[str, Any], tools: list[Any]) -> list[dict[str, Any]]:
+    from transformers.utils.chat_parsing.response_parser import parse_response
+
+    try:
+        found = parse_response(block, template, prefix="", tools=tools).get("tool_calls")
+    except Exception as error:  # the parsers of its parts raise their own kinds
+        return [{"error": " ".join(str(error).split())[:200]}]
+    if not found:
+        return [{"error": "it does not have the form of a call"}]
+    return [_call(one) for one in found]
+
+
+def _call(found: Any) -> dict[str, Any]:
+    function = found.get("function", found) if isinstance(found, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return {"error": "it names no tool"}
+    arguments = function.get("arguments")
+    if not isinstance(arguments, dict | None):
+        return {"error": f"its arguments are not an object: {str(arguments)[:80]}"}
+    return {"name": function["name"], "arguments": arguments or {}}
+
+
+def _after_thinking(text: str, prefix: str, template: dict[str, Any]) -> str:
+    """Return what ``text`` says outside of its thinking, or "" if the thinking does not end."""
+    for name, field in template["fields"].items():
+        if name in ("content", "tool_calls") or ("close_pattern" not in field and "close" not in field):
+            continue
+        ends = [m.end() for m in _pattern(field, "close").finditer(text)]
+        if ends:
+            return text[ends[-1] :]
+        opens = _pattern(field, "open") if "open" in field else None
+        if opens is not None and (prefix.rstrip().endswith(field["open"].rstrip()) or opens.search(text)):
+            return ""
+    return text
+
+
+def _pattern(field: dict[str, Any], side: str) -> re.Pattern[str]:
+    pattern = field.get(f"{side}_pattern")
+    return re.compile(re.escape(field[side]) if pattern is None else pattern)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""How a chat template shows tools, and how its model writes calls.
+
+A model's own way of calling tools is what its template taught it. It can be used if the template shows calls and
+results, and if the call that it shows is read again as it was: by :mod:`trl_ext.chat.written_calls`, which knows how the models of
+most families write calls, or else by the tokenizer's response template or the one that TRL has for a known chat template.
+"""
+
+import re
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+from trl_ext.chat.encoding import OWN_TEMPLATES, ChatError, Tokenizer, render
+from trl_ext.chat.templates import TemplateFailed, read_calls
+from trl_ext.from_trl import add_response_schema
+
+PREFIX = 64
+"""How many tokens of the prompt's end the reader is given."""
+_OPTIONS = re.compile(r"(\{% set \w+ = [^%]*%\})*")
+_NAME, _KEY, _VALUE, _SHOWN = "tool_7f3a", "key_b9d4", "value_d6e7", "content_c4f9"
+
+
+class NativeCalls:
+    """Reads the calls of models whose chat template knows tools.
+
+    Args:
+        tokenizer: the tokenizer with the chat template.
+        template: a response template, which says how the model writes calls. None: in one of the ways that
+            :mod:`trl_ext.chat.written_calls` knows.
+        several: whether the chat template shows several calls in one message.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: dict[str, Any] | None, several: bool):
+        self.tokenizer, self.template, self.several = tokenizer, template, several
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "NativeCalls | None":
+        """Return the reader for a tokenizer, or None if its chat template does not know tools or cannot be read.
+
+        A way of writing calls that only a response template knows needs transformers 5.13 or later.
+        """
+        one = _conversation(tokenizer, 1)
+        if one is None:
+            return None
+        template = None
+        if not _is_read(one, None):
+            template = _response_template(tokenizer)
+            if template is None or not _is_read(one, template):
+                return None
+        return cls(tokenizer, template, _conversation(tokenizer, 2) is not None)
+
+    def read(self, prompt_ids: list[int], response_ids: list[int], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the calls of a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
+
+        They are read from token ids, because an utterance's text lacks the special tokens around calls.
+
+        Raises:
+            TemplateFailed: the response template is not valid, or takes too much time or memory.
+        """
+        text = self.tokenizer.decode(response_ids)
+        return read_calls(text, self.tokenizer.decode(prompt_ids[-PREFIX:]), self.template, tools)
+
+
+def _conversation(tokenizer: Tokenizer, calls: int) -> str | None:
+    """Return a conversation with calls and results as the template shows it, or None if it leaves a part of it out."""
+    if tokenizer.chat_template in OWN_TEMPLATES:
+        return None
+    numbers = range(calls)
+    words = [word + str(n) for n in numbers for word in (_NAME, _KEY, _VALUE, _SHOWN)]
+    results = [{"role": "tool", "name": f"{_NAME}{n}", "content": f"{_SHOWN}{n}"} for n in numbers]
+    for as_text in (False, True):
+        arguments: list[Any] = [{f"{_KEY}{n}": f"{_VALUE}{n}"} for n in numbers]
+        if as_text:
+            arguments = [f'{{"{_KEY}{n}": "{_VALUE}{n}"}}' for n in numbers]
+        called = [{"type": "function", "function": {"name": f"{_NAME}{n}", "arguments": arguments[n]}} for n in numbers]
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": called}
+        try:
+            shown = render(tokenizer, [{"role": "user", "content": "."}, answer, *results])
+        except ChatError:
+            continue
+        if all(word in shown for word in words):
+            return shown
+    return None
+
+
+def _is_read(shown: str, template: dict[str, Any] | None) -> bool:
+    """Return whether the call that a chat template shows is found in its text, and nothing else."""
+    parameters = {"type": "object", "properties": {f"{_KEY}0": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": f"{_NAME}0", "description": "", "parameters": parameters}}
+    try:
+        found = read_calls(shown, "", template, [tool])
+    except TemplateFailed:
+        return False
+    return found == [{"name": f"{_NAME}0", "arguments": {f"{_KEY}0": f"{_VALUE}0"}}]
+
+
+def _response_template(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Return the tokenizer's own response template, or TRL's for a known chat template, or None."""
+    if find_spec("transformers.utils.chat_parsing") is None:
+        return None
+    own = getattr(tokenizer, "response_template", None)
+    if isinstance(own, dict) and "tool_calls" in own.get("fields", {}):
+        return own
+    known = SimpleNamespace(chat_template=_OPTIONS.sub("", tokenizer.chat_template, count=1), response_template=None)
+    try:
+        add_response_schema(known)  # it reads and sets these attributes only
+    except ValueError:  # it knows templates by their exact text
+        known.response_template = None
+    found = known.response_template
+    return found if isinstance(found, dict) and "tool_calls" in found["fields"] else None

@@ -1,0 +1,482 @@
+"""Write and read checkpoints. They are atomic, contain no pickles, and load with plain ``from_pretrained``.
+
+``checkpoint-N/`` holds these files:
+
+- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, and in folders of their own, ``critic/``
+  and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its weights. Plain
+  ``from_pretrained`` loads it, unless it has a folder ``shards/``: each process has then written there what it holds of a
+  policy with all weights trained (:mod:`trl_ext.sharding.shards`), and an export makes plain folders of it.
+- ``others/NAME/`` for everything else that learns.
+- ``rng.safetensors`` and ``state.json``.
+- ``MANIFEST.json``: every file with its SHA-256.
+
+A checkpoint is written under a hidden name and renamed when it is complete.
+"""
+
+import copy
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.utils import logging
+
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.files.atomic import NoSpace, new_folder
+from trl_ext.files.checkpoints import discard
+from trl_ext.files.manifest import CheckpointError, verify, write_manifest
+from trl_ext.files.paths import below
+from trl_ext.learning.learner import Learner
+from trl_ext.models.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
+from trl_ext.process import distributed
+from trl_ext.process.devices import accelerators
+from trl_ext.sharding.optimizer_files import RECORD, read_optimizer, save_optimizer
+from trl_ext.sharding.shards import SHARDS, Shards, ShardWriter, load_model
+
+CRITIC, OPTIMIZER = "critic", "optimizer"
+"""The folders in a policy's folder that hold its critic and its optimizer."""
+HEAD = "value_head.safetensors"
+POLICY = "models.policy."
+"""What the names of a policy's own parameters begin with in shards."""
+
+# -- the folder ---------------------------------------------------------------------------------------------------
+
+
+class Saved(Protocol):
+    """An object besides the learners that changes during a run, and therefore belongs in a checkpoint."""
+
+    def save(self, folder: Path) -> None:
+        """Write the object's state into ``folder``, which exists."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read the state that :meth:`save` wrote into ``folder``."""
+        ...
+
+
+class Saving(Protocol):
+    """The policies of a run on their way into a checkpoint."""
+
+    def done(self) -> bool:
+        """Return whether :meth:`finish` would not wait for what this process writes."""
+        ...
+
+    def finish(self) -> dict[Path, str]:
+        """Wait until everything is written, by all processes. Return the SHA-256 of files that are known already."""
+        ...
+
+
+class Policies(Protocol):
+    """What trains the policies of a run, here or in other processes."""
+
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. Training may go on as soon as this returns."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``."""
+        ...
+
+
+class Learners(dict[str, Learner]):
+    """Learners by name, which are in this process, and in part in the others that train together with it."""
+
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. All processes call this together."""
+        return _SavingLearners(self, folder)
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``. All processes call this together.
+
+        Raises:
+            CheckpointError: a policy is missing, or its files are not those of its learner.
+        """
+        found = sorted(p.name for p in folder.iterdir())
+        if missing := [name for name in self if name not in found]:
+            raise CheckpointError(f"{folder.parent}: holds policies {found}, but this run has a policy {missing[0]!r}")
+        for name, learner in self.items():
+            load_learner(learner, below(folder, name))
+
+
+class _SavingLearners:
+    """Writes shards in a thread, and everything else at once."""
+
+    def __init__(self, learners: Mapping[str, Learner], folder: Path):
+        if distributed.is_main():
+            for name in learners:
+                place = below(folder, name)
+                shutil.rmtree(place, ignore_errors=True)  # of a process that died while it wrote
+                place.mkdir(parents=True)
+        distributed.barrier()  # the other processes write into these folders too
+        writer = ShardWriter()
+        for name, learner in learners.items():
+            save_learner(learner, below(folder, name), writer)
+        self._digests: dict[Path, str] = {}
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._write, args=(writer,), name=f"writes {folder}")
+        self._thread.start()
+
+    def _write(self, writer: ShardWriter) -> None:
+        try:
+            self._digests = writer.write()
+        except Exception as error:  # finish raises it in the thread that trains
+            self._failed = error
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def finish(self) -> dict[Path, str]:
+        self._thread.join()
+        written: list[tuple[dict[Path, str], Exception | None]] = distributed.all_gather((self._digests, self._failed))
+        if (failed := next((error for _, error in written if error is not None), None)) is not None:
+            raise failed
+        return {path: own for digests, _ in written for path, own in digests.items()}
+
+
+def write_checkpoint(target: Path, policies: Policies, state: dict, others: Mapping[str, Saved] | None = None) -> None:
+    """Write a checkpoint to ``target`` atomically. All processes call this together. See :class:`CheckpointWriter`.
+
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full, or a process does not see the folder.
+    """
+    CheckpointWriter(target, policies, state, others).finish()
+
+
+class CheckpointWriter:
+    """Writes a checkpoint to ``target`` atomically, in two steps. All processes do each of them together.
+
+    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes the
+    folder appear under its name. The shards of weights and optimizers are written in between. The content does not depend
+    on the number of processes, apart from how it is cut into shards.
+
+    Args:
+        target: the new folder ``checkpoint-N``.
+        policies: the policies.
+        state: what ``state.json`` holds, besides the random states of numpy and Python.
+        others: everything else that changes during the run, by name.
+
+    Raises:
+        CheckpointError: ``target`` exists, or the disk is full.
+    """
+
+    def __init__(self, target: Path, policies: Policies, state: dict, others: Mapping[str, Saved] | None = None):
+        if distributed.is_main() and target.exists():
+            raise CheckpointError(f"{target}: a checkpoint of that name exists already; nothing was overwritten")
+        if distributed.is_main():
+            for left in target.parent.glob(".partial-checkpoint-*"):  # incomplete, because its run was killed
+                discard(left)
+        self._open = ExitStack()
+        with self._removed_if_it_fails():
+            self._partial = self._open.enter_context(new_folder(target, distributed.is_main()))
+            self._saving = policies.begin_saving(self._partial / "policies")
+            if distributed.is_main():
+                _save_rest(self._partial, state, others or {})
+
+    def done(self) -> bool:
+        """Return whether this process has written its part, so that :meth:`finish` would not wait for it."""
+        return self._saving.done()
+
+    def finish(self) -> None:
+        """Wait until every process has written its part, and give the folder its name.
+
+        Raises:
+            CheckpointError: the disk is full, or a process does not see the folder.
+        """
+        with self._removed_if_it_fails():
+            known = self._saving.finish()
+            if distributed.is_main():
+                write_manifest(self._partial, known)
+            self._open.close()
+        distributed.barrier()
+
+    @contextmanager
+    def _removed_if_it_fails(self) -> Iterator[None]:
+        """Remove the unfinished folder if the block fails."""
+        try:
+            try:
+                yield
+            except BaseException:
+                self._open.__exit__(*sys.exc_info())
+                raise
+        except NoSpace as error:
+            raise CheckpointError(
+                f"{error}; older checkpoints are whole. Lower save_total_limit if you can, and resume"
+            ) from error
+
+
+class SavingLost(CheckpointError):
+    """A checkpoint that was being written in the background is lost, because a process that wrote it died. The run goes on."""
+
+
+def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
+    for name, other in others.items():
+        place = below(partial / "others", name)
+        place.mkdir(parents=True)
+        other.save(place)
+    tensors, numbers = random_state()
+    save_file(tensors, partial / "rng.safetensors")
+    state = {**state, "rng": numbers}
+    (partial / "state.json").write_text(json.dumps(state, indent=1))
+
+
+def read_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:
+    """Verify every file of the checkpoint ``folder``, load it, and return its ``state.json``.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy.
+    """
+    verify(folder)
+    return load_checkpoint(folder, policies, others)
+
+
+def load_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:
+    """Load a verified checkpoint and return its ``state.json``.
+
+    This loads weights, optimizers, schedulers, ``others`` and random states.
+
+    Raises:
+        CheckpointError: the checkpoint lacks a policy.
+    """
+    policies.load(folder / "policies")
+    for name, other in (others or {}).items():
+        other.load(below(folder / "others", name))
+    state = read_state(folder)
+    set_random_state((load_file(folder / "rng.safetensors"), state["rng"]))
+    return state
+
+
+def read_state(folder: Path) -> dict:
+    """Return the content of a checkpoint's ``state.json``."""
+    return json.loads((folder / "state.json").read_text())
+
+
+# -- one learner --------------------------------------------------------------------------------------------------
+
+
+def save_policy(learner: Learner, folder: Path) -> None:
+    """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer and its critic.
+
+    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter. The critic is in its folder
+    ``critic``, because vLLM takes every safetensors file beside a model for its weights.
+    """
+    save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
+    if learner.critic == "adapter":
+        save_adapter(learner.model, str(learner.critic_adapter), folder / CRITIC)
+    if isinstance(learner.value_model, PeftModel):
+        save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / CRITIC)
+    elif learner.value_model is not None:
+        save_model(learner.value_model, folder / CRITIC)
+    if learner.value_head is not None:
+        (folder / CRITIC).mkdir(exist_ok=True)
+        save_file(_contiguous(learner.value_head.state_dict()), folder / CRITIC / HEAD)
+
+
+def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a model, or one ``adapter`` of a ``PeftModel``, together with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, PeftModel):
+        save_adapter(model, adapter, folder)
+    else:
+        save_model(model, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
+    """Save a model, with the tensors in ``state`` in place of its own, without the progress bar of transformers."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def save_adapter(model: Any, adapter: str, folder: Path) -> None:
+    """Save one adapter's configuration and weights directly in ``folder``, whatever the adapter's name."""
+    model.save_pretrained(folder, selected_adapters=[adapter])
+    # PEFT saves every adapter that is not called "default" in a subfolder of its name
+    nested = below(folder, adapter)
+    if nested.is_dir():
+        for path in nested.iterdir():
+            os.replace(path, folder / path.name)
+        nested.rmdir()
+
+
+def in_shards(learner: Learner) -> bool:
+    """Return whether checkpoints hold a policy in shards.
+
+    They do if all weights are trained, and processes share the weights or the checkpoint is written while training goes on.
+    Adapters are small, and are always written at once as plain folders.
+    """
+    adapted = any(isinstance(model, PeftModel) for model in (learner.model, learner.value_model))
+    return not adapted and (learner.strategy.sharded or learner.args.async_save)
+
+
+def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
+    """Save a policy with its optimizer and scheduler, so that training can continue.
+
+    All processes call this together. What becomes shards goes to ``writer``, and the main process writes everything else
+    here.
+    """
+    if in_shards(learner):
+        writer.add(folder, learner.strategy.shards())
+        if distributed.is_main():
+            learner.tokenizer.save_pretrained(folder)
+            learner.model.config.save_pretrained(folder)
+            (folder / OPTIMIZER).mkdir()
+            rest, groups = learner.strategy.optimizer_rest(), learner.strategy.optimizer_groups()
+            save_optimizer(rest.items(), groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
+        return
+    with learner.strategy.whole():
+        if distributed.is_main():
+            save_policy(learner, folder)
+    state, groups = learner.strategy.optimizer_entries(), learner.strategy.optimizer_groups()
+    if not distributed.is_main():
+        for _ in state:
+            pass  # the other processes only help to gather it
+        return
+    try:
+        (folder / OPTIMIZER).mkdir()
+        save_optimizer(state, groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
+    finally:
+        for _ in state:
+            pass  # the other processes go on to the end, also if the disk is full
+
+
+def load_learner(learner: Learner, folder: Path) -> None:
+    """Load what :func:`save_learner` wrote into ``learner``, whose models are already in memory.
+
+    Other processes under another strategy may have written it. All processes call this together.
+
+    Raises:
+        CheckpointError: a file cannot be read, or it is not of this learner.
+    """
+    if (folder / SHARDS).is_dir():
+        state, record = read_optimizer(folder / OPTIMIZER)
+        groups = learner.strategy.optimizer_groups()
+        options = [{**old, "params": own["params"]} for old, own in zip(record["groups"], groups, strict=True)]
+        learner.strategy.load_shards(Shards(folder / SHARDS), state, options)
+        learner.scheduler.load_state_dict(record["scheduler"])
+        return
+    with learner.strategy.whole(write=True):
+        _load_everywhere(learner.model, learner.adapter, folder)
+        if learner.critic == "adapter":
+            _load_everywhere(learner.model, learner.critic_adapter, folder / CRITIC)
+        if learner.value_model is not None:
+            active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
+            _load_everywhere(learner.value_model, active, folder / CRITIC)
+        if learner.value_head is not None:
+            load_head(learner.value_head, _inner(folder, CRITIC, HEAD))
+    state, record = read_optimizer(_inner(folder, OPTIMIZER, RECORD))
+    saved, groups = record["groups"], learner.strategy.optimizer_groups()
+    # older checkpoints have the critic's head in one group with the critic's other weights
+    source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
+    options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
+    learner.strategy.load_optimizer_state(state, options)
+    scheduler = record["scheduler"]
+    rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
+    learner.scheduler.load_state_dict({**scheduler, **rates})
+
+
+def _inner(folder: Path, name: str, file: str) -> Path:
+    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older versions."""
+    older = (folder / file).is_file() and not (folder / name / file).is_file()
+    return folder if older else folder / name
+
+
+def _load_everywhere(model: Any, adapter: Any, folder: Path) -> None:
+    """Load weights into the model of every process. Only the main process reads a whole model, and sends it."""
+    if isinstance(model, PeftModel):
+        load_weights(model, adapter, folder)
+        return
+    distributed.on_main(lambda: load_weights(model, adapter, folder))
+    distributed.broadcast_weights(model.state_dict().values())
+
+
+def load_weights(model: Any, adapter: Any, folder: Path) -> None:
+    """Load weights that :func:`save_policy_weights` wrote into a model, or into one of its adapters.
+
+    Raises:
+        CheckpointError: the weights cannot be read, or they are not exactly those of the model or of the adapter.
+    """
+    if (folder / SHARDS).is_dir():
+        load_model(model, Shards(folder / SHARDS), POLICY)
+        return
+    try:
+        if isinstance(model, PeftModel):
+            load_adapter_weights(model, adapter, folder)
+            return
+        # by its own configuration: without a config.json, a model of the default size would be built, perhaps of 7B
+        loaded = read_model(type(model), folder, config=copy.deepcopy(model.config), dtype=model.dtype)
+        check_fit(model.state_dict(), loaded.state_dict(), folder)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
+    model.load_state_dict(loaded.state_dict())
+
+
+def load_head(head: nn.Module, folder: Path) -> None:
+    """Load the critic's head that was saved in ``folder``.
+
+    Raises:
+        CheckpointError: it cannot be read, or it is not a head of this shape.
+    """
+    try:
+        load_tensors(head, folder / HEAD)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
+
+
+# -- random states ------------------------------------------------------------------------------------------------
+
+
+RandomState = tuple[dict[str, torch.Tensor], dict[str, Any]]
+
+
+def random_state() -> RandomState:
+    """Return the states of the random generators of torch, Python and numpy."""
+    return _rng_tensors(), _rng_numbers()
+
+
+def _rng_tensors() -> dict[str, torch.Tensor]:
+    tensors = {"torch": torch.get_rng_state()}
+    for device in accelerators():
+        tensors[f"{device.type}.{device.index}"] = torch.get_device_module(device).get_rng_state(device)
+    return tensors
+
+
+def _rng_numbers() -> dict:
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, following = random.getstate()
+    return {
+        "python": [version, list(internal), following],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+    }
+
+
+def set_random_state(state: RandomState) -> None:
+    """Restore the random states that :func:`random_state` returned."""
+    tensors, numbers = state
+    torch.set_rng_state(tensors["torch"])
+    for device in accelerators():
+        if (name := f"{device.type}.{device.index}") in tensors:
+            torch.get_device_module(device).set_rng_state(tensors[name], device)
+    version, internal, following = numbers["python"]
+    random.setstate((version, tuple(internal), following))
+    kind, keys, position, has_gauss, gauss = numbers["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+
+
+def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: value.contiguous() for key, value in state.items()}

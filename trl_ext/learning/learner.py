@@ -1,0 +1,789 @@
+"""A learner holds one policy and everything that trains it: critic, reference, optimizer and scheduler.
+
+``PPOv2Trainer`` has one learner, and a trainer of a team has one for each policy. Several learners may
+share one base model, each with its own adapter.
+"""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, cast
+
+import torch
+from peft import LoraConfig, PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, get_scheduler
+
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.errors import UserError
+from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.metrics import Metrics
+from trl_ext.models.adapters import (
+    AdapterError,
+    adapter_parameters,
+    adapter_state,
+    base_parameters,
+    changes_base,
+    check_adapters,
+    copy_adapter,
+    initialisation,
+    repeats,
+    shaken,
+    shared_parameters,
+    strays,
+)
+from trl_ext.models.forward import (
+    base_of,
+    head_width,
+    in_regimes,
+    length_regimes,
+    read_actions,
+    room_of,
+    rounds,
+    share_reading,
+    states_of,
+    tree_limits,
+)
+from trl_ext.models.randomness import quiet
+from trl_ext.models.recomputation import recomputes, set_recomputation
+from trl_ext.models.value_head import ValueHead
+from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
+from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
+from trl_ext.process import distributed
+from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.frozen import Frozen
+from trl_ext.sharding.master_weights import HALF_PRECISION
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.spreading import place
+
+logger = logging.getLogger(__name__)
+
+CRITICS = ("head", "adapter", "model", "central", "none")
+
+
+class NonFiniteError(UserError, RuntimeError):
+    """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
+
+
+@dataclass
+class PolicyOutput:
+    """What one forward computes at the M sampled tokens of its rows, in row-major order. Every tensor is [M].
+
+    ``values`` is None without a critic. ``entropies`` is None where they were not asked for.
+    """
+
+    logprobs: Tensor
+    values: Tensor | None
+    entropies: Tensor | None
+
+
+MicroBatch = tuple[TokenBatch, Tensor, dict[str, Tensor]]
+"""What is kept of a micro-batch until its measures are read: its rows, its log-probabilities [M], and the measures."""
+
+
+class Learner:
+    """One policy with its critic, reference, optimizer and scheduler.
+
+    Args:
+        name: the policy's name in metrics, errors and checkpoints.
+        model: a causal language model, or a ``PeftModel``, which several learners may share.
+        tokenizer: the policy's own tokenizer.
+        args: the options.
+        critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
+            second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
+            the policy. ``central`` is a critic that several learners share: ``central_values``. ``none`` means no
+            critic.
+        central_values: the function that returns a central critic's values of rows. The critic is not part of this
+            learner, so the learner only adds gradients to it.
+        value_model: the separate critic. It may be a sequence-classification model, which has its own head.
+        adapter: the adapter of ``model`` to train. It is needed if ``model`` has several adapters.
+        reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
+            another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
+        ref_adapter: the adapter of ``model`` that serves as the reference, instead of adapters off.
+        outputs: the number of critic outputs, such as one for each turn.
+        learning_rate: this policy's learning rate. By default it is ``args.learning_rate``.
+
+    Raises:
+        ValueError: the parts do not fit each other. The message says which, and what to do.
+        AdapterError: the adapter cannot be trained or copied as it is, or several are active.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel | PeftModel,
+        tokenizer: Tokenizer,
+        args: PPOv2Config,
+        *,
+        critic: str = "head",
+        value_model: nn.Module | None = None,
+        central_values: Callable[[TokenBatch], Tensor] | None = None,
+        adapter: str | None = None,
+        reference: nn.Module | None = None,
+        ref_adapter: str | None = None,
+        outputs: int = 1,
+        learning_rate: float | None = None,
+    ):
+        if critic not in CRITICS:
+            raise ValueError(f"policy {name!r}: critic must be one of {', '.join(CRITICS)}, got {critic!r}")
+        if critic == "adapter" and not isinstance(model, PeftModel):
+            raise ValueError(f"policy {name!r}: critic 'adapter' needs a PEFT model; use 'head', or add a LoRA")
+        if (critic == "central") != (central_values is not None):
+            raise ValueError(f"policy {name!r}: critic 'central' and central_values go together; pass both or neither")
+        if critic == "adapter" and (args.gradient_checkpointing or recomputes(base_of(model))):
+            raise ValueError(
+                f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
+                "wrong adapter; use critic 'head', or turn gradient_checkpointing off, in the arguments and by "
+                "model.gradient_checkpointing_disable()"
+            )
+        self.name, self.tokenizer, self.args = name, tokenizer, args
+        self._trainable: list[nn.Parameter] = []
+        self.critic_adapter: str | None = None
+        self.model: Any = model
+        self.critic, self.ref_adapter, self.central_values = critic, ref_adapter, central_values
+        self.adapter: Any = None
+        self._frozen_parts: list[nn.Parameter] = []
+        """What the user has frozen of the adapter, which PEFT would let learn again when it is switched on."""
+        if isinstance(model, PeftModel):
+            if adapter is None and len(model.active_adapters) > 1:
+                raise AdapterError(
+                    f"policy {name!r}: several adapters are active, {', '.join(map(repr, model.active_adapters))}, and one is trained; "
+                    "name it (model_adapter_name, Agent(adapter=...)), or call set_adapter with one"
+                )
+            self.adapter = adapter or model.active_adapter
+            if self.adapter in model.peft_config:
+                parts = list(adapter_parameters(model, self.adapter).values())
+                if any(p.requires_grad for p in parts):
+                    self._frozen_parts = [p for p in parts if not p.requires_grad]
+        self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
+        for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
+            check_adapters(module, f"policy {name!r}: its {part}")
+        if value_model is not None:
+            check_causal(value_model, f"policy {name!r}: value_model")
+        if self.adapter is not None:
+            self._check_adapter()
+        self.value_model: Any = self._build_value_model(value_model)
+        self.value_head = self._build_value_head(outputs)
+        self.reference = self._build_reference(reference)
+        for module in filter(None, (model, self.value_model, self.reference)):
+            quiet(module)  # also the adapters that were added here
+        if self.reference is not None:
+            self.reference.eval()  # it has no backward pass to recompute activations for
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self.mixed_precision = False
+        """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
+        self.device = torch.device("cpu")
+        """The device of this policy's token batches."""
+        self.most_tokens = args.max_tokens_per_microbatch
+        """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
+        self.strategy = Replicated({}, None, (), args, None)
+        self.frozen = Frozen()
+        """How the processes hold ``reference``, if this is a separate model."""
+        self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
+        self.checked = False
+        """Whether a second forward has shown that forwards of the same weights are equal (:mod:`trl_ext.learning.invariants`)."""
+        if args.objective not in OBJECTIVES:
+            raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
+        self.objective: Objective = OBJECTIVES[args.objective]
+
+    def _check_adapter(self) -> None:
+        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base again.
+
+        Raises:
+            AdapterError: it sees them.
+        """
+        options = self.model.peft_config[self.adapter]
+        with self.active(), shaken(self.model, [self.adapter]):
+            if sees_later_tokens(self.model):
+                raise AdapterError(
+                    f"policy {self.name!r}: with its adapter {self.adapter!r} ({type(options).__name__}) the model sees the tokens that "
+                    "follow, so that it has no probability of the next one; use a LoraConfig"
+                )
+        if not repeats(options):
+            logger.warning(
+                "policy %r: the initialisation of adapter %r (%s) cannot be repeated, so the adapter fits only the base that is in memory "
+                "now; save that too (model.get_base_model().save_pretrained), before you resume or load the adapter elsewhere",
+                self.name, self.adapter, initialisation(options),
+            )  # fmt: skip
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def _build_value_model(self, value_model: Any) -> nn.Module | None:
+        if self.critic != "model":
+            return None
+        if value_model is None:
+            with self.active():
+                value_model = self._copied_model()
+            if isinstance(value_model, PeftModel):
+                for other in set(value_model.peft_config) - {self.adapter}:
+                    value_model.delete_adapter(other)
+        return value_model
+
+    def _copied_model(self) -> Any:
+        try:
+            return copy.deepcopy(self.model)
+        except RuntimeError as error:  # torch copies no tensor that another one was computed from, as PEFT ties some
+            raise ValueError(
+                f"policy {self.name!r}: its model cannot be copied ({' '.join(str(error).split())[:100]}); use critic 'head' and kl_coef "
+                "0, or pass value_model= and ref_model="
+            ) from error
+
+    def _build_value_head(self, outputs: int) -> ValueHead | None:
+        if self.critic in ("none", "central"):
+            return None
+        if self.critic == "adapter":
+            self.critic_adapter = f"{self.adapter}_critic"
+            copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
+        trunk = self.model if self.value_model is None else self.value_model
+        if not hasattr(trunk, "score") and "Classification" in type(base_of(trunk)).__name__:
+            raise ValueError(
+                f"policy {self.name!r}: value_model: {type(base_of(trunk)).__name__} has a head of another name than 'score', which would not "
+                "be read; pass its transformer, a language model, or an architecture whose classifier has a score"
+            )
+        if hasattr(trunk, "score"):  # a sequence-classification model has its own head
+            if trunk.config.num_labels != outputs:
+                raise ValueError(
+                    f"policy {self.name!r}: value_model has {trunk.config.num_labels} outputs for each token, and the critic "
+                    f"needs {outputs}; load it with num_labels={outputs}"
+                )
+            return None
+        return ValueHead(head_width(trunk), outputs)
+
+    def _build_reference(self, reference: nn.Module | None) -> nn.Module | None:
+        if reference is None and self.ref_adapter is None and self.args.kl_coef != 0:
+            if self.adapter is None or shared_parameters(self.model, self.adapter):
+                with self.active():
+                    reference = self._copied_model()
+            elif changes_base(self.model.peft_config[self.adapter]):
+                self.ref_adapter = _start_of(self.model, self.adapter)
+        if reference is not None:
+            if reference is self.model:
+                raise ValueError(
+                    f"policy {self.name!r}: the reference is the policy itself; pass a separate copy, or None to have "
+                    "one made"
+                )
+            reference.requires_grad_(False).eval()
+        return reference
+
+    def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None, device=None) -> None:
+        """Move the models to their device, and build the optimizer and its learning-rate schedule.
+
+        Args:
+            accelerator: accelerate's ``Accelerator``. Its configuration decides how weights are sharded.
+            updates: the number of updates of the run, over which the schedule runs.
+            optimizer: an optimizer to use. By default ``args.optim`` names one.
+            scheduler: a schedule to use. By default ``args.lr_scheduler_type`` names one.
+            device: the device. By default it is the accelerator's.
+
+        Raises:
+            ValueError: ``optimizer`` does not step everything that is trained.
+        """
+        for module in filter(None, (self.model, self.value_model, self.reference)):
+            share_reading(base_of(module))  # now, because processes may share the weights from here on
+        self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
+        self.device = accelerator.device if device is None else device
+        kind = strategy_of(accelerator)
+        for module in filter(None, (self.model, self.value_model, self.value_head)):
+            if _is_quantized(module):
+                _check_device(self.name, module, self.device)
+            elif not kind.distributes(accelerator):
+                place(module, self.device)
+        if self.args.gradient_checkpointing:
+            kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
+            for module in filter(None, (self.model, self.value_model)):
+                set_recomputation(base_of(module), kwargs)  # type: ignore[arg-type]  # a text was parsed
+                base_of(module).enable_input_require_grads()
+        _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])
+        if isinstance(self.value_model, PeftModel):
+            _narrow_adapters(self.value_model, self.value_model.active_adapters)
+        models = {"policy": self.model, "value_model": self.value_model}
+        models = {name: model for name, model in models.items() if model is not None}
+        if optimizer is not None:
+            check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
+        self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
+        groups = self._groups(optimizer)  # sharding has replaced the parameters
+        self._trainable = _flat(groups)
+        self.let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
+        self.strategy.with_masters(groups)
+        if optimizer is None:
+            optimizer = build_optimizer(groups, self.args, kind)
+        optimizer.zero_grad(set_to_none=True)  # a warm start leaves gradients, which must not enter the first step
+        self.optimizer = optimizer
+        self.scheduler = scheduler or get_scheduler(
+            self.args.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=self.args.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
+        )
+        self.strategy.attach(optimizer)
+        for module in filter(None, (self.model, self.value_model)):
+            quiet(module)  # and in the mode in which it recomputes activations, if it does
+        if self.reference is not None and _is_quantized(self.reference):
+            _check_device(self.name, self.reference, self.device)
+        elif self.reference is not None:
+            self.frozen = self.strategy.freeze(self.reference, self.device)
+
+    def _groups(self, optimizer: Any) -> list[dict]:
+        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
+
+        Raises:
+            ValueError: the optimizer has made steps already, and steps half-precision weights.
+        """
+        if optimizer is None:
+            with self.active():
+                return self._parameter_groups()
+        if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
+            raise ValueError(
+                f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and this "
+                "state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
+            )
+        return optimizer.param_groups
+
+    def _trained_names(self) -> dict[str, nn.Parameter]:
+        """Return everything in the models of this learner that requires gradients, by names that a user knows."""
+        others: set[int] = set()  # adapters of other learners on the same base
+        if self.adapter is not None:
+            for name in set(self.model.peft_config) - {self.adapter, self.critic_adapter}:
+                others |= {id(p) for p in adapter_parameters(self.model, name).values()}
+        parts = {"model": self.model, "value_model": self.value_model, "value_head": self.value_head}
+        named = [(f"{part}.{n}", p) for part, m in parts.items() if m is not None for n, p in m.named_parameters()]
+        with self.active():
+            return {name: p for name, p in named if p.requires_grad and id(p) not in others}
+
+    def _parameter_groups(self) -> list[dict]:
+        policy = [p for p in self.policy_parameters().values() if p.requires_grad]
+        value_model, head = (
+            [] if m is None else [p for p in m.parameters() if p.requires_grad]
+            for m in (self.value_model, self.value_head)
+        )
+        adapter = [] if self.critic_adapter is None else self._critic_parameters()
+        if not policy:
+            raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
+        if self.adapter is not None and (lost := strays(self.model)):
+            raise AdapterError(
+                f"policy {self.name!r}: {len(lost)} parameters require gradients and belong to no adapter, such as {lost[0]}; PEFT "
+                "would not save them, so they are not trained: name their modules in modules_to_save, train the whole model without "
+                "PEFT, or say requires_grad_(False)"
+            )
+        rate = self.args.value_learning_rate
+        rate = self.learning_rate if rate is None else rate
+        # the head is a group of its own, because DeepSpeed flattens each group into one tensor of one dtype
+        critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
+        return [{"params": policy, "lr": self.learning_rate}, *critics]
+
+    def policy_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the policy, whether they learn or not."""
+        return (
+            dict(self.model.named_parameters())
+            if self.adapter is None
+            else adapter_parameters(self.model, self.adapter)
+        )
+
+    def _critic_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while active."""
+        with self.active(self.critic_adapter):
+            found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
+        with self.active():
+            return found
+
+    # -- which adapter is on --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def active(self, adapter: str | None = None) -> Iterator[Any]:
+        """Yield the Hugging Face model with this policy's adapter, or another ``adapter``, switched on."""
+        wanted = adapter or self.adapter
+        if wanted is not None and self.model.active_adapters != [wanted]:
+            self.model.set_adapter(wanted)
+            for parameter in self._frozen_parts:
+                parameter.requires_grad_(False)
+            # set_adapter turns off gradients of other adapters, but the critic's learns in the same backward pass
+            self.let_learn()
+        yield base_of(self.model)
+
+    @contextmanager
+    def reference_model(self) -> Iterator[Any]:
+        """Yield the reference model: a frozen copy, another adapter, or the base with its adapters off.
+
+        Raises:
+            ValueError: this learner has no reference, because all its weights train and ``kl_coef`` is 0.
+        """
+        if self.reference is not None:
+            yield base_of(self.reference)
+        elif self.ref_adapter is not None:
+            with self.active(self.ref_adapter) as model:
+                yield model
+        elif isinstance(self.model, PeftModel):
+            with self.model.disable_adapter():
+                yield base_of(self.model)
+        else:
+            raise ValueError(
+                f"policy {self.name!r}: no reference is kept, because all weights train and kl_coef is 0; set kl_coef "
+                "above 0, or train a LoRA"
+            )
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def forward(self, rows: TokenBatch, entropies: bool = False) -> PolicyOutput:
+        """Return log-probabilities, values and entropies at the sampled tokens of ``rows`` under the current weights.
+
+        ``entropies`` asks for entropies. They have a gradient if ``entropy_coef`` is not 0.
+        """
+        wanted = entropies and self.args.entropy_coef != 0
+        with self.active() as model:
+            hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
+        return PolicyOutput(logprobs, self.values_of(rows, hidden), entropy)
+
+    def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
+        """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
+        targets, temperature = rows.input_ids[rows.sampled], rows.temperatures(self.args.temperature)
+
+        def read(part: ToRead, tokens: Tensor | None) -> tuple[Tensor | None, ...]:
+            each = isinstance(temperature, Tensor) and tokens is not None
+            if tokens is not None and len(tokens) < len(targets) and self.strategy.sharded:
+                raise ValueError(
+                    f"policy {self.name!r}: rows are longer and shorter than {length_regimes(base_of(model))[0]} tokens, beyond which "
+                    "its longrope reads them apart, and processes that share weights must make equally many forwards; keep prompts "
+                    "and response_length below that, or hold the weights whole (without FSDP and ZeRO-3)"
+                )
+            return read_actions(
+                model,
+                part,
+                targets if tokens is None else targets[tokens],
+                temperature[tokens] if each else temperature,  # type: ignore[index]
+                self.autocast,
+                self.args.logits_chunk,
+                entropies,
+                entropy_gradient,
+            )
+
+        base = base_of(model)
+        return in_regimes(rows, length_regimes(base), tree_limits(base), read)
+
+    def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
+        """Return the critic's values [M] at the sampled tokens of ``rows``, or None without a critic.
+
+        ``hidden`` [M, H] are the hidden states of the policy's own forward there. A critic with other weights or
+        another context runs its own forward.
+        """
+        if self.critic == "none":
+            return None
+        if self.central_values is not None:
+            with self.autocast():
+                return self.central_values(rows)
+        if self.critic == "head" and rows.critic is None:
+            hidden = hidden.detach() if self.args.detach_critic or rows.critic_only else hidden
+        else:
+            hidden = self._critic_states(rows)
+        if self.value_head is None:
+            return base_of(self.value_model).score(hidden).squeeze(-1).float()
+        return self.value_head(hidden, rows.head[rows.sampled[0]])
+
+    def _critic_states(self, rows: TokenBatch) -> Tensor:
+        """Return hidden states [M, H] of the critic's own forward, because its weights or its context differ."""
+        adapter = self.critic_adapter if self.critic == "adapter" else None
+        detach = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
+        gradients = torch.no_grad() if detach else nullcontext()
+        with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), gradients:
+            model: Any = self.model if self.value_model is None else self.value_model
+            return states_of(model, rows)
+
+    def reference_logprobs(self, rows: TokenBatch) -> Tensor:
+        """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
+        with self.reference_model() as model:
+            return self._read(model, rows)[1]
+
+    def autocast(self) -> Any:
+        """Return a context manager for mixed precision (``bf16``), which does nothing without it."""
+        # accelerate's own context does nothing under DeepSpeed
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed_precision)
+
+    @torch.no_grad()
+    def compute_old_logprobs_and_values(self, rows: TokenBatch) -> dict[str, float]:
+        """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs`` of ``rows`` under the weights that sampled them.
+
+        This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
+        forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update, whose
+        second forward is compared with it (:mod:`trl_ext.learning.invariants`). All processes call this together.
+
+        Returns:
+            The mean entropy per sampled token, over all processes.
+
+        Raises:
+            NonFiniteError: a log-probability or a value is NaN or infinite.
+            ValueError: a separate value model or the reference lacks a token of ``rows``.
+        """
+        args = self.args
+        self._check_vocabulary(rows)
+        parts = self.microbatches(rows, args.per_device_train_batch_size)
+        keep = (
+            len(parts) == 1
+            and self.checked
+            and args.num_mini_batches == 1
+            and not args.gradient_checkpointing
+            and distributed.size() == 1
+        )
+        self._kept_forward = None
+        logprobs, values, references, entropies = [], [], [], []
+        for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
+            microbatch = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
+            # the reference goes first, while memory holds no graph yet
+            reference = self._reference_logprobs(microbatch) if args.kl_coef != 0 else None
+            with torch.set_grad_enabled(keep):
+                out = self.strategy.call(partial(self.forward, microbatch, entropies=True))
+            references.append(out.logprobs.detach() if reference is None else reference)
+            self._kept_forward = (rows, out) if keep else None
+            logprobs.append(out.logprobs.detach())
+            entropies.append(cast(Tensor, out.entropies).detach())
+            values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
+        if parts:
+            order, real = torch.cat(parts), slice(len(parts))
+            rows.old_logprobs = _scatter(torch.cat(logprobs[real]), rows, order)
+            rows.values = _scatter(torch.cat(values[real]), rows, order)
+            rows.ref_logprobs = _scatter(torch.cat(references[real]), rows, order)
+        self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
+        own = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
+        sums = [float(sum(own)), float(len(rows.sampled[0]))]
+        entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
+        return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
+
+    def _reference_logprobs(self, rows: TokenBatch) -> Tensor:
+        """Return :meth:`reference_logprobs`. Processes that share the reference's weights call this together."""
+        holder = self.strategy if self.reference is None else self.frozen
+        return holder.call(lambda: self.reference_logprobs(rows))
+
+    def microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
+        """Return the indices of ``rows`` that each forward reads, at most ``most_rows`` of them; by default of all rows."""
+        index = torch.arange(len(rows)) if index is None else index
+        return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def accumulate(self, rows: TokenBatch, index: Tensor) -> dict[str, float]:
+        """Add the gradient of the loss over the minibatch ``index`` of ``rows``, micro-batch by micro-batch.
+
+        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. All
+        processes call this together, even with an empty ``index``.
+
+        Returns:
+            The statistics of the minibatch, over all processes.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        args = self.args
+        totals = Totals.of(rows, index, args)
+        found: list[MicroBatch] = []
+        device = rows.input_ids.device
+        kept, self._kept_forward = self._kept_forward, None
+        reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
+        parts = self.microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
+        rounds = self.strategy.rounds(len(parts), device)
+        for number in range(rounds):
+            last = number + 1 == rounds
+            if number >= len(parts):
+                with self.active():
+                    self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
+                continue
+            microbatch = rows.take(parts[number])
+            if reuse and kept is not None:
+                out = kept[1]
+            else:
+                out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
+            loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
+            with self.active():  # the adapter must stay on, because backward may recompute activations
+                self.strategy.backward(loss, last)
+            found.append((microbatch, out.logprobs.detach(), measures))
+        return self.summed(found)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether forwards are rounded to half precision."""
+        return self.mixed_precision or rounds(base_of(self.model))
+
+    def summed(self, found: Sequence[MicroBatch]) -> Metrics:
+        """Return the statistics of a minibatch, summed over its micro-batches and all processes.
+
+        All measures are read at once, after the last backward pass, so that the device is waited for once.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite.
+        """
+        numbers = (
+            torch.stack([torch.stack(list(measures.values())) for *_, measures in found]).tolist() if found else []
+        )
+        sums: Metrics = {}
+        for (rows, logprobs, measures), values in zip(found, numbers, strict=True):
+            for key, value in zip(measures, values, strict=True):
+                sums[key] = sums.get(key, 0.0) + value
+            if not math.isfinite(sums["loss"]):
+                self._report_not_finite(rows, logprobs, sums["loss"])
+        parts = distributed.all_gather(sums)
+        return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
+
+    def has_forward(self, rows: TokenBatch) -> bool:
+        """Return whether :meth:`compute_old_logprobs_and_values` kept the forward of ``rows`` for the first step."""
+        return self._kept_forward is not None and self._kept_forward[0] is rows
+
+    def let_learn(self) -> None:
+        """Turn on gradients for all parameters that this learner trains, whichever adapter is active."""
+        for parameter in self._trainable:
+            parameter.requires_grad_(True)
+
+    def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
+        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows.
+
+        Raises:
+            NonFiniteError: always.
+        """
+        spread = _scatter(logprobs, rows, torch.arange(len(rows)))
+        self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
+        raise NonFiniteError(f"policy {self.name!r}: the loss is {loss} on rows {'; '.join(rows.labels[:4])}")
+
+    def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
+        """Return a loss of 0 through everything that is trained.
+
+        A process without further micro-batches needs it, because sharded processes must run equally many forwards, and
+        reduce the gradients of the same parameters.
+        """
+        out = self.forward(placeholder(device, critic_only))
+        policy = torch.zeros((), device=device) if critic_only else out.logprobs.sum()
+        return 0.0 * (policy if out.values is None else policy + out.values.sum())
+
+    def step(self) -> float:
+        """Clip this policy's gradients, step its optimizer and clear the gradients.
+
+        Returns:
+            The gradient norm before clipping.
+
+        Raises:
+            NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
+        """
+        wanted = self.args.max_grad_norm
+        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
+        return norm
+
+    def _check_vocabulary(self, rows: TokenBatch) -> None:
+        """Check that the other models that read the policy's ids have them: the value model and the reference."""
+        read = rows if rows.critic is None else rows.critic
+        readers = [("value model", self.value_model, read)]
+        if self.args.kl_coef != 0:
+            readers.append(("reference", self.reference, rows))
+        for name, model, ids in readers:
+            if model is None or not len(rows):
+                continue
+            longest, room = max(ids.tree.lengths), room_of(base_of(model))
+            if room is not None and longest > room:
+                raise ValueError(
+                    f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a {name} with a longer "
+                    "context, or lower response_length"
+                )
+            size, highest = base_of(model).config.get_text_config().vocab_size, int(ids.input_ids.max())
+            if highest >= size:
+                raise ValueError(
+                    f"policy {self.name!r}: token id {highest} is outside the {name}'s vocabulary of {size}; it reads the "
+                    f"policy's ids, so pass a {name} with the policy's tokenizer"
+                )
+
+    def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
+        for what, values in named.items():
+            bad = (~torch.isfinite(values)).any(1)
+            if bool(bad.any()):
+                labels = [label for label, is_bad in zip(rows.labels, bad.tolist(), strict=True) if is_bad]
+                raise NonFiniteError(f"policy {self.name!r}: a {what} is not finite at {'; '.join(labels[:4])}")
+
+
+def check_mixed_precision(given: str) -> bool:
+    """Return whether the run uses mixed precision in bfloat16, from accelerate's ``mixed_precision``.
+
+    Raises:
+        ValueError: it is another kind of mixed precision.
+    """
+    if given not in ("no", "bf16"):
+        raise ValueError(
+            f"mixed_precision: expected 'no' or 'bf16', got {given!r}: loss scaling is not supported here; change "
+            "mixed_precision in the launcher's configuration, or set training.bf16"
+        )
+    return given == "bf16"
+
+
+def starting_point(model: Any, adapter: str) -> str | None:
+    """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
+
+    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference. Any
+    other adapter changes the model, or may, so its present weights are copied to another adapter. An adapter that trains
+    biases of its base cannot be copied, and :class:`Learner` copies the whole model.
+    """
+    if shared_parameters(model, adapter) or _changes_nothing(model, adapter):
+        return None
+    return _start_of(model, adapter)
+
+
+def _changes_nothing(model: Any, adapter: str) -> bool:
+    """Return whether an adapter is a LoRA of matrices whose products are all 0."""
+    config, weights = model.peft_config[adapter], adapter_parameters(model, adapter)
+    # the half that begins with 0: B of linear layers, A of embeddings
+    products = {name: w for name, w in weights.items() if ".lora_B" in name or ".lora_embedding_A" in name}
+    others = [n for n in weights.keys() - products.keys() if ".lora_A" not in n and ".lora_embedding_B" not in n]
+    kind = type(config) is LoraConfig and not config.use_dora and not changes_base(config)
+    return kind and not others and all(not bool(w.any()) for w in products.values())
+
+
+def _start_of(model: Any, adapter: str) -> str:
+    copy_adapter(model, adapter, name := f"{adapter}_start")
+    return name
+
+
+def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
+    """Put the values [M] of the sampled tokens of ``rows`` back to [N, T], with zeros elsewhere.
+
+    The rows of ``flat`` are in ``order`` [N].
+    """
+    row, column = rows.take(order).sampled
+    full = flat.new_zeros(rows.sampled_mask.shape)
+    full[order.to(row.device)[row], column] = flat
+    return full
+
+
+def _flat(groups: list[dict]) -> list[nn.Parameter]:
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _is_quantized(module: Any) -> bool:
+    return getattr(module, "is_quantized", False)  # transformers sets it on quantised models only
+
+
+def _check_device(name: str, model: Any, device: torch.device) -> None:
+    """Check that a quantised model is on its ``device``, because it stays where it was loaded.
+
+    Raises:
+        ValueError: it is elsewhere.
+    """
+    found = base_of(model).device
+    if (found.type, found.index or 0) != (device.type, device.index or 0):
+        raise ValueError(
+            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; load "
+            f"its model with device_map={{'': '{device}'}}"
+        )
+
+
+def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
+    """Give ``adapters`` of a model the dtype of its half-precision base.
+
+    Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
+    optimizer steps float32 master weights.
+    """
+    names = [name for name in adapters if name is not None]
+    dtype = next(p.dtype for p in base_parameters(model).values() if p.is_floating_point()) if names else torch.float32
+    for name in names if dtype in HALF_PRECISION else ():
+        for tensor in adapter_state(model, name).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)

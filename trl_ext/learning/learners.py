@@ -1,0 +1,255 @@
+"""Everything that touches weights in an update, for one learner or several, perhaps with a central critic."""
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from trl_ext.learning.central_critic import CentralCritic
+from trl_ext.learning.checkpoint import Learners, Saving, save_policy
+from trl_ext.learning.invariants import check_samples, check_unmoved
+from trl_ext.learning.joint import accumulate_together, groups_of
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.memory import limit_microbatches
+from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
+from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
+from trl_ext.ppo.losses import engine_gap
+from trl_ext.process import distributed
+from trl_ext.process.free_memory import free_bytes
+from trl_ext.process.waits import Threads, finished, result
+from trl_ext.sharding.frozen import Frozen
+from trl_ext.sharding.replicated import Replicated
+
+Result = TypeVar("Result")
+
+
+class Learning:
+    """The learners of a run by name, and the two steps that an update needs of them.
+
+    Data flow: completions -> :meth:`token_batches` -> advantages -> :meth:`update`. The first step computes old
+    log-probabilities, reference log-probabilities and values under the present weights. The caller fills in the
+    advantages. The last step computes losses and gradients and changes the weights.
+
+    Learners on different devices (``placement: split``) work at the same time, each device in a thread. They share no
+    weights and draw no random numbers, so the results are those of one after the other.
+    """
+
+    def __init__(
+        self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
+    ):
+        self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
+        self.holders: dict[str, Replicated | Frozen] = {name: own.strategy for name, own in learners.items()}
+        """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
+        self._limited = False
+        self._gaps: dict[str, tuple[float, float]] = {}
+        """``engine_gap`` and ``engine_kl`` of the present update, by learner."""
+
+    def token_batches(
+        self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
+    ) -> tuple[dict[str, TokenBatch], dict[str, Metrics]]:
+        """Build each learner's token batch, with old log-probabilities and values.
+
+        All processes call this together.
+
+        Args:
+            completions: what each learner is trained on.
+            critic_only: whether the batches train the critics only, while the policies keep their weights.
+
+        Returns:
+            The token batches and their statistics, both by learner.
+
+        Raises:
+            ValueError: ``critic_only`` does not go together with DeepSpeed's weight decay.
+            NonFiniteError: a log-probability or a value is NaN or infinite.
+            DoesNotFit: gradients and moments need more memory than the device has left.
+        """
+        if not self._limited:  # the first rollouts are over, and everything but gradients and moments is in memory
+            limit_microbatches(self.learners.values(), free_bytes)
+            self._limited = True
+        names = list(completions)
+        found = self._on_all_devices(
+            [[name] for name in names], lambda group: self._token_batch(group[0], completions[group[0]], critic_only)
+        )
+        batches, metrics = zip(*found, strict=True) if found else ((), ())
+        return dict(zip(names, batches, strict=True)), dict(zip(names, metrics, strict=True))
+
+    def _token_batch(self, name: str, sampled: Sequence[Completion], critic_only: bool) -> tuple[TokenBatch, Metrics]:
+        """Return the token batch of a learner and its statistics."""
+        learner = self.learners[name]
+        if critic_only and learner.strategy.steps_all and self.args.weight_decay:
+            raise ValueError(
+                f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; expected "
+                f"weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
+            )
+        device = learner.device
+        batch = build_token_batch(sampled, device, critic_only)
+        metrics = learner.compute_old_logprobs_and_values(batch)
+        distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batch), device)
+        if tokens:
+            metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
+            self._gaps[name] = distance / tokens, difference / tokens
+        counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
+        answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
+        metrics["val/num_eos_tokens"] = ended
+        metrics["completions/mean_length"] = length / max(answers, 1.0)
+        metrics["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
+        return batch, metrics
+
+    def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
+        """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each.
+
+        Args:
+            batches: the token batches by learner, with advantages.
+            step: the number of updates made so far. Minibatches are drawn from it and from the run's seed.
+
+        Returns:
+            The metrics by learner, with the norm of the ``central_critic`` if there is one, and the first learner's learning
+            rate in this update.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+            ForwardsDiffer: in a learner's first minibatch, two forwards of the same weights differ, or in the run's first update
+                what was sampled is not what is trained on.
+        """
+        args = self.args
+        collected: dict[str, list[Metrics]] = {name: [] for name in batches}
+        central_norms: list[float] = []
+        active = set(batches)  # learners that target_kl has not stopped
+        if step == 0:
+            for name, gap in self._gaps.items():
+                check_samples(self.learners[name], batches.get(name), gap)
+        for epoch in range(args.num_ppo_epochs):
+            minibatches = {name: self.minibatches(batch, step, epoch) for name, batch in batches.items()}
+            for number in range(args.num_mini_batches):
+                stepping = [n for n in minibatches if n in active and self._any_rows(minibatches[n][number])]
+                indices = {name: minibatches[name][number] for name in stepping}
+                for name, measures in self._accumulated(batches, indices).items():
+                    collected[name].append(measures)
+                    if epoch == number == 0:
+                        check_unmoved(self.learners[name], batches[name], indices[name], measures)
+                # all gradients are computed before any weights change
+                norms = self._on_all_devices([[n] for n in stepping], lambda group: self.learners[group[0]].step())
+                for name, norm in zip(stepping, norms, strict=True):
+                    collected[name][-1]["grad_norm"] = norm
+                    if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
+                        active.discard(name)
+                if self.central is not None and stepping:
+                    central_norms.append(self.central.step())
+        rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
+        with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+            for learner in self.learners.values():
+                learner.scheduler.step()
+            if self.central is not None:
+                self.central.scheduler.step()
+        merged = {name: update_metrics(entries) for name, entries in collected.items()}
+        if args.target_kl is not None:
+            for name in merged:
+                merged[name]["policy/stopped_early"] = float(name not in active)
+        if central_norms:
+            merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
+        return merged, rate
+
+    def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
+        """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
+
+        Of as many successive ones as there are minibatches, each gets one at random. So a minibatch has the same rows however
+        many processes there are, and every process has nearly equally many of them. All processes call this together.
+
+        Returns:
+            The indices of this process's rows in each minibatch.
+        """
+        together, most = batch.inseparable(), self.args.num_mini_batches
+        counts: list[int] = distributed.all_gather(len(together))
+        first = sum(counts[: distributed.rank()])
+        rng = np.random.default_rng([self.args.seed, step, epoch])
+        rounds = np.tile(np.arange(most), (math.ceil(sum(counts) / most), 1))
+        dealt = rng.permuted(rounds, axis=1).ravel()[first : first + len(together)]
+        own = [[together[i] for i in np.flatnonzero(dealt == number)] for number in range(most)]
+        return [torch.tensor([row for rows in part for row in rows], dtype=torch.long) for part in own]
+
+    @contextmanager
+    def whole_weights(self, names: Collection[str] | None = None, references: bool = False) -> Iterator[None]:
+        """Give every process the whole weights of the policies ``names``, to sample or to save; by default of all.
+
+        ``references`` asks for the references of learners too. All processes enter together.
+        """
+        wanted = list(self.holders if names is None else names)
+        held: list[Replicated | Frozen] = [self.holders[name] for name in wanted]
+        if references:
+            held += [self.learners[name].frozen for name in wanted if name in self.learners]
+        with ExitStack() as stack:
+            for holder in {id(holder): holder for holder in held}.values():  # adapters of one base have one holder
+                stack.enter_context(holder.whole())
+            yield
+
+    def autocast(self) -> AbstractContextManager:
+        """Return a context manager for the precision of the training forward (``bf16``)."""
+        return next(iter(self.learners.values())).autocast()
+
+    def begin_saving(self, folder: Path) -> Saving:
+        """Begin to write every policy into ``folder/NAME``. All processes call this together."""
+        return self.learners.begin_saving(folder)
+
+    def load(self, folder: Path) -> None:
+        """Load every policy from ``folder/NAME``. All processes call this together.
+
+        Raises:
+            CheckpointError: a policy is missing, or its files are not those of its learner.
+        """
+        self.learners.load(folder)
+
+    def save_policy(self, name: str, folder: Path) -> None:
+        """Save a policy as a ``from_pretrained`` folder, inside of :meth:`whole_weights`."""
+        save_policy(self.learners[name], folder)
+
+    def trained_bytes(self) -> int:
+        """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
+        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
+        return sum(p.numel() * p.element_size() for p in trained.values())
+
+    def peak_memory(self) -> float:
+        """Return the largest memory in use so far (:func:`trl_ext.learning.metrics.peak_memory`)."""
+        return peak_memory(learner.device for learner in self.learners.values())
+
+    def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+        """Add every learner's gradient of its minibatch and return the statistics by learner.
+
+        With ``joint_adapters``, learners of one base are updated in one backward pass.
+        """
+        index, joint = minibatch, self.args.joint_adapters
+        alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
+        groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
+
+        def accumulate(group: list[str]) -> dict[str, Metrics]:
+            if len(group) == 1:
+                return {group[0]: self.learners[group[0]].accumulate(batches[group[0]], index[group[0]])}
+            return accumulate_together(self.learners, batches, {name: index[name] for name in group})
+
+        return {name: found for part in self._on_all_devices(groups, accumulate) for name, found in part.items()}
+
+    def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
+        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device.
+
+        Groups on one device work one after the other, as without threads. Processes that train together exchange messages,
+        whose order must be the same in all of them, and a central critic belongs to all learners, so neither has threads.
+        """
+        by_device: dict[torch.device, list[int]] = {}
+        for number, group in enumerate(groups):
+            by_device.setdefault(self.learners[group[0]].device, []).append(number)
+        if len(by_device) < 2 or self.central is not None or distributed.size() > 1:
+            return [work(group) for group in groups]
+        with Threads(len(by_device), "learns") as threads:
+            ends = [threads.submit(lambda own: [(n, work(groups[n])) for n in own], own) for own in by_device.values()]
+            finished(ends)  # also where one has failed, so that none is at work afterwards
+            found = dict(entry for end in ends for entry in result(end))
+        return [found[number] for number in range(len(groups))]
+
+    def _any_rows(self, index: torch.Tensor) -> bool:
+        """Return whether any process has rows in a minibatch."""
+        return distributed.all_reduce_max(len(index), self.device) > 0

@@ -1,0 +1,105 @@
+"""Read a batch whose rows go through different LoRA adapters of one base.
+
+PEFT can do this too (``adapter_names``). It picks each adapter's rows out of the batch in every layer, which takes many
+small operations. Here a layer multiplies with the matrices of all adapters side by side, and a mask keeps of each row
+what its own adapter gives. That is two products a layer, whatever the number of adapters.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trl_ext.models.agreement import agrees
+from trl_ext.models.lora_merge import matrices
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""The fields of configurations that say how many experts a layer has."""
+
+
+def mixes(model: Any, adapter: str | None) -> bool:
+    """Return whether rows of ``adapter`` can stand beside rows of other adapters in one batch.
+
+    It must be a LoRA of linear layers below the output head. The head reads the trained tokens of all rows as one row, and
+    an expert reads some tokens of all rows. Neither can know whose a token is. What both ways compute is compared once.
+    """
+    if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
+        return False
+    base: Any = model.get_base_model()
+    if any(getattr(base.config.get_text_config(), name, None) for name in EXPERTS):
+        return False
+    if any(layer is base.get_output_embeddings() for layer in layers):
+        return False
+
+    def compared(ids: Tensor) -> Tensor:
+        with mixed(model, [adapter]) as choose:
+            choose(rows)
+            return base(input_ids=ids.expand(len(rows), -1)).logits
+
+    rows = [adapter, None, adapter]  # what belongs to a row must not depend on the rows beside it
+    return agrees(model, rows, "mixed", compared)
+
+
+class _Rows:
+    """Which adapter each row of a batch has."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self.names, self.device = names, device
+        self.chosen: list[int] = []
+        self.masks: dict[tuple, Tensor] = {}
+
+    def choose(self, adapters: Sequence[str | None]) -> None:
+        """Take the adapter of each row, [B]. None is the base alone."""
+        chosen = [len(self.names) if adapter is None else self.names.index(adapter) for adapter in adapters]
+        if chosen != self.chosen:
+            self.chosen, self.masks = chosen, {}
+
+    def mask(self, parts: tuple[tuple[int, float], ...]) -> Tensor:
+        """Return [B, 1, R]: the scale of each row's adapter in that adapter's columns, and 0 in those of others.
+
+        ``parts`` are the rank and the scale of each adapter. They are the same in most layers.
+        """
+        if parts not in self.masks:
+            scales = torch.block_diag(*[torch.full((1, rank), scale) for rank, scale in parts])
+            scales = torch.cat([scales, torch.zeros(1, scales.shape[1])])  # the base alone
+            self.masks[parts] = scales[self.chosen].unsqueeze(1).to(self.device)
+        return self.masks[parts]
+
+
+@contextmanager
+def mixed(model: PeftModel, adapters: Collection[str]) -> Iterator[Callable[[Sequence[str | None]], None]]:
+    """Let the base of ``model`` read rows of several ``adapters``, for which :func:`mixes` holds.
+
+    This yields a function that takes the adapter of each row, [B]. It is called before the base reads other rows. The
+    matrices are put side by side once, at the beginning, with gradients if these are on. Dropout is left out.
+    """
+    names = sorted(set(adapters))
+    layers = [m for m in model.modules() if isinstance(m, LoraLayer) and not m.lora_A.keys().isdisjoint(names)]
+    rows = _Rows(names, next(model.parameters()).device)
+    try:
+        for layer in layers:
+            layer.forward = _forward(layer, rows)  # type: ignore[method-assign, assignment]
+        yield rows.choose
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+
+
+def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:
+    """Return a forward of ``layer`` in which each row goes through its own adapter."""
+    own = [name for name in rows.names if name in layer.lora_A]
+    down = torch.cat([layer.lora_A[name].weight for name in own])
+    up = torch.cat([layer.lora_B[name].weight for name in own], 1)
+    parts = tuple((layer.r[n], layer.scaling[n]) if n in own else (0, 0.0) for n in rows.names)
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = layer.base_layer(x, *args, **kwargs)
+        inner = linear(x.to(down.dtype), down) * rows.mask(parts).to(down.dtype)
+        return result + linear(inner, up).to(result.dtype)
+
+    return forward

@@ -1,0 +1,91 @@
+"""Compute PPO's token advantages from scores, log-probabilities and values."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trl_ext.ppo import maths
+from trl_ext.ppo.batch import TokenBatch
+from trl_ext.ppo.options import PPOOptions
+
+
+def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = True) -> dict[str, float]:
+    """Fill in ``advantages`` and ``returns`` of ``rows``, and return statistics.
+
+    ``rows`` have old log-probabilities and values. Token rewards are the KL penalty plus what each token earned, which
+    for a completion with one score is that score at its last sampled token. GAE runs over each row's sampled tokens. Advantages are whitened within each ``rows.group``. Without a
+    critic, lambda is 1 and values are 0, so the advantage is the whitened return.
+    """
+    token_gae(rows, options, has_critic)
+    metrics = row_metrics(rows, options)
+    whiten_groups([rows])
+    return metrics
+
+
+def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
+    """Fill in ``advantages`` (not whitened) and ``returns`` by GAE within each row. Without a critic, lambda is 1."""
+    rewards = token_rewards(rows, options)
+    if options.whiten_rewards:
+        rewards = _whitened([rewards], [rows], shift_mean=False)[0]
+    lam = options.lam if has_critic else 1.0
+    values = rows.values.to(rewards.dtype)
+    rows.advantages, rows.returns = maths.gae(rewards, values, rows.sampled_mask, options.gamma, lam)
+
+
+def token_rewards(rows: TokenBatch, options: PPOOptions) -> Tensor:
+    """Return token rewards [N, T]: what each sampled token earned, minus the KL penalty if ``kl_in`` is reward."""
+    kl_coef = options.kl_coef if options.kl_in == "reward" else 0.0
+    return rows.token_scores - kl_coef * token_kl(rows, options.kl_estimator)
+
+
+def token_kl(rows: TokenBatch, estimator: str) -> Tensor:
+    """Return the estimated KL divergence from the reference at every sampled token [N, T], and 0 elsewhere."""
+    return torch.where(rows.sampled_mask, maths.kl_estimate(rows.old_logprobs, rows.ref_logprobs, estimator), 0.0)
+
+
+def whiten_groups(batches: Sequence[TokenBatch], unbiased: bool = True) -> None:
+    """Whiten ``advantages`` within each ``group``, over the sampled tokens of all ``batches``.
+
+    The batches may belong to several policies. The standard deviation is ``unbiased``, or that of the population.
+    """
+    values = [rows.advantages for rows in batches]
+    for rows, whitened in zip(batches, _whitened(values, batches, unbiased=unbiased), strict=True):
+        rows.advantages = whitened
+
+
+def _whitened(
+    values: Sequence[Tensor], batches: Sequence[TokenBatch], shift_mean: bool = True, unbiased: bool = True
+) -> list[Tensor]:
+    results = [torch.zeros_like(v) for v in values]
+    for group in torch.cat([r.group for r in batches]).unique().tolist():
+        masks = [r.sampled_mask & (r.group == group).unsqueeze(1) for r in batches]
+        flat = torch.cat([v[m] for v, m in zip(values, masks, strict=True)])
+        whitened = maths.masked_whiten(flat, torch.ones_like(flat, dtype=torch.bool), shift_mean, unbiased)
+        parts = whitened.split([int(m.sum()) for m in masks])
+        for result, mask, part in zip(results, masks, parts, strict=True):
+            result[mask] = part
+    return results
+
+
+def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
+    """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance."""
+    kl = token_kl(rows, options.kl_estimator)
+    penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
+    known = rows.value_mask
+    values, returns = rows.values[known], rows.returns[known]
+    found = {
+        "objective/entropy": (-rows.old_logprobs).sum(1).mean(),
+        "objective/scores": rows.score.mean(),
+        "objective/rlhf_reward": penalty + rows.score.mean(),
+        "returns": returns.float().var(unbiased=False),
+        "errors": (returns - values).float().var(unbiased=False),
+    }
+    if options.kl_coef != 0:  # without a reference the KL is unknown
+        found |= {f"objective/kl_{kind}": token_kl(rows, kind).sum(1).mean() for kind in ("k1", "k3")}
+        found |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
+    # one wait for the device; float64 holds each of them exactly
+    metrics = dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))
+    spread, errors = metrics.pop("returns"), metrics.pop("errors")
+    # 1 for a perfect critic, and 0 for one that predicts the mean return
+    return metrics | {"val/explained_variance": 1.0 - errors / spread if spread > 0 else 0.0}

@@ -1,0 +1,245 @@
+"""The options of PPO and of learners, declared once. Imports no torch.
+
+These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.PPOv2Config`.
+"""
+
+import math
+import numbers
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+
+def option(default, help: str):
+    """Return a dataclass field with a default and a help text."""
+    return field(default=default, metadata={"help": help})
+
+
+class _OneServesToo:
+    """Lets pydantic, which reads YAML, accept one number in the place of a list of numbers."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(int | list[int] | None)
+
+
+if TYPE_CHECKING:
+    TokenIds = int | list[int] | None
+else:
+    # the command-line parsers of transformers and TRL see a list, because they refuse a union of it and a number
+    TokenIds = Annotated[list[int] | None, _OneServesToo()]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the next token is drawn from a model's distribution.
+
+    It is drawn at ``temperature``, from the ``top_k`` likeliest tokens, and of these from the fewest that have ``top_p``
+    of the probability (nucleus sampling, Holtzman et al. 2020). A ``top_k`` of 0 and a ``top_p`` of 1 keep all tokens.
+    A ``temperature`` of 0 is greedy; the other two then change nothing.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+GREEDY = Decoding(0.0)
+"""The likeliest token at each step."""
+
+
+@dataclass
+class PPOOptions:
+    """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
+
+    Raises:
+        ValueError: an option is out of its range, or two options exclude each other.
+    """
+
+    total_episodes: int | None = option(
+        None,
+        "Episodes of the whole run; default: num_train_epochs over the data. An episode is a question that is asked of a "
+        "team, and a completion of one policy.",
+    )
+    num_ppo_epochs: int = option(4, "Passes over each collected batch.")
+    num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
+    local_rollout_forward_batch_size: int = option(64, "Rows per batch of sampling, and per batch of a reward model.")
+    max_tokens_per_generate: int | None = option(
+        None, "Most tokens, padding included, in a batch of sampling; local_rollout_forward_batch_size limits its rows."
+    )
+    keep_states: bool = option(
+        True, "Keep the KV cache of a conversation between its turns (memory for speed; not with sliding windows)."
+    )
+    keep_states_gib: float | None = option(
+        None, "Most GiB of kept KV cache; what does not fit is read again. Default: half of the free memory."
+    )
+    max_tokens_per_microbatch: int | None = option(
+        None,
+        "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits its "
+        "rows. What rows share, such as a prompt, counts once. A longer row is read alone. Default: on an accelerator, what "
+        "its free memory holds.",
+    )
+    joint_adapters: bool = option(
+        False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
+    )
+    logits_chunk: int | None = option(
+        None, "Compute logits for this many tokens at a time, and again in the backward pass; None: for all at once."
+    )
+    response_length: int = option(53, "Most tokens of a completion.")
+    stop_token: Literal["eos", "none"] | None = option(
+        None,
+        "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
+    )
+    stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.")
+    stop_strings: list[str] | None = option(
+        None, "End a completion once its text contains one of these strings, whose tokens it keeps."
+    )
+    temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
+    top_p: float = option(
+        1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
+    )
+    top_k: int = option(0, "Sample from this many likeliest tokens; 0: from all. top_p cuts what this leaves.")
+    missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that does not end.")
+    kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k1", "Estimator of the KL penalty (trl_ext.ppo.maths.kl_estimate)."
+    )
+    kl_in: Literal["reward", "loss"] = option(
+        "reward",
+        "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3 only).",
+    )
+    objective: str = option("ppo", "Policy loss, a name of trl_ext.ppo.losses.OBJECTIVES: ppo or reinforce.")
+    ratio: Literal["token", "sequence", "sequence_mean", "trajectory"] = option(
+        "token",
+        "Ratio of new to old probability: of each token, of the whole completion (product over its tokens), its "
+        "length-normalised form, the geometric mean (GSPO), or of all completions of a trajectory (M-GRPO).",
+    )
+    cliprange: float = option(0.2, "Clip range of the policy ratio.")
+    cliprange_high: float | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
+    dual_clip: float | None = option(None, "Bound the loss at this many times -A where A < 0 (dual clip), e.g. 3.")
+    tis_cap: float | None = option(
+        None, "Largest importance weight of reinforce (truncated importance sampling); None: weight 1."
+    )
+    engine_tis_cap: float | None = option(
+        None,
+        "Weigh every token by the trainer's probability over the engine's, at most by this cap; None: no weights.",
+    )
+    engine_tis_mode: Literal["token_truncate", "token_mask", "sequence_mask"] = option(
+        "token_truncate",
+        "What happens to weights above engine_tis_cap (c): cut to it; or, below 1/c too, the token is not trained on, or the "
+        "whole completion is not, if the product of its weights is outside.",
+    )
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
+        "token_mean",
+        "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or the sum of "
+        "the completions' token means divided by the number of rollouts (MATPO).",
+    )
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
+    value_loss: Literal["clipped", "huber"] = option("clipped", "Critic's loss: squared or Huber, both clipped.")
+    huber_delta: float = option(10.0, "Where the Huber loss turns linear.")
+    vf_coef: float = option(0.1, "Weight of the critic's loss.")
+    cliprange_value: float = option(0.2, "Clip range of the critic's values.")
+    target_kl: float | None = option(
+        None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
+    )
+    gamma: float = option(1.0, "Discount per token.")
+    lam: float = option(0.95, "Lambda of GAE.")
+    whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
+
+    def __post_init__(self):
+        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
+        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
+        optional = {
+            "cliprange_high": 0,
+            "dual_clip": 1,
+            "tis_cap": 0,
+            "engine_tis_cap": 0,
+            "max_tokens_per_microbatch": 1,
+            "logits_chunk": 1,
+        }
+        for name, smallest in optional.items():
+            if getattr(self, name) is not None:
+                _at_least(self, smallest, name)
+        if self.engine_tis_mode != "token_truncate":
+            if self.engine_tis_cap is None:
+                raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
+            if self.engine_tis_cap <= 1:
+                raise ValueError(
+                    f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap and cap, "
+                    f"got {self.engine_tis_cap}"
+                )
+        if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
+            raise ValueError(
+                "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
+            )
+        if self.total_episodes is not None:
+            _at_least(self, 1, "total_episodes")
+        gib = self.keep_states_gib
+        if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
+            raise ValueError(
+                f"keep_states_gib: expected a number above 0, got {gib!r}; keep_states: false keeps nothing"
+            )
+        if self.huber_delta <= 0:
+            raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: expected a number above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k: expected a number of tokens, or 0 for all, got {self.top_k}")
+        if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
+            raise ValueError(
+                f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
+            )
+        if self.stop_strings is not None and (
+            not isinstance(self.stop_strings, list | tuple)
+            or not all(isinstance(s, str) and s for s in self.stop_strings)
+        ):
+            raise ValueError(
+                f"stop_strings: expected a list of texts that are not empty, got {self.stop_strings!r:.80}"
+            )
+        if self.stop_token is not None and self.stop_token_id is not None:
+            raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
+
+    @property
+    def decoding(self) -> Decoding:
+        """How the answers are sampled on which a policy is trained."""
+        return Decoding(self.temperature, self.top_p, self.top_k)
+
+
+@dataclass
+class LearnerOptions:
+    """How a policy and its critic learn. The YAML section ``training:`` and every trainer share these options.
+
+    The default learning rate is that of TRL 1.12's ``PPOConfig``, because scripts written for it rely on that. It suits
+    training all weights. An adapter usually needs a rate ten to a hundred times as high, and the configurations that
+    are shipped set their own.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
+    value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
+    lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
+    critic: Literal["head", "adapter", "model", "central", "none"] = option(
+        "head",
+        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a separate "
+        "model, one separate model for all policies of a team (central), or none (the advantage is the whitened return).",
+    )
+    detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
+    async_save: bool = option(
+        False,
+        "Write checkpoints of policies with all weights trained in the background, while training goes on. Each process "
+        "writes what it holds, and a checkpoint appears once it is whole.",
+    )
+
+    def __post_init__(self):
+        _at_least(self, 0, "learning_rate")
+        if self.value_learning_rate is not None:
+            _at_least(self, 0, "value_learning_rate")
+
+
+def _at_least(options, smallest: float, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, numbers.Real) or not smallest <= value < math.inf:  # type: ignore[operator]  # or NaN
+            raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")

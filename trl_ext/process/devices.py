@@ -1,0 +1,39 @@
+"""The devices of this process, of whichever kind: CUDA, ROCm, XPU and the others that torch knows."""
+
+from collections.abc import Iterable
+
+import torch
+from accelerate import PartialState
+
+
+def accelerator() -> torch.device | None:
+    """Return the kind of accelerator that this process can use, without an index, or None if it has none."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def accelerators() -> list[torch.device]:
+    """Return every accelerator that this process can use. The list is empty without one."""
+    kind = accelerator()
+    return [] if kind is None else [torch.device(kind.type, n) for n in range(torch.accelerator.device_count())]
+
+
+def process_device() -> torch.device:
+    """Return the device of this process, for models that no trainer places, such as verifiers and encoders.
+
+    It is the device that accelerate has chosen for a training or an evaluation, which is the CPU with ``use_cpu`` and the
+    accelerator of this rank otherwise. Outside of these it is the present accelerator, or the CPU without one.
+    """
+    if PartialState._shared_state:
+        return PartialState().device
+    kind = accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind.type, torch.accelerator.current_device_index())
+
+
+def peak_bytes(devices: Iterable[torch.device]) -> int | None:
+    """Return the peak memory of the accelerator among ``devices`` that held most, or None if none of them can tell."""
+    peaks = []
+    for device in set(devices):
+        ask = getattr(torch.get_device_module(device), "max_memory_allocated", None)  # CPU and MPS do not have it
+        if ask is not None:
+            peaks.append(ask(device))
+    return max(peaks, default=None)

@@ -1,0 +1,123 @@
+"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends. It says so, and its exit status is not that of a finished run."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from trl_ext.process.waits import Discarded, check, dropped_by
+
+TERMINATED = 143
+"""The exit status of a run that SIGTERM has ended before its end: 128 and the signal's number, as shells count."""
+TIDY = 3.0
+"""The seconds in which a process ends in good order after its run was saved."""
+_PATIENCE = b"the run ends as soon as its updates are saved; Ctrl-\\ ends it at once, and loses those after its last checkpoint\n"
+
+
+class Terminated(SystemExit):
+    """SIGTERM has ended the run before its end, and the run has been saved."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user pressed Ctrl-C, and the run has been saved."""
+
+
+def leave_soon(status: int) -> None:
+    """End the process with ``status`` after :data:`TIDY` seconds, if it does not end by itself. Its run is saved.
+
+    The end of the interpreter waits for threads of libraries and of users, and closes their tools and servers. These may hang.
+    """
+
+    def leave() -> None:
+        time.sleep(TIDY)
+        os._exit(status)
+
+    threading.Thread(target=leave, name="ends the process", daemon=True).start()
+
+
+class Interruptions:
+    """A context manager that records SIGTERM and SIGINT in ``asked`` instead of letting them end the process.
+
+    In a block ``with interruptions.droppable():`` a signal raises :class:`trl_ext.process.waits.Discarded` at once, here and in the
+    threads that work for the block. Such a block has not changed anything that cannot be done again. Elsewhere the signal
+    waits for the end of the update. Only the main thread receives signals, so the context manager does nothing in other
+    threads.
+
+    Args:
+        heard: is called once, in a thread of its own, when the first signal has come.
+    """
+
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
+        self.asked = 0
+        self.nothing_to_lose = False
+        """Whether every update that was made is in a checkpoint. Only then a second Ctrl-C ends the process at once."""
+        self._heard, self._signal, self._over = heard, threading.Event(), False
+        self._drop = threading.Event()
+        self._droppable = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruptions":
+        if threading.current_thread() is threading.main_thread():
+            # a handler cannot start a thread: it may have interrupted the start of one
+            threading.Thread(target=self._listen, name="hears of signals", daemon=True).start()
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._over = True
+        self._signal.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def droppable(self, at_once: bool = True) -> Iterator[None]:
+        """Let a signal drop what the block does.
+
+        A signal that came before the block drops it before it begins, or, if not ``at_once``, where it first waits for something.
+
+        Raises:
+            Discarded: a signal has come.
+        """
+        outer, self._droppable = self._droppable, True
+        try:
+            with dropped_by(self._drop, at_once):
+                if self.asked:
+                    self._drop.set()
+                    if at_once:
+                        check()
+                yield
+        finally:
+            self._droppable = outer
+
+    @property
+    def error(self) -> BaseException:
+        """The exception with which a run ends that a signal has ended."""
+        return Terminated() if self.asked == signal.SIGTERM else Interrupted()
+
+    @property
+    def name(self) -> str:
+        """The name of the signal."""
+        return signal.Signals(self.asked).name
+
+    def _listen(self) -> None:
+        self._signal.wait()
+        if not self._over:
+            self._heard()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again, self.asked = bool(self.asked), self.asked or number
+        self._signal.set()
+        if again and number == signal.SIGINT:
+            if self.nothing_to_lose:
+                raise KeyboardInterrupt
+            os.write(2, _PATIENCE)  # the signal may have come in the middle of a print
+        if self._droppable and not self._drop.is_set():
+            self._drop.set()
+            raise Discarded

@@ -1,0 +1,1 @@
+"""Sample from one model: prompts in token ids, completions in token ids."""

@@ -1,0 +1,222 @@
+"""Rows that are sampled together, token by token, with a KV cache."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trl_ext.models.forward import accepts, base_of, reading_of, tree_limits
+from trl_ext.ppo.batch import PADDING
+from trl_ext.sampling.drawing import draw
+from trl_ext.sampling.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
+from trl_ext.sampling.options import Sampling
+
+Choose = Callable[[Sequence[str]], None] | None
+"""Takes the adapter of each row of a batch, if rows have adapters of their own."""
+
+
+@dataclass
+class Row:
+    """A prompt and how it is sampled, and its completion as far as it is."""
+
+    prompt: list[int]
+    uniforms: Tensor | None
+    sampling: Sampling
+    adapter: str | None = None
+    owner: str | None = None
+    past: tuple[Block, int] | None = None
+    known: int = 0
+    """How many tokens at the beginning of the prompt an earlier turn may have read."""
+    longest: int | None = None
+    """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
+    regime: int = 0
+
+    def __post_init__(self):
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+
+    @property
+    def read_ids(self) -> list[int]:
+        """Return the tokens to read before the next one is sampled: the prompt, and what was sampled already."""
+        return self.prompt + self.ids if self.ids else self.prompt
+
+    def ended(self) -> bool:
+        """Return whether the completion has ended."""
+        return len(self.ids) >= self.sampling.max_new_tokens or (bool(self.ids) and self.sampling.ends(self.ids))
+
+    def pauses(self) -> bool:
+        """Return whether the next token belongs to another regime."""
+        return self.longest is not None and len(self.prompt) + len(self.ids) > self.longest
+
+    def name(self, tokens: list[int]) -> tuple:
+        """Return the name under which the states of a conversation of ``tokens`` are kept."""
+        return (self.owner, self.regime, *tokens)
+
+    @property
+    def read(self) -> int:
+        """Return how many tokens were read in an earlier turn."""
+        return 0 if self.past is None else self.past[0].lengths[self.past[1]]
+
+
+class Batch:
+    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
+
+    def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose):
+        self.model, self.base, self.states = model, base_of(model), states
+        self.choose_adapters = choose
+        self.device = next(self.base.parameters()).device
+        self.rows = rows
+        self.cache = empty_cache(self.base)
+        self.mask = torch.zeros(0)
+        self.longest = max(row.sampling.max_new_tokens for row in rows)
+        self.uniforms: Tensor | None = None  # if all rows are greedy
+        if any(row.uniforms is not None for row in rows):
+            self.uniforms = torch.zeros(len(rows), self.longest, dtype=torch.float64)
+            for numbers, row in zip(self.uniforms, rows, strict=True):
+                if row.uniforms is not None:
+                    left = row.uniforms[len(row.ids) :]
+                    numbers[: len(left)] = left
+            self.uniforms = self.uniforms.to(self.device)
+        self._find_draws()
+        self.reading = reading_of(self.base)
+        self.masks = _takes_masks(self.base)
+
+    def run(self) -> None:
+        """Sample every row to its end, or to where its positions need other angles.
+
+        A row that has ended stays until enough have, unless it would soon be longer than the others may be.
+        """
+        logits = self._prefill()
+        running = list(range(len(self.rows)))  # the positions in the batch that have not ended
+        ended = [False] * len(self.rows)
+        for step in range(self.longest):
+            tokens = self._choose(logits, step, ended)
+            for position in running:
+                ended[position] = self.rows[position].ended() or self.rows[position].pauses()
+            running = [position for position in running if not ended[position]]
+            if not running:
+                break
+            if len(running) <= (0.75 * len(self.rows) if self.rows[0].longest is None else len(self.rows) - 1):
+                self._keep_only(running)
+                tokens = tokens[torch.tensor(running, device=self.device)]
+                running, ended = list(range(len(running))), [False] * len(running)
+            logits = self._forward(tokens.unsqueeze(1))
+        self._keep_only([])
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> Tensor:
+        """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
+        first: dict[tuple, int] = {}
+        unique_of = [first.setdefault((row.adapter, *row.read_ids), len(first)) for row in self.rows]
+        all_rows, unique = self.rows, list(dict(zip(unique_of, self.rows, strict=True)).values())
+        past = max(row.read for row in unique)
+        new = [row.read_ids[row.read :] for row in unique]
+        width = max(map(len, new))
+        ids = torch.full((len(unique), width), PADDING)
+        self.mask = torch.zeros(len(unique), past, dtype=torch.long)
+        fresh = torch.zeros(len(unique), width, dtype=torch.long)
+        for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
+            ids[number, width - len(tokens) :] = torch.tensor(tokens)
+            fresh[number, width - len(tokens) :] = 1
+            self.mask[number, past - row.read :] = 1
+        self.mask = self.mask.to(self.device)
+        if past:
+            self.cache = assemble([row.past for row in unique], past, self.base)
+        if self.states is not None:
+            self.states.give_back(row.past for row in all_rows)
+        for row in all_rows:
+            row.past = None  # a block's memory is freed once its last row is copied
+        self.rows = unique
+        logits = self._forward(ids.to(self.device), fresh.to(self.device))
+        self.rows = all_rows
+        if len(unique) == len(all_rows):
+            return logits
+        index = torch.tensor(unique_of, device=self.device)
+        self.cache.batch_select_indices(index)
+        self.mask = self.mask[index]
+        return logits[index]
+
+    def _forward(self, ids: Tensor, fresh: Tensor | None = None) -> Tensor:
+        """Append ``ids`` [B, n] to the cache and return the logits of the next token, [B, V].
+
+        ``fresh`` [B, n] is 1 at tokens and 0 at padding. By default all are tokens.
+        """
+        fresh = torch.ones_like(ids) if fresh is None else fresh
+        self.mask = torch.cat([self.mask, fresh], 1)
+        options: dict[str, Any] = {}
+        if self.reading.positions:
+            options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :] + self.reading.first
+        if accepts(self.base, "logits_to_keep"):
+            # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
+            options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
+        if self.choose_adapters is not None:
+            self.choose_adapters([str(row.adapter) for row in self.rows])
+        mask = self.mask
+        if self.masks and ids.shape[1] == 1:
+            # transformers would look for padding, which a device waits for. Without padding it would take a kernel that reads
+            # keys and values once for every head that shares them.
+            mask = mask.bool()[:, None, None]
+        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **options)
+        return output.logits[:, -1].float()
+
+    # -- choosing tokens ------------------------------------------------------------------------------------------
+
+    def _choose(self, logits: Tensor, step: int, ended: list[bool]) -> Tensor:
+        """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
+        if len(self.draws) == 1:
+            [(drawn, _)] = self.draws
+            tokens, found = draw(logits, drawn, None if self.uniforms is None else self.uniforms[:, step])
+        else:
+            assert self.uniforms is not None  # only rows that are not greedy draw differently
+            tokens, found = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
+            for drawn, index in self.draws:
+                tokens[index], own = draw(logits[index], drawn, self.uniforms[index, step])
+                if own is not None:
+                    found[index] = own
+        if found is None:
+            chosen, logprobs = tokens.tolist(), None
+        else:
+            # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
+            numbers, logprobs = torch.stack([tokens.to(found.dtype), found]).tolist()
+            chosen = [int(number) for number in numbers]
+        for position, row in enumerate(self.rows):
+            if not ended[position]:
+                row.ids.append(chosen[position])
+                if logprobs is not None:
+                    row.logprobs.append(logprobs[position])
+        return tokens
+
+    def _find_draws(self) -> None:
+        """Find the rows that draw their tokens alike. They are computed together, as if they were alone in the batch."""
+        positions: dict[tuple[float, float, int], list[int]] = {}
+        for position, row in enumerate(self.rows):
+            positions.setdefault(row.sampling.drawn, []).append(position)
+        self.draws = [(drawn, torch.tensor(own, device=self.device)) for drawn, own in positions.items()]
+
+    def _keep_only(self, positions: list[int]) -> None:
+        """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
+        if self.states is not None:
+            leaving = sorted(set(range(len(self.rows))) - set(positions))
+            self.states.keep(
+                [self.rows[p].name(self.rows[p].read_ids) for p in leaving],
+                self.cache,
+                self.mask,
+                leaving,
+                [len(self.rows[p].prompt) + len(self.rows[p].ids) - 1 for p in leaving],
+            )
+        if positions:
+            index = torch.tensor(positions, device=self.device)
+            self.cache.batch_select_indices(index)
+            self.mask = self.mask[index]
+            self.rows = [self.rows[p] for p in positions]
+            self.uniforms = None if self.uniforms is None else self.uniforms[index]
+            self._find_draws()
+
+
+def _takes_masks(model: Any) -> bool:
+    """Return whether every layer of ``model`` takes one mask of keys, [B, 1, 1, T], in a step of decoding."""
+    limits = tree_limits(model)
+    return limits is not None and limits.blocks and plain_states(model) == "everywhere"

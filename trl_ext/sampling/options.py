@@ -1,0 +1,85 @@
+"""How completions are sampled, and what ends them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.stop_strings import StopStrings, ended
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample.
+
+    Args:
+        max_new_tokens: the most tokens of a completion.
+        temperature: the sampling temperature; 0 is greedy.
+        stop_ids: the token ids that end a completion.
+        batch_size: the most rows of a batch.
+        top_p: the share of the probability to sample from (:class:`trl_ext.ppo.options.Decoding`).
+        batch_tokens: the most tokens of a batch, padding included. A longer row is alone in its batch.
+        top_k: the number of likeliest tokens to sample from; 0: all.
+        stop_strings: the strings that end a completion too.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    stop_ids: frozenset[int] = frozenset()
+    batch_size: int = 64
+    top_p: float = 1.0
+    batch_tokens: int | None = None
+    top_k: int = 0
+    stop_strings: StopStrings | None = None
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""
+        return ended(ids, self.stop_ids, self.stop_strings)
+
+    @property
+    def drawn(self) -> tuple[float, float, int]:
+        """Return how a token is drawn: the temperature, top-p and top-k, which change nothing if it is greedy."""
+        return (self.temperature, self.top_p, self.top_k) if self.temperature > 0 else (0.0, 1.0, 0)
+
+
+@dataclass
+class Sampled:
+    """A completion: its token ids, up to and including what ended it, and their log-probabilities.
+
+    The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
+    make narrower than the model's own.
+
+    ``logprobs`` is None for a greedy completion, and where the model's state is recurrent.
+    """
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+
+
+def stop_ids_of(
+    model: PreTrainedModel, tokenizer: Tokenizer, stop_token: str | None, stop_id: int | list[int] | None
+) -> frozenset[int]:
+    """Return the token ids that end a completion.
+
+    ``stop_id`` has precedence. ``stop_token`` "none" means that completions always have their full length, and "eos"
+    means the tokenizer's EOS token. By default they are the EOS ids of the tokenizer and of the model's generation
+    config.
+
+    Raises:
+        ValueError: neither the tokenizer nor the generation config has an EOS id.
+    """
+    if stop_id is not None:
+        return frozenset([stop_id] if isinstance(stop_id, int) else stop_id)
+    if stop_token == "none":
+        return frozenset()
+    found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if stop_token is None and configured is not None:
+        found |= {configured} if isinstance(configured, int) else set(configured)
+    if not found:
+        raise ValueError(
+            "no end-of-sequence id is known: the tokenizer and the model's generation config name none; "
+            "set stop_token_id, or stop_token='none' to always generate the full length"
+        )
+    return frozenset(found)

@@ -1,0 +1,212 @@
+"""Sample from one policy, or from several adapters of one base: token ids in, token ids out.
+
+Prompts are sorted by length and cut into batches. Equal prompts are read once. Rows that have ended leave their batch.
+The KV cache of a conversation may be kept (:class:`trl_ext.sampling.kv_cache.KVCache`), so that its next turn reads only the new
+tokens. A row's random numbers depend only on its own key. They do not depend on the other rows of the batch, or on the
+number of processes.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteriaList
+
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.models.forward import base_of, length_regimes, reading_of
+from trl_ext.models.mixed_adapters import mixed
+from trl_ext.models.randomness import evaluating
+from trl_ext.ppo.batch import PADDING
+from trl_ext.process.random_states import forked_rng
+from trl_ext.sampling.batch import Batch, Choose, Row
+from trl_ext.sampling.drawing import uniforms
+from trl_ext.sampling.kv_cache import KVCache, plain_states
+from trl_ext.sampling.options import Sampled, Sampling
+
+
+def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
+    """Return the token ids of :func:`sample`, without log-probabilities."""
+    return [completion.ids for completion in sample(model, prompts, sampling)]
+
+
+@torch.no_grad()
+def sample(
+    model: Any,
+    prompts: list[list[int]],
+    sampling: Sampling,
+    keys: Sequence[tuple] | None = None,
+    adapters: Sequence[str] | None = None,
+    states: KVCache | None = None,
+    known: Sequence[int] | None = None,
+    owners: Sequence[str] | None = None,
+    own: Sequence[Sampling] | None = None,
+) -> list[Sampled]:
+    """Sample one completion for each prompt, in order.
+
+    Args:
+        model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
+            :func:`trl_ext.models.mixed_adapters.mixes` must allow.
+        prompts: the token ids of the prompts.
+        sampling: how to sample.
+        keys: the key of each row's random numbers. By default they come from torch's random state.
+        adapters: the adapter of each row.
+        states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
+        known: the number of tokens at the beginning of each prompt whose states may be in ``states``.
+        owners: the policy of each row, whose weights computed the states. By default it is the adapter.
+        own: how to sample each row, where rows differ. The limits of batches are those of ``sampling``.
+    """
+    if keys is None:
+        seed = int(torch.randint(2**62, (1,)))
+        keys = [(seed, row) for row in range(len(prompts))]
+    plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
+    plain = plain if reading.cached else "no"
+    if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
+        states = None  # sliding windows count columns, and kept states have padding between them
+    each = [sampling] * len(prompts) if own is None else own
+    rows = [Row(ids, uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
+    for row, adapter in zip(rows, adapters or (), strict=bool(adapters)):
+        row.adapter = row.owner = adapter
+    for row, owner in zip(rows, owners or (), strict=bool(owners)):
+        row.owner = owner
+    for row, n in zip(rows, known or (), strict=bool(known)):
+        row.known = n
+    with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
+        if plain == "no":
+            for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
+                for batch in _batches(alike, sampling):
+                    _generate_by_transformers(model, batch, alike[0].sampling, choose)
+        else:
+            for part in _in_regimes(rows, length_regimes(base_of(model))):
+                _take_states(part, states)
+                for equal in [part] if reading.padding else _equally_long(part):
+                    for batch in _batches(equal, sampling):
+                        Batch(model, batch, states, choose).run()
+    return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
+
+
+# -- rows and batches ---------------------------------------------------------------------------------------------
+
+
+def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
+    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``).
+
+    A row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers.
+    """
+    for number, longest in enumerate([*regimes, None]):
+        here = []
+        for row in rows:
+            row.longest, row.regime = longest, number
+            if not row.ended() and (longest is None or len(row.prompt) + len(row.ids) <= longest):
+                here.append(row)
+        if here:
+            yield here
+
+
+def _take_states(rows: list[Row], states: KVCache | None) -> None:
+    """Give rows the states of their conversations' earlier turns, as far as these are kept."""
+    if states is not None:
+        names = [row.name(row.read_ids[: row.known]) for row in rows]
+        for row, past in zip(rows, states.take(names), strict=True):
+            row.past = past
+
+
+def _equally_long(rows: list[Row]) -> list[list[Row]]:
+    """Return the rows in groups that need no padding, for models that would count it."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(len(row.read_ids), []).append(row)
+    return list(groups.values())
+
+
+def _alike(rows: list[Row], padding: bool) -> list[list[Row]]:
+    """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike.
+
+    ``padding`` says whether the model hides it, so that prompts of one group may have different lengths.
+    """
+    if not padding:
+        return [alike for equal in _equally_long(rows) for alike in _alike(equal, True)]
+    groups: list[list[Row]] = []
+    for row in rows:
+        group = next((group for group in groups if group[0].sampling == row.sampling), None)
+        if group is None:
+            groups.append([row])
+        else:
+            group.append(row)
+    return groups
+
+
+def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
+    """Yield batches from long rows to short ones, so that a lack of memory shows in the first batch."""
+    batch: list[Row] = []
+    new = 0  # the most new tokens of a row of the batch
+    for row in sorted(rows, key=lambda row: -len(row.prompt)):
+        new = max(new if batch else 0, row.sampling.max_new_tokens)
+        longest = len((batch or [row])[0].prompt) + new
+        full = sampling.batch_tokens is not None and (len(batch) + 1) * longest > sampling.batch_tokens
+        if batch and (full or len(batch) == sampling.batch_size):
+            yield batch
+            batch, new = [], row.sampling.max_new_tokens
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
+    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
+
+    ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
+    """
+    greedy = sampling.temperature <= 0
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=None if sampling.stop_ids or sampling.stop_strings else sampling.max_new_tokens,
+        do_sample=not greedy,
+        temperature=None if greedy else sampling.temperature,
+        top_k=None if greedy else sampling.top_k,
+        top_p=None if greedy else sampling.top_p,
+        eos_token_id=sorted(sampling.stop_ids) or None,
+        pad_token_id=PADDING,
+        use_cache=True,
+    )
+    device = next(base_of(model).parameters()).device
+    width = max(len(row.prompt) for row in rows)
+    ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
+    options: dict[str, Any] = {}
+    if choose is not None:
+        choose([str(row.adapter) for row in rows])
+    if sampling.stop_strings is not None:
+        options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
+    with forked_rng():
+        if rows[0].uniforms is not None:
+            torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
+        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
+    for row, ids_after in zip(rows, output[:, width:].tolist(), strict=True):
+        stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
+        row.ids = ids_after[: stop + 1]
+        if sampling.stop_strings is not None:
+            row.ids = row.ids[: sampling.stop_strings.length(row.ids)]
+
+
+def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:
+    """Return a stopping criterion of ``generate`` for completions that begin at column ``width``."""
+
+    def ends(ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        return torch.tensor([stop_strings.end(row) for row in ids[:, width:].tolist()], device=ids.device)
+
+    return ends
+
+
+@contextmanager
+def _clean_generation(model: Any) -> Iterator[None]:
+    """Switch off training mode, in which activations are recomputed, and the model's own defaults, such as top_k."""
+    base = base_of(model)
+    kept_config = base.generation_config
+    base.generation_config = GenerationConfig()
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        base.generation_config = kept_config

@@ -1,0 +1,79 @@
+"""Which strategy holds a learner's weights, gradients and optimizer state: the launcher's configuration decides.
+
+A DeepSpeed configuration of accelerate means :class:`trl_ext.sharding.zero.Zero`, an FSDP configuration :class:`trl_ext.sharding.fsdp.Sharded`,
+and neither :class:`trl_ext.sharding.replicated.Replicated`.
+"""
+
+import os
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.sharding.fsdp import FSDP_TORCH, Sharded
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.zero import Zero
+
+
+def build_optimizer(groups: list[dict], args: Any, kind: type[Replicated]) -> torch.optim.Optimizer:
+    """Build the optimizer ``args.optim`` over the parameter ``groups``.
+
+    The names are those of ``transformers.training_args.OptimizerNames``.
+
+    Raises:
+        ValueError: the strategy ``kind`` cannot shard this optimizer's state.
+    """
+    if kind.sharded and args.optim not in ("adamw_torch", "adamw_torch_fused"):
+        raise ValueError(
+            f"optim: {args.optim.value!r} keeps a state that {kind.__name__} cannot shard; expected adamw_torch or "
+            "adamw_torch_fused, or start without DeepSpeed and FSDP"
+        )
+    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)
+    return optimizer(groups, **(options | {"weight_decay": args.weight_decay}))
+
+
+def check_bases(models: dict[str, Any], accelerator: Any) -> None:
+    """Check that no base model is shared by policies if weights are sharded.
+
+    Raises:
+        WorldError: two policies are adapters of one base, which each policy's strategy would shard.
+    """
+    owners: dict[int, list[str]] = {}
+    for name, model in models.items():
+        owners.setdefault(id(base_of(model)), []).append(name)
+    shared = next((names for names in owners.values() if len(names) > 1), None)
+    if shared and strategy_of(accelerator).sharded:
+        raise distributed.WorldError(
+            f"policies {' and '.join(map(repr, shared))} are adapters of one base, which {strategy_of(accelerator).__name__} "
+            "would shard once for each; start without DeepSpeed or FSDP (every process then holds the base, and only "
+            "adapters have gradients), or give each policy a separate model"
+        )
+
+
+def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replicated]:
+    """Return the strategy that the launcher was configured for.
+
+    Raises:
+        WorldError: the launcher asks for DeepSpeed, but accelerate has turned it off; or it asks for FSDP, and torch is
+            too old.
+    """
+    state = getattr(accelerator, "state", None)
+    wanted = environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
+    if getattr(state, "deepspeed_plugin", None) is not None:
+        return Zero
+    if wanted:
+        raise distributed.WorldError(
+            "the launcher asks for DeepSpeed, which accelerate turns off with use_cpu: true; set training.use_cpu: false "
+            "(a machine without accelerators trains on its CPU anyway; DS_ACCELERATOR=cpu tells DeepSpeed)"
+        )
+    # accelerate drops its FSDP plugin on CPUs and replicates the weights, so its environment is asked
+    if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        if torch.__version__ < FSDP_TORCH:
+            raise distributed.WorldError(
+                f"FSDP2 needs torch {FSDP_TORCH} or newer, got {torch.__version__}: torch 2.8 trains weights that a model's input "
+                "and output share to other values, and 2.6 and 2.7 fail; update torch, or use a DeepSpeed configuration"
+            )
+        return Sharded
+    return Replicated

@@ -1,0 +1,161 @@
+"""FSDP2: the weights, gradients and optimizer state of a learner are distributed over processes, block by block."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trl_ext.process import distributed
+from trl_ext.sharding.frozen import Frozen, FrozenShards, blocks_of, gathered, scatter
+from trl_ext.sharding.replicated import Replicated, State, keep_on_main, working_dtype
+from trl_ext.sharding.shards import WEIGHT, Shard, Shards, has_shape
+from trl_ext.sharding.spreading import parts, spread
+
+Result = TypeVar("Result")
+FSDP_TORCH = "2.13"
+"""The oldest torch with which FSDP2 was seen to end with one process's weights. Those between 2.8 and it were not tried."""
+
+
+class Sharded(Replicated):
+    """PyTorch's FSDP2. Every transformer block is one group, the critic's head another, and everything else a third.
+
+    Shards of the trained weights are in float32, and they are the master weights. They are gathered in the dtype of the
+    model, and gradients are summed in float32.
+    """
+
+    sharded = True
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        super().__init__(models, head, trained, args, accelerator)
+        self.dtype = working_dtype(head, trained)
+        """The dtype in which weights are gathered."""
+        for parameter in trained:
+            parameter.grad = None
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
+        kinds = blocks_of(*models.values()) | ({type(head).__name__} if head is not None else set())
+        for group, own in parts(self.root, kinds):
+            spread(own, accelerator.device, {id(parameter) for parameter in trained})
+            # one group has one dtype, and the head computes in float32
+            fully_shard(group, mesh=self.mesh, mp_policy=MixedPrecisionPolicy() if group is head else policy)
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        return True
+
+    def with_masters(self, groups: list[dict]) -> None:
+        """Check that the optimizer's ``groups`` hold the shards, which are the master weights.
+
+        Raises:
+            WorldError: they hold the parameters from before sharding.
+        """
+        shards = {id(parameter) for parameter in self.root.parameters()}
+        if any(id(parameter) not in shards for group in groups for parameter in group["params"]):
+            raise distributed.WorldError(
+                "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim instead"
+            )
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        return self.root(function)
+
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        return FrozenShards(model, device)
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        loaded: dict[str, Tensor] = {}
+        with gathered(self.root, root_stays=True):
+            yield
+            if write and distributed.is_main():
+                loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
+        if write:
+            scatter(dict(self.root.named_parameters()), loaded, self.mesh)
+
+    @torch.no_grad()
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in parameters.items():
+            own: Any = parameter.to(self.dtype)
+            # between a forward and its backward, some weights are whole
+            yield name, own.full_tensor() if hasattr(own, "full_tensor") else own
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        return sum(parameter.numel() * self.dtype.itemsize for parameter in parameters.values())
+
+    def stepped_here(self) -> int:
+        return super().stepped_here() // distributed.size()  # a shard gives the number of the whole
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        (loss * distributed.size()).backward()  # FSDP divides by the number of processes
+
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, entries in super().optimizer_entries():
+            found: dict[str, Any] = {}
+            for key, value in entries.items():
+                keep_on_main(found, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
+            yield index, found
+
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
+        left_out = self._frozen_names(trained_only)
+        state = self.optimizer.state_dict()["state"]
+        by_name = {name: state.get(index, {}) for index, name in enumerate(self.names)}
+        for name, parameter in self.root.named_parameters():
+            if name in left_out:
+                continue
+            start = self._start(parameter)
+            yield Shard(name, WEIGHT, start, parameter.to_local().flatten())
+            for part, value in by_name.get(name, {}).items():
+                if has_shape(value, parameter.shape):
+                    yield Shard(name, part, start, value.to_local().flatten())
+
+    @torch.no_grad()
+    def load_shards(self, saved: Shards, rest: State, groups: list[dict]) -> None:
+        parameters = dict(self.root.named_parameters())
+        for name, parameter in parameters.items():
+            if not saved.lacks(name):
+                self._read(parameter, saved, name, WEIGHT)
+        state: State = {}
+        for index, name in enumerate(self.names):
+            if index in rest:
+                parts = {part: torch.zeros_like(parameters[name]) for part in saved.parts(name)}
+                for part, value in parts.items():
+                    self._read(value, saved, name, part)
+                state[index] = dict(rest[index]) | parts
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _start(self, value: Any) -> int:
+        """Return where the rows of this process begin in the flattened whole. FSDP2 cuts the first dimension as ``chunk`` does."""
+        rows = -(-value.shape[0] // distributed.size())
+        return min(distributed.rank() * rows, value.shape[0]) * (value.numel() // max(value.shape[0], 1))
+
+    def _read(self, value: Any, saved: Shards, name: str, part: str) -> None:
+        own, start = value.to_local(), self._start(value)
+        own.copy_(saved.read(name, part, start, start + own.numel()).view(own.shape))
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        parameters: list[Any] = self._parameters()
+        for index, entries in state.items():
+            own = parameters[index]
+            for (
+                key,
+                value,
+            ) in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
+                if isinstance(value, Tensor) and value.shape == own.shape:
+                    entries[key] = distribute_tensor(value, self.mesh, own.placements)
+        super().load_optimizer_state(state, groups)

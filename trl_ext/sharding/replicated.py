@@ -1,0 +1,273 @@
+"""The strategy in which every process holds all weights. It is the base of those that distribute them.
+
+- :class:`Replicated`: every process holds everything. Gradients are summed before a step, in one message for each dtype. The
+  model has no wrapper, processes may have different amounts of work, and adapters may share a base.
+- :class:`trl_ext.sharding.zero.Zero`: DeepSpeed ZeRO, with a separate engine for each learner.
+- :class:`trl_ext.sharding.fsdp.Sharded`: PyTorch's FSDP2 (``fully_shard``).
+
+The launcher chooses the strategy (:mod:`trl_ext.sharding.choice`). Each process computes its share of the mean loss over the
+minibatch of *all* processes (:class:`trl_ext.ppo.losses.Totals`). Gradients are therefore summed, never averaged.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trl_ext.process import distributed
+from trl_ext.sharding.frozen import Frozen, Whole
+from trl_ext.sharding.master_weights import HALF_PRECISION, move_gradients, round_to_weights, with_master
+from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened, has_shape, state_shards
+from trl_ext.sharding.spreading import place
+
+Result = TypeVar("Result")
+State = dict[int, dict[str, Any]]
+
+
+class Replicated:
+    """The strategy in which every process holds all weights. It is also the base class of the other strategies.
+
+    Every strategy steps float32 copies of half-precision weights, the *master weights* (:mod:`trl_ext.sharding.master_weights`), and
+    rounds them afterwards.
+
+    Args:
+        models: the learner's trainable models by name.
+        head: the critic's head, which is in float32, or None.
+        trained: the parameters that the optimizer steps, in its order.
+        args: the trainer's arguments.
+        accelerator: accelerate's ``Accelerator``.
+    """
+
+    sharded = False
+    """Whether the weights are distributed over the processes."""
+    steps_all = False
+    """Whether an optimizer step also decays parameters that had no gradient in any process."""
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        """Return whether the strategy brings the weights to the devices itself, distributed over the processes.
+
+        Otherwise every process holds them whole, and moves them before.
+        """
+        return False
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
+        self.optimizer: Any = None
+        self.root: Any = Whole(models, head)
+        own = {id(parameter): name for name, parameter in self.root.named_parameters()}
+        self.names = [own[id(parameter)] for parameter in trained]
+        """The names of the trained parameters in ``root``, in the optimizer's order. Checkpoints use them."""
+        self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.half = [index for index, parameter in enumerate(trained) if parameter.dtype in HALF_PRECISION]
+        """The indices of the trained parameters that are in half precision. Checkpoints hold their master weights."""
+
+    def with_masters(self, groups: list[dict]) -> None:
+        """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``."""
+        for group in groups:
+            group["params"] = [with_master(parameter, self.masters) for parameter in group["params"]]
+        for parameter, _ in self.masters:
+            parameter.grad = None  # a warm start leaves gradients
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the optimizer, and broadcast the main process's weights to all processes."""
+        self.optimizer = optimizer
+        distributed.broadcast_weights(self._parameters())
+        round_to_weights(self.masters)
+
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        """Bring a frozen copy of the policy to ``device``, distributed as the policy is. All processes call this together."""
+        place(model, device)
+        return Frozen()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run ``function``, which makes forward passes of the learner's models, and return its result."""
+        return function()
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        """Give every process the whole weights, to sample or to save. With ``write``, weights may be loaded.
+
+        All processes enter together.
+        """
+        yield
+
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of ``parameters`` whole, with its name, so that a device never holds more than one of them.
+
+        All processes iterate together, outside of :meth:`whole`.
+        """
+        yield from parameters.items()
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        """Return the bytes of what :meth:`stream` yields."""
+        return sum(parameter.nbytes for parameter in parameters.values())
+
+    def rounds(self, number: int, device: torch.device) -> int:
+        """Return how many forwards this process must make if it has ``number`` micro-batches.
+
+        Sharded processes must make equally many forwards, so it is then the largest number of all processes.
+        """
+        return distributed.all_reduce_max(number, device) if self.sharded else number
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
+        loss.backward()
+        move_gradients(self.masters)
+
+    def step(self, largest_norm: float) -> float:
+        """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
+
+        No step is taken if the gradient norm is NaN or infinite.
+
+        Returns:
+            The gradient norm before clipping.
+        """
+        parameters = self._parameters()
+        move_gradients(self.masters)  # those that were set without :meth:`backward`
+        if not self.sharded and distributed.size() > 1:
+            # a parameter without a gradient here may have one in another process, and messages must match; one that has
+            # none in any process keeps none, because an optimizer steps zeros too, by weight decay and momentum
+            own = [float(p.grad is not None) for p in parameters]
+            for parameter, number in zip(
+                parameters, distributed.all_reduce_sum(own, parameters[0].device), strict=True
+            ):
+                if parameter.grad is None and number:
+                    parameter.grad = torch.zeros_like(parameter)
+            distributed.all_reduce_tensors([p.grad for p in parameters if p.grad is not None])
+        total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+        if math.isfinite(norm):
+            self.optimizer.step()
+            round_to_weights(self.masters)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def optimizer_state(self) -> State:
+        """Return the optimizer's whole state by parameter index (:meth:`optimizer_entries`)."""
+        return {index: entries for index, entries in self.optimizer_entries() if entries}
+
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the index and the whole state of each parameter. All processes iterate together, to the end.
+
+        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one parameter
+        at a time is gathered into the main memory of the main process, and the other processes yield no entries.
+        """
+        state = self.optimizer.state_dict()["state"]
+        for index, parameter in enumerate(self._parameters()):
+            master = {"master": parameter.detach()} if index in self.half else {}
+            yield index, state.get(index, {}) | master
+
+    def optimizer_groups(self) -> list[dict]:
+        """Return the options of the optimizer's groups, each with the indices of its parameters."""
+        return self.optimizer.state_dict()["param_groups"]
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded.
+
+        ``state`` is used up.
+        """
+        parameters = self._parameters()
+        with torch.no_grad():
+            for parameter, master in self.masters:
+                master.copy_(parameter)
+            for index, entries in state.items():
+                if "master" in entries:
+                    parameters[index].copy_(entries.pop("master"))
+        state = {index: entries for index, entries in state.items() if entries}
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
+        """Yield what this process writes of the weights and of the optimizer's state.
+
+        The processes together yield everything once but :meth:`optimizer_rest`. Nothing is sent between them. With
+        ``trained_only``, weights that are not trained are left out.
+        """
+        if not distributed.is_main():
+            return
+        left_out = self._frozen_names(trained_only)
+        masters = {id(parameter): master for parameter, master in self.masters}
+        for name, parameter in self.root.named_parameters():
+            if name not in left_out:
+                yield flattened(name, WEIGHT, masters.get(id(parameter), parameter))
+        state = self.optimizer.state_dict()["state"]
+        for index, (name, parameter) in enumerate(zip(self.names, self._parameters(), strict=True)):
+            yield from state_shards(name, parameter.shape, state.get(index, {}))
+
+    def _frozen_names(self, wanted: bool) -> set[str]:
+        """Return the names of the parameters that are not trained, if they are ``wanted``."""
+        trained = set(self.names)
+        return {name for name, _ in self.root.named_parameters() if name not in trained} if wanted else set()
+
+    def optimizer_rest(self) -> State:
+        """Return the parts of the optimizer's state that :meth:`shards` leaves out, such as counts, by parameter index."""
+        state = self.optimizer.state_dict()["state"]
+        parameters = dict(enumerate(self._parameters()))
+        return {
+            index: {key: value for key, value in entries.items() if not has_shape(value, parameters[index].shape)}
+            for index, entries in state.items()
+        }
+
+    @torch.no_grad()
+    def load_shards(self, saved: Shards, rest: State, groups: list[dict]) -> None:
+        """Load what :meth:`shards`, :meth:`optimizer_rest` and :meth:`optimizer_groups` returned.
+
+        All processes call this together. Other processes, or another strategy, may have written it.
+
+        Raises:
+            CheckpointError: the shards are not those of this learner.
+        """
+        masters = {id(parameter): master for parameter, master in self.masters}
+        for name, parameter in self.root.named_parameters():
+            if saved.lacks(name):
+                continue
+            weights = saved.whole(name, WEIGHT, parameter.shape)
+            parameter.copy_(weights)
+            if id(parameter) in masters:
+                masters[id(parameter)].copy_(weights)
+        state: State = {
+            index: dict(rest[index]) | {part: saved.whole(name, part, own.shape) for part in saved.parts(name)}
+            for index, (name, own) in enumerate(zip(self.names, self._parameters(), strict=True))
+            if index in rest
+        }
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def stepped_here(self) -> int:
+        """Return how many numbers the optimizer of this process steps."""
+        return sum(p.numel() for p in self._parameters())
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def working_dtype(head: nn.Module | None, trained: Sequence[nn.Parameter]) -> torch.dtype:
+    """Return the dtype of the ``trained`` parameters, apart from the critic's ``head``, which is in float32.
+
+    Raises:
+        WorldError: they have several dtypes, or one that cannot be trained when weights are sharded.
+    """
+    own = set() if head is None else {id(p) for p in head.parameters()}
+    found = {p.dtype for p in trained if id(p) not in own}
+    dtype = next(iter(found))
+    if len(found) > 1 or dtype not in (torch.float32, torch.bfloat16):
+        names = " and ".join(sorted(str(d).removeprefix("torch.") for d in found))
+        raise distributed.WorldError(
+            f"the trained weights are in {names}; with DeepSpeed or FSDP all weights of a policy and its critic must be "
+            "in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"
+        )
+    return dtype
+
+
+def keep_on_main(found: dict[str, Any], key: str, value: Any) -> None:
+    """Copy a part of the optimizer's state to the main memory of the main process. The other processes keep nothing."""
+    if distributed.is_main():
+        found[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,273 @@
+"""DeepSpeed ZeRO: the optimizer state, and in stage 3 the weights, are distributed over processes."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trl_ext.process import distributed
+from trl_ext.sharding.frozen import Frozen, FrozenZero, gathered_by_zero, partition
+from trl_ext.sharding.replicated import Replicated, State, keep_on_main, working_dtype
+from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened
+
+Result = TypeVar("Result")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Zero(Replicated):
+    """DeepSpeed ZeRO, with a separate engine for this learner and accelerate's DeepSpeed configuration."""
+
+    sharded = True
+    steps_all = True
+
+    def __init__(
+        self,
+        models: dict[str, nn.Module],
+        head: nn.Module | None,
+        trained: Sequence[nn.Parameter],
+        args: Any,
+        accelerator: Any,
+    ):
+        self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args)
+        self.stage = self.config["zero_optimization"]["stage"]
+        dtype = working_dtype(head, trained)
+        if self.stage == 3 and head is not None:
+            head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
+        super().__init__(models, head, trained, args, accelerator)
+        if self.stage == 3:
+            partition(self.root, accelerator.device, self.config)
+        self.own: list[nn.Parameter] = []
+        self.numbers: list[list[int]] = []
+
+    @classmethod
+    def distributes(cls, accelerator: Any) -> bool:
+        return accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}).get("stage") == 3
+
+    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
+        return FrozenZero(model, device, self.config) if self.stage == 3 else super().freeze(model, device)
+
+    def with_masters(self, groups: list[dict]) -> None:
+        """Change nothing, because DeepSpeed keeps master weights of its own."""
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        import deepspeed
+
+        self.optimizer = optimizer
+        self.own = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
+        self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+        self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
+        self.engine.optimizer.check_grad_overflow = True  # ZeRO-2 would step bfloat16 weights by a gradient that is NaN
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        # results bypass the engine, which searches a forward's result for tensors and supports few types
+        results: list[Result] = []
+        self.engine(lambda: results.append(function()))
+        return results[0]
+
+    @contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        parameters = list(self.root.parameters())
+        with gathered_by_zero(self.engine, parameters, write) if self.stage == 3 else nullcontext():
+            yield
+            if write:
+                for parameter in self.own:  # the optimizer's float32 copies
+                    self._set(parameter, parameter.detach().float())
+
+    def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in parameters.items():
+            with gathered_by_zero(self.engine, [parameter]) if self.stage == 3 else nullcontext():
+                yield name, parameter
+
+    def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
+        if self.stage < 3:
+            return super().streamed_bytes(parameters)
+        own: list[Any] = list(parameters.values())  # DeepSpeed has added attributes
+        return sum(parameter.ds_numel * parameter.dtype.itemsize for parameter in own)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * distributed.size())  # DeepSpeed divides by the number of processes
+
+    def step(self, largest_norm: float) -> float:
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() or 0.0)
+
+    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
+        if not steps:
+            return
+        self._link()
+        for index, parameter in enumerate(self.own):
+            found: dict[str, Any] = {}
+            for key in MOMENTS:
+                keep_on_main(found, key, safe_get_full_optimizer_state(parameter, key))
+            keep_on_main(found, "step", copy.deepcopy(steps[0]))
+            if index in self.half:
+                keep_on_main(found, "master", safe_get_full_fp32_param(parameter))
+            yield index, found
+
+    def optimizer_groups(self) -> list[dict]:
+        groups = self.optimizer.param_groups
+        return [{**group, "params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
+
+    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
+        self._begin_state(state, groups)
+        for index in list(state):
+            own, entries = self.own[index], state.pop(index)  # memory need not hold the whole state
+            for key in MOMENTS:
+                self._set(own, entries[key].to(own.device), key)
+            if "master" in entries:
+                self._set(own, entries["master"].to(own.device))
+
+    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
+        trained = dict(zip(self.names, self.own, strict=True))
+        stepped = any("step" in entry for entry in self.optimizer.state.values())
+        if stepped:
+            self._link()
+        for name, parameter in self.root.named_parameters():
+            if name not in trained:
+                yield from () if trained_only else self._frozen(name, parameter)
+            else:
+                for part in (WEIGHT, *(MOMENTS if stepped else ())):
+                    found = self._fragment(parameter, part)
+                    if found is not None:
+                        yield Shard(name, part, *found)
+
+    def optimizer_rest(self) -> State:
+        steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
+        return {index: {"step": copy.deepcopy(steps[0])} for index in range(len(self.own))} if steps else {}
+
+    @torch.no_grad()
+    def load_shards(self, saved: Shards, rest: State, groups: list[dict]) -> None:
+        import deepspeed
+
+        for name, parameter in self.root.named_parameters():
+            if saved.lacks(name):
+                continue
+            # DeepSpeed may hold several copies of a part, so it distributes one parameter at a time itself
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if self.stage == 3 else nullcontext():
+                if self.stage < 3 or distributed.is_main():
+                    parameter.copy_(saved.whole(name, WEIGHT, parameter.shape))
+        self._begin_state(rest, groups)
+        for name, parameter in zip(self.names, self.own, strict=True):
+            for part in (WEIGHT, *(MOMENTS if rest else ())):
+                found = self._fragment(parameter, part)
+                if found is not None:
+                    start, own = found
+                    values = saved.read(name, part, start, start + own.numel()).to(own.device)
+                    if self.stage == 3:
+                        self._set_local(parameter, values, None if part == WEIGHT else part)
+                    else:
+                        own.copy_(values)
+
+    def _frozen(self, name: str, parameter: Any) -> Iterator[Shard]:
+        """Yield this process's part of a parameter that is not trained: what ZeRO-3 gave it, or in the main process all."""
+        if self.stage == 3:
+            size = parameter.ds_tensor.ds_numel
+            start = min(size * distributed.rank(), parameter.ds_numel)
+            yield Shard(name, WEIGHT, start, parameter.ds_tensor[: min(size, parameter.ds_numel - start)])
+        elif distributed.is_main():
+            yield flattened(name, WEIGHT, parameter)
+
+    def _fragment(self, parameter: Any, part: str) -> tuple[int, Tensor] | None:
+        """Return where this process's part of a trained parameter begins, and the numbers that DeepSpeed steps.
+
+        ``part`` is the float32 weights or a moment. None: this process has nothing of the parameter.
+        """
+        from deepspeed import utils
+
+        if self.stage == 3:
+            if part == WEIGHT:
+                own = utils.safe_get_local_fp32_param(parameter)
+            else:
+                own = utils.safe_get_local_optimizer_state(parameter, part)
+            start = own.numel() * distributed.rank()
+            length = min(own.numel(), parameter.ds_numel - start)
+            return (start, own.flatten()[:length]) if length > 0 else None
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return None
+        own = mapping.get_hp_fragment(None if part == WEIGHT else part)
+        return mapping.lp_fragment_address.start, own
+
+    def _begin_state(self, state: State, groups: list[dict]) -> None:
+        """Take over the options of ``groups``, and begin the optimizer's state with zeros if ``state`` has counts of steps."""
+        for group, given in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in given.items() if key != "params"})
+        if state:
+            for flat in self._flat():
+                zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
+                self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
+            self._link()
+
+    def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
+        """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
+
+        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number of
+        processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
+        """
+        from deepspeed import utils
+
+        if self.stage < 3:
+            if key is None:
+                utils.safe_set_full_fp32_param(parameter, value)
+            else:
+                utils.safe_set_full_optimizer_state(parameter, value, key)
+            return
+        size = parameter.ds_tensor.numel()
+        first = min(size * distributed.rank(), value.numel())
+        self._set_local(parameter, value.flatten()[first : first + size], key)
+
+    def _set_local(self, parameter: Any, own: Tensor, key: str | None) -> None:
+        """Write ``own``, this process's part of a parameter without padding, under ZeRO-3."""
+        from deepspeed import utils
+
+        padded = torch.nn.functional.pad(own, (0, parameter.ds_tensor.numel() - own.numel()))
+        if key is None:
+            utils.safe_set_local_fp32_param(parameter, padded)
+        else:
+            utils.safe_set_local_optimizer_state(parameter, padded, key)
+
+    def _flat(self) -> list[Tensor]:
+        """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""
+        names = "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
+        return list(getattr(self.engine.optimizer, names))
+
+    def _link(self) -> None:
+        """Link DeepSpeed's parameters to the optimizer's state.
+
+        DeepSpeed itself makes these links at the first step only, which is too late for saving and loading.
+        """
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+        if self.stage < 3:
+            for group, flat in zip(self.engine.optimizer.bit16_groups, self._flat(), strict=True):
+                lazy_init_hp_params_optimizer_state(group, flat, self.optimizer.state)
+
+
+def deepspeed_config(given: dict[str, Any], args: Any) -> dict[str, Any]:
+    """Return the launcher's DeepSpeed configuration with the entries that the trainer decides.
+
+    These are the batch sizes, gradient clipping and precision. Accelerate would otherwise fill them in. DeepSpeed's
+    section ``bf16`` stays off, because it would convert the critic's head to bfloat16 too. Without it, ZeRO leaves the
+    weights in their own dtype, keeps float32 master weights of all of them, and sums gradients in float32.
+    """
+    config = {key: copy.deepcopy(value) for key, value in given.items() if key not in ("optimizer", "scheduler")}
+    zero = config.get("zero_optimization", {"stage": 2})
+    config["zero_optimization"] = {key: value for key, value in zero.items() if value != "auto"}
+    for key in ("train_batch_size", "fp16"):
+        config.pop(key, None)
+    return config | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": args.max_grad_norm or 0.0,
+        "bf16": {"enabled": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }

@@ -1,0 +1,506 @@
+"""The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
+
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from transformers import Trainer
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from trl_ext.files.checkpoints import numbered_checkpoints
+from trl_ext.files.lock import RunLock
+from trl_ext.files.paths import below
+from trl_ext.learning.central_critic import CentralCritic
+from trl_ext.learning.checkpoint import random_state, set_random_state, write_checkpoint
+from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.learners import Learning
+from trl_ext.learning.metrics import Clock, Metrics
+from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
+from trl_ext.process.allocator import reuse_memory
+from trl_ext.process.interruptions import Interruptions
+from trl_ext.process.waits import Discarded, check
+from trl_ext.sharding.choice import check_bases
+from trl_ext.trainer.device_failure import device_failure
+from trl_ext.trainer.prompts import shuffled_indices
+from trl_ext.trainer.resuming import Resuming
+from trl_ext.trainer.update_batch import UpdateBatch
+
+Batch = TypeVar("Batch", bound=UpdateBatch)
+
+
+class PPOLoop(Resuming, Trainer, Generic[Batch]):
+    """A trainer whose ``train()`` passes one :class:`trl_ext.trainer.update_batch.UpdateBatch` through five seams:
+
+        next_batch -> collect -> score -> advantage -> update -> finish_update
+
+    It is a ``transformers.Trainer`` for its arguments, callbacks, logging, progress bar, hub upload and model cards.
+    :class:`trl_ext.learning.learners.Learning` holds the weights. ``learners`` has the learners by name.
+
+    A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`, :meth:`inform_samplers`,
+    :meth:`sampled_here`,
+    :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
+    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`signal_heard`, :meth:`work_dropped`, :meth:`how_to_resume`,
+    :meth:`set_results_aside` and :meth:`must_be_new`.
+    """
+
+    samplers_know = False
+    """Whether what samples from copies of the weights has the present ones."""
+    references_sample = False
+    """Whether references sample too, and must be whole for it."""
+    _interruptions: Interruptions | None = None
+    """What hears signals while :meth:`train` runs."""
+    args: Any  # a PPOv2Config; setup fills in its batch counts
+    accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    lr_scheduler: Any
+
+    def setup(
+        self,
+        learners: dict[str, Learner],
+        args: PPOv2Config,
+        train_dataset,
+        eval_dataset,
+        optimizers,
+        callbacks,
+        central: CentralCritic | None = None,
+    ) -> None:
+        """Set up ``transformers.Trainer``, the batch sizes, the devices and every learner's optimizer.
+
+        Args:
+            learners: the learners by name.
+            args: the trainer's arguments.
+            train_dataset: the data set to train on, or a task.
+            eval_dataset: the data set to evaluate on, or a task.
+            optimizers: the first learner's optimizer and scheduler. None builds them from ``args``.
+            callbacks: further ``TrainerCallback`` objects.
+            central: the critic that the learners share, if there is one.
+
+        Raises:
+            ValueError: the batch sizes do not fit each other, or a method is overridden that nothing calls.
+            WorldError: the processes are not those that the launcher started, or adapters of one base would be sharded.
+        """
+        _check_overrides(type(self))
+        self.learners = learners
+        self.folder = Path(str(args.output_dir))
+        first = next(iter(learners.values()))
+        with _no_gradient_checkpointing(args):  # each learner turns it on for its own models
+            super().__init__(
+                model=first.model,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=first.tokenizer,
+                data_collator=cast(Any, list),
+                callbacks=callbacks,
+            )
+        unset_hf_deepspeed_config()  # Trainer sets it, and from_pretrained would then shard what it loads
+        distributed.check_launcher()
+        if self.accelerator.device.type == "cpu":
+            reuse_memory()
+        updates = args.count_batches(distributed.size(), len(train_dataset))
+        self.learning = self.build_learning(learners, updates, optimizers, central)
+        self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
+        self.episodes = 0
+        self._made = 0
+        """The number of the last update that was made. finish_update has counted it if global_step is not below."""
+
+    def build_learning(
+        self, learners: dict[str, Learner], updates: int, optimizers: tuple, central: CentralCritic | None
+    ) -> Learning:
+        """Hook: bring the learners to their devices, build their optimizers, and return what trains them.
+
+        ``updates`` is the number of updates of the run. By default everything is in this process.
+        """
+        check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
+        places, first = self.place(), next(iter(learners.values()))
+        for learner in learners.values():
+            optimizer, scheduler = optimizers if learner is first else (None, None)
+            learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
+        if central is not None:
+            central.prepare(self.accelerator, updates)
+        return Learning(learners, self.args, self.accelerator.device, central)
+
+    def place(self) -> dict[int, torch.device]:
+        """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
+        return {}
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
+        """Run all updates and return the last update's metrics.
+
+        Args:
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
+                checkpoint there. What the folder holds of later updates is renamed, and not lost.
+
+        Raises:
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
+                options have changed.
+            FolderInUse: another process trains in the output folder.
+            NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
+            DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
+            Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
+            SystemExit: with status 143, after SIGTERM. A checkpoint was saved.
+        """
+        metrics: Metrics = {}
+        with self._signals_heard() as interruptions, self.training(resume_from_checkpoint):
+            while self.goes_on():
+                before = (self.checkpoint_state(), random_state())
+                interruptions.nothing_to_lose = self._all_is_saved()
+                try:
+                    metrics = self._one_update()
+                except Discarded:
+                    set_random_state(before[1])
+                    self._end_early(before[0])
+                if distributed.all_reduce_max(interruptions.asked, self.accelerator.device):
+                    self._end_early(self.checkpoint_state())
+        return metrics
+
+    @contextmanager
+    def _signals_heard(self) -> Iterator[Interruptions]:
+        try:
+            with Interruptions(self.signal_heard) as self._interruptions:
+                yield self._interruptions
+        finally:
+            self._interruptions = None
+
+    @contextmanager
+    def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
+        """Begin a run or resume it, and end it on leaving. :meth:`train` is a loop in it, and so may yours be.
+
+        No other process can train in the output folder meanwhile. The argument and the errors are those of :meth:`train`.
+
+        Raises:
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
+                options have changed.
+            FolderInUse: another process trains in the output folder.
+            DeviceFailure: an accelerator failed or ran out of memory.
+            RuntimeError: the last update was not finished.
+        """
+        lock = RunLock(self.folder)
+        distributed.on_main(lock.acquire)
+        try:
+            with self._dropped_alone():
+                self.start_or_resume(resume_from_checkpoint)
+            self._made = self.state.global_step
+            self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+            yield
+            if self._made > self.state.global_step:
+                raise RuntimeError(
+                    "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
+                )
+            self.finish_checkpoint()
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            with self._dropped_alone():
+                self.end_run()
+        except (Exception, KeyboardInterrupt) as error:
+            if distributed.size() == 1:  # others may be elsewhere, and would not come to finish it
+                self.finish_checkpoint()
+            self.run_failed()
+            if (failure := device_failure(error, self.folder, self.state.global_step)) is not None:
+                raise failure from error
+            raise
+        finally:
+            lock.release()
+
+    def goes_on(self) -> bool:
+        """Return whether the run has updates left, and no callback has ended it."""
+        return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
+
+    def _one_update(self) -> Metrics:
+        clock = Clock()
+        self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        with self.droppable() if distributed.size() == 1 else nullcontext():
+            with clock("collect"):
+                batch = self.collected()
+            with clock("score"):
+                batch = self.score(batch)
+            with clock("advantage"):
+                batch = self.advantage(batch)
+        with clock("update"):
+            batch = self.update(batch)
+        if self._interruptions is not None:
+            self._interruptions.nothing_to_lose = False
+        self._made = self.state.global_step + 1  # also where an override of update() makes the whole of it
+        self.finish_update(batch, clock)
+        return batch.metrics
+
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Let a signal to :meth:`train` drop what the block does, which this process can do again and does by itself.
+
+        Processes that train together all come here, and drop it together.
+
+        Raises:
+            Discarded: a signal has come, to this process or another one.
+        """
+        if self._interruptions is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        dropped = False
+        try:
+            with self._interruptions.droppable():
+                yield
+        except Discarded:
+            dropped = True
+        if distributed.all_reduce_max(int(dropped), self.accelerator.device):
+            raise Discarded
+
+    @contextmanager
+    def skippable(self) -> Iterator[None]:
+        """Let a signal to :meth:`train` skip the rest of the block, where a single process trains. The run ends afterwards."""
+        if self._interruptions is None or distributed.size() > 1:
+            yield
+            return
+        # where the signal has come before, the block begins, because a generator must yield, and its first check() ends it
+        with suppress(Discarded), self._interruptions.droppable(at_once=False):
+            yield
+
+    @contextmanager
+    def _dropped_alone(self) -> Iterator[None]:
+        """Let a signal end the run in the block, before its first update or after its last one, where a single process trains."""
+        if self._interruptions is None or distributed.size() > 1:
+            yield
+            return
+        try:
+            with self._interruptions.droppable():
+                yield
+        except Discarded:
+            self._end_early(self.checkpoint_state(), between=False)
+
+    def _all_is_saved(self) -> bool:
+        return not self.state.global_step or (self._saving is None and self._checkpoint_folder().exists())
+
+    def _end_early(self, state: dict, between: bool = True) -> None:
+        """Save the state after the last complete update, and end the process.
+
+        ``between``: whether training has begun, and the callbacks have not been told of its end.
+
+        Raises:
+            Terminated: the signal was SIGTERM, as far as this process knows.
+            Interrupted: it was Ctrl-C.
+        """
+        assert self._interruptions is not None, "train() has made it"
+        self.work_dropped()
+        self.finish_checkpoint()
+        target, step = self._checkpoint_folder(), self.state.global_step
+        if step and not distributed.broadcast_from_main(target.exists()):
+            write_checkpoint(target, self.learning, state, self.checkpoint_others())
+        self._interruptions.nothing_to_lose = True
+        if between:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
+        self._interruptions.asked = self._interruptions.asked or number
+        found = [target] if step else numbered_checkpoints(self.folder)
+        where = f"saved in {found[-1]}" if found else "saved nothing yet, because no update was complete"
+        told = f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: {self.how_to_resume()}"
+        if distributed.is_main():
+            print(told, file=sys.stderr, flush=True)
+        raise self._interruptions.error
+
+    def how_to_resume(self) -> str:
+        """Hook: return the command, or the call, that goes on with the run."""
+        return "train(resume_from_checkpoint=True)" if self.state.global_step else "train()"
+
+    def signal_heard(self) -> None:
+        """Hook: a signal has come, and the run ends soon. This is called in a thread of its own. By default it does nothing."""
+
+    def work_dropped(self) -> None:
+        """Hook: a signal ends the run. Give up what is going on in the background, so that the run can be saved. By default this does nothing."""
+
+    # -- seams --------------------------------------------------------------------------------------------------------
+
+    def next_batch(self, ahead: int = 0) -> Batch:
+        """Return the batch of the next update, with the examples of this process.
+
+        ``ahead`` asks for the batch so many updates later.
+        """
+        raise NotImplementedError
+
+    def collect(self, batch: Batch) -> Batch:
+        """Sample completions of the examples from the current policies."""
+        raise NotImplementedError
+
+    def score(self, batch: Batch) -> Batch:
+        """Give every completion its score."""
+        raise NotImplementedError
+
+    def advantage(self, batch: Batch) -> Batch:
+        """Fill in ``token_batches``, with old log-probabilities, values, advantages and returns, and add statistics.
+
+        A batch holds what this process sampled. Statistics are over all processes.
+        """
+        raise NotImplementedError
+
+    def update(self, batch: Batch) -> Batch:
+        """Train every learner on its token batch, and add statistics to the metrics.
+
+        Raises:
+            RuntimeError: a step of the loop was left out before this one.
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        self._check_order(batch)
+        metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
+        batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
+        self._made = self.state.global_step + 1
+        return batch
+
+    def _check_order(self, batch: Batch) -> None:
+        """Check that ``batch`` is that of the next update, and that the last update was finished."""
+        number = self.state.global_step + 1
+        if self._made == number:
+            raise RuntimeError(
+                f"update: update {number} was made already, and not finished; call finish_update(batch) once after each update(batch)"
+            )
+        if 0 < self.state.max_steps < number:  # its learning rate may be 0
+            raise RuntimeError(
+                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise total_episodes"
+            )
+        if batch.number != number:
+            raise RuntimeError(
+                f"update: expected the batch of update {number}, got that of update {batch.number}; next_batch() and "
+                "collected() return a new one for each update"
+            )
+
+    def finish_update(self, batch: Batch, clock: Clock | None = None) -> None:
+        """Hook: count the update, then log, evaluate and save where the callbacks ask for it.
+
+        ``clock`` has measured the update. An override ends with ``super().finish_update``.
+
+        Raises:
+            RuntimeError: the update was not made.
+        """
+        if self._made <= self.state.global_step:
+            raise RuntimeError("finish_update: no update was made since the last one; call update(batch) before it")
+        self.state.global_step += 1
+        self.episodes += self.args.batch_size
+        self.state.epoch = self.episodes / (len(self.train_dataset) * self.args.num_generations)
+        metrics = batch.metrics
+        metrics["episode"] = self.episodes
+        metrics["threads"] = torch.get_num_threads()
+        metrics["memory/peak"] = self.learning.peak_memory()
+        if clock is not None:
+            metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
+            sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
+            sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
+            metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
+        self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+        if self.control.should_log:
+            self.log(dict(metrics))
+        self.log_completions()
+        if self.control.should_evaluate:
+            with self.skippable():
+                check()
+                self.evaluate()
+        if self.control.should_save:
+            self._save_checkpoint(self.model, None)
+        else:
+            self.finish_checkpoint(wait=False)
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    def collected(self) -> Batch:
+        """Hook: return the batch of this update with its completions. A subclass may have sampled it ahead."""
+        with self.sampling_weights():
+            return self.collect(self.next_batch())
+
+    def inform_samplers(self) -> None:
+        """Hook: let what samples from copies of the weights, such as a server, take over the present ones.
+
+        All processes call this together, before the first completion is sampled. By default this does nothing.
+        """
+
+    def end_run(self) -> None:
+        """Hook: all updates are made, and the output folder is still locked. By default this does nothing."""
+
+    def run_failed(self) -> None:
+        """Hook: an error or Ctrl-C ends the run before its end. By default this does nothing."""
+
+    def log_completions(self) -> None:
+        """Hook: write completions for people to read. By default this writes nothing."""
+
+    def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
+        """Hook: return all learners' metrics as one flat record. By default there is one learner."""
+        return dict(next(iter(metrics.values()), {}))
+
+    def save_learner_policy(self, name: str, folder: Path) -> None:
+        """Hook: save one learner's policy: a single one in ``folder`` itself, others in ``folder/name``."""
+        self.learning.save_policy(name, folder if len(self.learners) == 1 else below(folder, name))
+
+    # -- pieces that seams share --------------------------------------------------------------------------------------
+
+    def indices(self, size: int, ahead: int = 0) -> list[int]:
+        """Return which of ``size`` examples this process works on in the next update, or ``ahead`` updates later.
+
+        All ``num_generations`` completions of an example are sampled in one process.
+        """
+        each = self.args.num_generations
+        count = self.args.local_batch_size // each
+        first = (self.episodes + ahead * self.args.batch_size) // each
+        batch = shuffled_indices(size, self.args.seed, first, self.args.batch_size // each)
+        return batch[distributed.rank() * count : (distributed.rank() + 1) * count]
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Give every process the whole weights of all policies, to sample or to save. All processes enter together."""
+        with self.learning.whole_weights():
+            yield
+
+    @contextmanager
+    def sampling_weights(self) -> Iterator[None]:
+        """Give every process the weights to sample with, in the precision of the training forward (``bf16``).
+
+        All processes enter together. What samples from copies of the weights has them from here on.
+        """
+        if not self.samplers_know:
+            self.inform_samplers()
+            self.samplers_know = True
+        with self.learning.whole_weights(self.sampled_here(), self.references_sample), self.learning.autocast():
+            yield
+
+    def sampled_here(self) -> Collection[str]:
+        """Hook: return the policies whose own weights sample in this process. By default all learners do."""
+        return self.learners
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save each policy as a ``from_pretrained`` folder.
+
+        A single policy goes into ``output_dir`` itself. Several go into ``output_dir/NAME``.
+        """
+        folder = Path(output_dir or self.folder)
+        for name in self.learners:  # memory need not hold the whole weights of several policies
+            with self.learning.whole_weights([name]):
+                if distributed.is_main():
+                    self.save_learner_policy(name, folder)
+        distributed.barrier()
+
+
+def _check_overrides(kind: type) -> None:
+    """Check that a subclass overrides no method of ``transformers.Trainer`` that only that trainer's own loop calls."""
+    for name in ("compute_loss", "training_step", "create_optimizer", "create_scheduler", "get_train_dataloader"):
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        if owner is not Trainer:
+            raise ValueError(
+                f"{owner.__name__}.{name}: nothing would call it; override collect, score, advantage or update, which are the "
+                "steps of this loop (docs/howto/ppo.md), or pass optimizers="
+            )
+
+
+@contextmanager
+def _no_gradient_checkpointing(args: PPOv2Config):
+    wanted, args.gradient_checkpointing = args.gradient_checkpointing, False
+    try:
+        yield
+    finally:
+        args.gradient_checkpointing = wanted

@@ -1,0 +1,337 @@
+"""PPOv2 for one policy on current TRL and transformers. TRL removed its own trainer in 1.13, and this one is
+maintained.
+
+:class:`trl_ext.trainer.loop.PPOLoop` is the loop. This module defines its seams for one policy.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback
+
+from trl_ext.chat.encoding import Tokenizer, check_length
+from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.learning.checks import check_apart, check_module, check_policy_model
+from trl_ext.learning.config import PPOv2Config, check_args
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.metrics import Clock, mean
+from trl_ext.models.adapters import fault
+from trl_ext.models.forward import base_of, room_of
+from trl_ext.ppo.advantages import assign_advantages
+from trl_ext.ppo.batch import Completion, GlobalBatch
+from trl_ext.ppo.options import Decoding
+from trl_ext.process import distributed
+from trl_ext.process.waits import check
+from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.trainer.completion_checks import check_completions
+from trl_ext.trainer.evaluation import PPOv2Evaluation
+from trl_ext.trainer.loop import PPOLoop
+from trl_ext.trainer.prompts import (
+    MOST_TOKENISED,
+    Prompt,
+    check_columns,
+    check_dataset,
+    keeps_padding,
+    longest_first,
+    read_prompt,
+    rows_of,
+)
+from trl_ext.trainer.resuming import Remembers
+from trl_ext.trainer.reward_sources import RewardSources
+from trl_ext.trainer.sampler import OwnWeights, Sampler
+from trl_ext.trainer.scoring import RESERVED, RewardFunction, check_parameters, reward_name
+from trl_ext.trainer.trl_model import PolicyAndValue
+from trl_ext.trainer.update_batch import UpdateBatch
+
+logger = logging.getLogger(__name__)
+
+
+class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card
+    """Proximal policy optimisation of one causal language model.
+
+    The constructor takes the arguments of ``trl.experimental.ppo.PPOTrainer`` in TRL 1.12, and a few more.
+
+    Args:
+        args: a :class:`PPOv2Config`.
+        processing_class: the policy's tokenizer. Its padding token may equal its EOS token.
+        model: the policy: a causal language model, or a trainable ``PeftModel``.
+        ref_model: the reference of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
+            another model is copied and frozen.
+        reward_model: a sequence-classification model with one output. It is optional if ``reward_funcs`` are given.
+        train_dataset: rows with ``input_ids``, ``prompt`` (text or messages) or ``messages``. The reward functions
+            receive the other columns.
+        value_model: a separate critic (sequence classification). By default ``args.critic`` decides.
+        data_collator: a function from the list of rows of a batch to a list of rows, or to a padded batch with an
+            attention mask, such as ``DataCollatorWithPadding``.
+        eval_dataset: rows for ``evaluate()``.
+        optimizers: an optimizer and a scheduler. None builds them from ``args``.
+        callbacks: further ``TrainerCallback`` objects.
+        peft_config: wraps ``model`` in a new adapter.
+        reward_funcs: one or several :data:`trl_ext.trainer.scoring.RewardFunction`, plain or async. They return a number, a
+            number for each sampled token, or None for each completion.
+        reward_weights: one weight for each source: first the reward model, then the functions. The default is 1.
+        reward_processing_class: the reward model's tokenizer, if it differs from the policy's.
+        sampler: where completions come from, such as from a vLLM server. The default samples from ``model`` here.
+
+    Raises:
+        ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
+        PromptTooLong: a prompt and its completion do not fit the model's context. Of up to 20,000 rows at even distances,
+            the 200 with the longest texts are tokenised at the start, and the others when they are sampled from.
+        WorldError: the processes are not those that the launcher started.
+    """
+
+    def __init__(
+        self,
+        args: PPOv2Config,
+        processing_class: Tokenizer,
+        model: PreTrainedModel | PeftModel,
+        ref_model: PreTrainedModel | None = None,
+        reward_model: nn.Module | None = None,
+        train_dataset: Sequence[dict] | None = None,
+        value_model: nn.Module | None = None,
+        data_collator: Callable[[list[dict]], Any] | None = None,
+        eval_dataset: Sequence[dict] | None = None,
+        optimizers: tuple = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: PeftConfig | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        reward_processing_class: Tokenizer | None = None,
+        sampler: Sampler | None = None,
+    ):
+        check_args(args, PPOv2Config)
+        check_dataset(train_dataset, "train_dataset")
+        check_policy_model(model, processing_class, "model")
+        check_module(ref_model, "ref_model", "load it with AutoModelForCausalLM.from_pretrained, or leave it out")
+        check_module(value_model, "value_model", "load it with AutoModelForSequenceClassification.from_pretrained")
+        check_module(reward_model, "reward_model", "pass a function as reward_funcs")
+        check_apart(
+            {"model": model, "ref_model": ref_model, "reward_model": reward_model, "value_model": value_model},
+            "load each model of its own; without ref_model and value_model the trainer makes them from the policy",
+        )
+        if not isinstance(sampler, Sampler | None):
+            raise ValueError(f"sampler: expected an object with the methods of trl_ext.Sampler, got {sampler!r:.80}")
+        if reward_funcs is not None:
+            check_columns(train_dataset, "train_dataset", RESERVED)
+            check_columns(eval_dataset, "eval_dataset", RESERVED)
+        if peft_config is not None:
+            model = _adapted(model, peft_config)
+        self._sources = RewardSources(
+            processing_class,
+            reward_funcs,
+            reward_weights,
+            reward_model,
+            reward_processing_class,
+            args.local_rollout_forward_batch_size,
+        )
+        if data_collator is None and train_dataset is not None:  # a collator may add columns
+            columns = sorted(read_prompt(train_dataset[0], processing_class).columns)
+            for function in self._sources.functions:
+                check_parameters(function, columns)
+        learner = Learner(
+            "policy",
+            model,
+            processing_class,
+            args,
+            critic="model" if value_model is not None else args.critic,
+            value_model=value_model,
+            adapter=args.model_adapter_name,
+            reference=ref_model,
+            ref_adapter=args.ref_adapter_name,
+        )
+        if args.critic_warmup and learner.critic == "none":
+            raise ValueError(
+                "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
+            )
+        self._collate = data_collator or list
+        self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
+        updates = args.num_total_batches or 0  # setup has counted them
+        if args.critic_warmup >= updates:
+            raise ValueError(
+                f"critic_warmup: only the critic would learn in all {updates} updates; choose a smaller number"
+            )
+        self._sources.to(self.accelerator.device)
+        self.model = PolicyAndValue(learner)
+        self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
+        self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
+        self._sampler = sampler or OwnWeights()
+        self._sampler.attach(learner, args)
+        for dataset, name in ((train_dataset, "train_dataset"), (eval_dataset, "eval_dataset")):
+            self._check_rows(dataset, name, collated=data_collator is not None)
+
+    def _check_rows(self, dataset: Sequence[dict] | None, name: str, collated: bool) -> None:
+        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours only.
+
+        A collator may shorten prompts (``collated``), but it does not know what is padding in its rows either.
+        """
+        if not dataset:
+            return
+        tokenizer = self.learners["policy"].tokenizer
+        numbers = longest_first(dataset)
+        read = [] if collated else [*numbers[:MOST_TOKENISED], numbers[-1]]  # the shortest one may be empty
+        if read:
+            self._check_prompts([read_prompt(dataset[n], tokenizer) for n in read], [f"{name}[{n}], " for n in read])
+        padded = next((n for n in numbers if keeps_padding(dataset[n], tokenizer)), None)
+        if padded is not None and distributed.is_main():
+            logger.warning(
+                "%s[%d]: the prompt begins or ends with several tokens %r, which are both padding and EOS, and no "
+                "attention_mask says which; they are kept in the prompt. Keep the tokenizer's attention_mask as a column, or "
+                "tokenise without padding",
+                name, padded, tokenizer.pad_token,
+            )  # fmt: skip
+
+    def next_batch(self, ahead: int = 0) -> UpdateBatch:
+        """Return this process's rows of the next update, each ``num_generations`` times.
+
+        They are in seeded order, without replacement in an epoch.
+        """
+        step = self.state.global_step
+        rows = [self.train_dataset[i] for i in self.indices(len(self.train_dataset), ahead)]
+        return UpdateBatch(step + 1 + ahead, step, [row for row in rows for _ in range(self.args.num_generations)])
+
+    def collect(self, batch: UpdateBatch) -> UpdateBatch:
+        """Sample one completion for each row of ``batch`` from the current policy.
+
+        Raises:
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+            ValueError: a row has no prompt, or a token that the model lacks.
+        """
+        batch.completions = self._sample(batch.examples, self.args.decoding)
+        return batch
+
+    def score(self, batch: UpdateBatch) -> UpdateBatch:
+        """Give every completion its score. ``self.rewards`` keeps each source's values by name.
+
+        Raises:
+            RewardError: a reward source failed, or left a completion without a score.
+            NonFiniteError: a reward is NaN or infinite.
+        """
+        with self.droppable():
+            self._score(batch.completions)
+        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
+        return batch
+
+    def update(self, batch: UpdateBatch) -> UpdateBatch:
+        """Train on the token batch of ``batch``.
+
+        Raises:
+            RuntimeError: a step of the loop was left out before this one.
+            NonFiniteError: a loss or a gradient is NaN or infinite.
+        """
+        if not batch.token_batches:
+            raise RuntimeError("update: the batch has no token_batches; call advantage(batch) before update(batch)")
+        return super().update(batch)
+
+    def advantage(self, batch: UpdateBatch) -> UpdateBatch:
+        """Fill in the token batch of the policy, with old log-probabilities, values, advantages and returns.
+
+        Raises:
+            ValueError: a completion has no score, or a score that its ``token_scores`` contradict.
+            NonFiniteError: a score, a log-probability or a value is NaN or infinite.
+        """
+        check_completions(batch.completions, self._vocabulary())
+        critic_only = batch.number <= self.args.critic_warmup
+        batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
+        has_critic = self.learners["policy"].critic != "none"
+        gathered = GlobalBatch.of(batches["policy"])
+        metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
+        batch.token_batches = {"policy": gathered.back(batches["policy"])}
+        batch.metrics |= self.named_metrics(metrics)
+        return batch
+
+    def _score(self, completions: list[Completion]) -> None:
+        self._sources.score(completions, self.args.missing_eos_penalty, self.state)
+
+    def _sample(self, batch: list[dict], decoding: Decoding) -> list[Completion]:
+        learner = self.learners["policy"]
+        prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
+        self._check_prompts(prompts)
+        sampling = Sampling(
+            self.args.response_length,
+            decoding.temperature,
+            self._stop_ids,
+            self.args.local_rollout_forward_batch_size,
+            decoding.top_p,
+            self.args.max_tokens_per_generate,
+            decoding.top_k,
+            self._stop_strings,
+        )
+        first = self.episodes + distributed.rank() * self.args.local_batch_size
+        keys = [(self.args.seed, first + number) for number in range(len(prompts))]
+        sampled = self._sampler.sample([p.ids for p in prompts], sampling, keys)
+        return [
+            Completion(
+                prompt_ids=prompt.ids,
+                response_ids=response.ids,
+                ended=sampling.ends(response.ids),
+                sampled_logprobs=response.logprobs,
+                label=f"update {self.state.global_step + 1}, completion {number}",
+                prompt=prompt,
+                text=learner.tokenizer.decode(response.ids, skip_special_tokens=True),
+            )
+            for number, (prompt, response) in enumerate(zip(prompts, sampled, strict=True))
+        ]
+
+    def _vocabulary(self) -> int:
+        return base_of(self.learners["policy"].model).config.get_text_config().vocab_size
+
+    def _check_prompts(self, prompts: list[Prompt], places: Sequence[str] = ()) -> None:
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context.
+
+        ``places`` say where the prompts are, for errors.
+        """
+        size = self._vocabulary()
+        wheres = [
+            f"{place}prompt {p.prompt!r:.80}" for place, p in zip(places or [""] * len(prompts), prompts, strict=True)
+        ]
+        for prompt, where in zip(prompts, wheres, strict=True):
+            if max(prompt.ids) >= size:
+                raise ValueError(
+                    f"{where}: token id {max(prompt.ids)} is outside the model's vocabulary of {size}; "
+                    "tokenise with the model's own tokenizer, or call model.resize_token_embeddings(len(tokenizer))"
+                )
+        longest, where = max(zip(prompts, wheres, strict=True), key=lambda pair: len(pair[0].ids))
+        context = room_of(base_of(self.learners["policy"].model))
+        remedy = "shorten the prompt, lower response_length, or leave such rows out (Dataset.filter)"
+        check_length(len(longest.ids), self.args.response_length, context, where, "the model", remedy)
+
+    def finish_update(self, batch: UpdateBatch, clock: Clock | None = None) -> None:
+        """Let the sampler take over the new weights, and record the update."""
+        with self.skippable():  # a server may not answer, and who ends samples no more
+            check()
+            self.inform_samplers()
+        super().finish_update(batch, clock)
+
+    def inform_samplers(self) -> None:
+        """Let the sampler take over the policy's weights."""
+        with self.whole_weights():
+            self._sampler.sync()
+
+    def remembering(self) -> dict[str, Remembers]:
+        """Return the reward functions that say which model is behind them, such as those of a reward server."""
+        found: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
+        return {name: own for name, own in found.items() if isinstance(own, Remembers)}
+
+    def restore_state(self, state: dict) -> None:
+        """Restore the state of a checkpoint, and let the sampler take over its weights."""
+        super().restore_state(state)
+        self.inform_samplers()
+        self.samplers_know = True
+
+
+def _adapted(model: Any, config: PeftConfig) -> PeftModel:
+    if not isinstance(config, PeftConfig):
+        raise ValueError(
+            f"peft_config: expected a peft.PeftConfig such as peft.LoraConfig, got {type(config).__name__}"
+        )
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "peft_config: the model is a PeftModel already; pass it without peft_config to train its adapter, or "
+            "model.merge_and_unload() with peft_config for a new one"
+        )
+    if (why := fault(config)) is not None:
+        raise ValueError(f"peft_config: {why}")
+    return get_peft_model(model, config)
