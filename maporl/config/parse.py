@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def json_schema() -> dict[str, Any]:
 
     No key is required, because a file that extends another one may leave out its keys.
     """
-    found = TypeAdapter(Config).json_schema()
+    found = _reader(Config).json_schema()
     found.pop("required", None)
     agent = dict(found["$defs"]["AgentSection"])
     agent.pop("required", None)
@@ -139,7 +140,7 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
                 )
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
     try:
-        built = TypeAdapter(kind).validate_python(values)
+        built = _reader(kind).validate_python(values)
     except ValidationError as error:
         lines = explain(kind, error.errors())
         more = [f"and {len(lines) - MOST_FAULTS} more faults"] if len(lines) > MOST_FAULTS else []
@@ -151,6 +152,12 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         ) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
     return built
+
+
+@lru_cache(maxsize=1024)
+def _reader(kind: Any) -> TypeAdapter:
+    """Return what reads values as ``kind``. To make one takes as long as to read a whole configuration by it."""
+    return TypeAdapter(kind)
 
 
 def entry_name(entry: str | Mapping[str, Any]) -> str:
