@@ -1,15 +1,11 @@
 """Options of agents that call tools: their limits, and the texts of the plain call formats. Imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.config.numbers import STRICT, AboveZero, Positive
 from maporl.text import check_placeholders
-
-STRICT = ConfigDict(extra="forbid")
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -27,10 +23,10 @@ class CallLimits:
             turn ends (``end``).
     """
 
-    calls: Count = 8
-    failures: Count = 3
-    seconds: Seconds = 30.0
-    result_tokens: Count = 512
+    calls: Positive = 8
+    failures: Positive = 3
+    seconds: AboveZero = 30.0
+    result_tokens: Positive = 512
     at_limit: Literal["answer", "end"] = "answer"
     parallel: bool = False
 

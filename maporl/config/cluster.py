@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid", strict=False)
-Positive = Annotated[int, Field(ge=1)]
+from maporl.config.numbers import STRICT, Natural, Positive
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -132,8 +131,8 @@ class FailuresSection:
     """
 
     deadline: Annotated[float, Field(gt=0)] = 900.0
-    engine_replacements: Annotated[int, Field(ge=0)] = 20
-    group_restarts: Annotated[int, Field(ge=0)] = 5
+    engine_replacements: Natural = 20
+    group_restarts: Natural = 5
     snapshots: bool = True
 
 

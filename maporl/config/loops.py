@@ -4,17 +4,12 @@ Imports no torch.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from maporl.config.numbers import STRICT, AboveZero, NotNegative, Positive
 from maporl.text import check_placeholders
-
-STRICT = ConfigDict(extra="forbid")
-Count = Annotated[int, Field(ge=1)]
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
 DPO_ONLY, CRITIC_ONLY, PPO_ONLY = {"joint", "norm", "likelihood"}, {"privileged", "mean_over"}, {"updates", "group"}
@@ -75,18 +70,18 @@ class StageSection:
     build: str | dict[str, Any] | None = None
     roles: tuple[str, ...] = ()
     start: Literal["last", "initial"] = "last"
-    epochs: Above0 = 1.0
-    learning_rate: Above0 = 5e-6
-    batch_size: Count = 8
-    beta: Above0 | None = None
+    epochs: AboveZero = 1.0
+    learning_rate: AboveZero = 5e-6
+    batch_size: Positive = 8
+    beta: AboveZero | None = None
     reference: Literal["stage", "round", "initial", "none"] | None = None
     joint: bool = False
-    replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], Above0] = "current"
+    replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], AboveZero] = "current"
     replay_size: Literal["all", "current"] = "all"
-    updates: Count | None = None
-    group: Count | None = None
+    updates: Positive | None = None
+    group: Positive | None = None
     norm: bool = False
-    likelihood: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    likelihood: NotNegative = 0.0
     privileged: str = PRIVILEGED
     mean_over: Literal["turn", "dialogue"] = "turn"
 
@@ -138,7 +133,7 @@ class LoopSection:
             (not_worse). The score is the accuracy of the last answers, or without labels the mean score.
     """
 
-    rounds: Count = 1
-    questions: Count = 256
+    rounds: Positive = 1
+    questions: Positive = 256
     stages: list[StageSection] = dataclasses.field(default_factory=list, hash=False)
     accept: Literal["always", "not_worse"] = "always"

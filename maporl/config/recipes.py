@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
+from maporl.config.numbers import STRICT
 from maporl.config.parse import read_yaml, validated
-from maporl.config.schema import STRICT
 from maporl.errors import ConfigError
 
 

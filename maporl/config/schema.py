@@ -9,27 +9,23 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from maporl.config.call_options import CallLimits, CallTexts, Seconds
+from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.cluster import ClusterSection
 from maporl.config.engines import ENGINES
 from maporl.config.loops import LoopSection
+from maporl.config.numbers import STRICT, AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share
 from maporl.decoding import Sampling
 from maporl.schedules import Freeze, Growth, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
 from maporl.text import check_pattern, check_placeholders
 from trl_ext.models.attention import ATTENTIONS, check_name
 from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option
 
-STRICT = ConfigDict(extra="forbid")
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
 
 
@@ -93,8 +89,8 @@ class ApiSection:
     max_tokens: Positive | None = None
     temperature: NotNegative | None = None
     concurrency: Positive = 16
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
-    retries: Annotated[int, Field(ge=0)] = 5
+    timeout: AboveZero = 120.0
+    retries: Natural = 5
     cache: bool = True
     length_field: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
     leave_out: list[Literal["temperature", "top_p", "stop"]] = dataclasses.field(default_factory=list)
@@ -152,8 +148,8 @@ class VLLMSection:
     seeds: bool = True
     key_variable: str = "VLLM_API_KEY"
     concurrency: Positive = 64
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0
-    retries: Annotated[int, Field(ge=0)] = 3
+    timeout: AboveZero = 120.0
+    retries: Natural = 3
 
     def __post_init__(self):
         if bool(self.urls) == (self.colocate is not None):
@@ -170,7 +166,7 @@ class ToolSection:
 
     use: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    seconds: Seconds | None = None
+    seconds: AboveZero | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -201,9 +197,9 @@ class EnvironmentSection:
     forks: Literal["copy", "replay", "no"] | None = None
     reward: str | None = None
     calls: Positive = 64
-    seconds: Seconds = 30.0
-    open_seconds: Seconds = 60.0
-    close_seconds: Seconds = 10.0
+    seconds: AboveZero = 30.0
+    open_seconds: AboveZero = 60.0
+    close_seconds: AboveZero = 10.0
     at_once: Positive = 64
     on_lost: Literal["drop", "stop"] = "drop"
     lost_at_most: Share = 0.05
@@ -294,7 +290,7 @@ class PenaltySection:
     """
 
     too_short: NotNegative = 0.1
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    min_tokens: Natural = 0
     no_final_answer: NotNegative = 0.1
     repetition: NotNegative = 0.1
     no_eos: NotNegative = 0.1
@@ -358,13 +354,13 @@ class VerifierSection:
     batch_size: Positive = 16
     urls: tuple[str, ...] = ()
     api: Literal["maporl", "vllm"] = "maporl"
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
-    retries: Annotated[int, Field(ge=0)] = 5
+    timeout: AboveZero = 60.0
+    retries: Natural = 5
     concurrency: Positive = 32
     on_failure: Literal["stop", "wait", "label"] = "stop"
     on_change: Literal["stop", "warn"] = "stop"
-    learn_every: Annotated[int, Field(ge=0)] = 0
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    learn_every: Natural = 0
+    learning_rate: AboveZero = 1e-5
     attn_implementation: Attention | None = None
     tiny: TinySection | None = None
     pairs: Literal["first", "all"] = "first"
@@ -608,7 +604,7 @@ class BranchingSection:
     pick: Literal["best", "sample"] = "best"
     drafts: Annotated[int, Field(ge=2)] = 4
     common_seed: bool = True
-    resample: Annotated[int, Field(ge=0)] = 0
+    resample: Natural = 0
     ablate: AblateSection | None = None
     keep: Positive = 2
     choose: Literal["random", "balanced", "adaptive", "frequent"] = "random"
@@ -736,13 +732,9 @@ class TrainingOptions(LearnerOptions):
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")
     use_cpu: bool = option(False, "Train on the CPU even if there is a GPU.")
-    save_steps: Annotated[int, Field(ge=0)] = option(
-        500, "Save a checkpoint every so many updates, and after the last one; 0: never."
-    )
+    save_steps: Natural = option(500, "Save a checkpoint every so many updates, and after the last one; 0: never.")
     save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
-    eval_steps: Annotated[int, Field(ge=0)] | None = option(
-        None, "Evaluate every so many updates; None: only before and after training."
-    )
+    eval_steps: Natural | None = option(None, "Evaluate every so many updates; None: only before and after training.")
     report_to: list[str] = dataclasses.field(
         default_factory=list, metadata={"help": "Where else to log: tensorboard, wandb, trackio."}
     )
@@ -752,7 +744,7 @@ class TrainingOptions(LearnerOptions):
         "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
         "agents' utterances so far.",
     )
-    async_depth: Annotated[int, Field(ge=0)] = option(
+    async_depth: Natural = option(
         0,
         "Play dialogues while earlier ones are trained on; they are at most so many updates older than the weights that they "
         "train. It needs engines with copies of the weights: vllm, or cluster.backend: ray.",
@@ -792,7 +784,7 @@ class WarmStartSection:
     tools, where the task writes calls (:meth:`maporl.Task.write_calls`). ``agents`` says what single agents learn instead.
     """
 
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Natural = 0
     batch_size: Positive = 64
     learning_rate: NotNegative = 1e-3
     wrong: Share = 0.3
@@ -811,10 +803,10 @@ class EvaluationSection:
     ``sampling`` has the sampling of agents in evaluations, by their names.
     """
 
-    questions: Annotated[int, Field(ge=0)] = 256
+    questions: Natural = 256
     temperature: NotNegative = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: PositiveShare = 1.0
+    top_k: Natural = 0
     sampling: dict[str, Sampling] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
@@ -841,9 +833,7 @@ class RunOptions:
         "off",
         "Ask the untrained model for the final answer if grading cannot find it; only graders and others read it.",
     )
-    dialogues_logged: Annotated[int, Field(ge=0)] = option(
-        4, "Dialogues of each update that are written to dialogues.jsonl."
-    )
+    dialogues_logged: Natural = option(4, "Dialogues of each update that are written to dialogues.jsonl.")
 
 
 for _plain in (

@@ -7,17 +7,10 @@ trained on, and those of engines without token ids, make no rows.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import ConfigDict, Field
+from typing import ClassVar, Literal
 
 from maporl.loops.rows import AnyRow, Row
 from maporl.types import Dialogue, Utterance
-
-STRICT = ConfigDict(extra="forbid")
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Part = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Builder(ABC):

@@ -9,8 +9,9 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from maporl.config.numbers import STRICT, Finite, Positive
 from maporl.errors import RunError
-from maporl.loops.builder import STRICT, Builder, Count, Number, in_order, said, worth
+from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
 from maporl.rewards.verifier.encoding import joint_text
 from maporl.rounding import exceeds
@@ -25,7 +26,7 @@ class Siblings(Builder):
     parent are made, except pairs of equal completions.
     """
 
-    above: Number = 0.5
+    above: Finite = 0.5
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
@@ -57,7 +58,7 @@ class Gap(Builder):
     """
 
     select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "reward_gap"
-    per_question: Count | None = 16
+    per_question: Positive | None = 16
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
@@ -136,7 +137,7 @@ class Repair(Builder):
     answer alone. Each wrong first answer makes one pair, with the right answers of its agent in turn.
     """
 
-    above: Number = 0.5
+    above: Finite = 0.5
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:

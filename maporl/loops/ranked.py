@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from maporl.loops.builder import STRICT, Builder, Count, Part, said
+from maporl.config.numbers import STRICT, Positive, PositiveShare
+from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
 from maporl.rounding import ROUNDING
@@ -23,7 +24,7 @@ class TrajectoryPairs(Gap):
     """
 
     select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "random"
-    per_question: Count | None = 3
+    per_question: Positive | None = 3
     makes = "trajectory pairs"  # type: ignore[assignment]  # it is chosen alike, and made into something else
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[TrajectoryPair]:  # type: ignore[override]
@@ -48,8 +49,8 @@ class RankHalves(Builder):
     """
 
     candidates: Annotated[int, Field(ge=2)] = 16
-    pairs: Count = 4
-    share: Part = 1.0
+    pairs: Positive = 4
+    share: PositiveShare = 1.0
     reference_reads: Literal["answer", "prompt"] = "answer"
     makes = "states"
 

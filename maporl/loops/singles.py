@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from maporl.loops.builder import STRICT, Builder, Count, Number, Part, in_order, said, worth
+from maporl.config.numbers import STRICT, Finite, Natural, Positive, PositiveShare
+from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
@@ -24,9 +25,9 @@ class Threshold(Builder):
     taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the answers that were right without help).
     """
 
-    above: Number = 0.5
-    turn: Annotated[int, Field(ge=0)] | None = None
-    share: Part = 1.0
+    above: Finite = 0.5
+    turn: Natural | None = None
+    share: PositiveShare = 1.0
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         rows = [row for row, _ in said(dialogues, roles, self.turn) if exceeds(row.value, self.above)]
@@ -37,7 +38,7 @@ class Threshold(Builder):
 class Signs(Builder):
     """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
 
-    above: Number = 0.5
+    above: Finite = 0.5
     makes = "signed rows"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
@@ -53,9 +54,9 @@ class BestOf(Builder):
     that are worth at least ``at_least``.
     """
 
-    keep: Part = 0.7
+    keep: PositiveShare = 0.7
     skip: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    at_least: Number = 0.0
+    at_least: Finite = 0.0
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         best: dict[int, tuple[float, Dialogue]] = {}
@@ -83,9 +84,9 @@ class Flatten(Builder):
     into: str
     form: str = "<{name}>{text}</{name}>"
     observation: str = "<observation>{text}</observation>"
-    above: Number = 0.5
-    least: Count = 2
-    per_question: Count | None = None
+    above: Finite = 0.5
+    least: Positive = 2
+    per_question: Positive | None = None
 
     def __post_init__(self):
         check_placeholders(self.form, ("name", "text"))
