@@ -38,9 +38,10 @@ Metrics = dict[str, float]
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
 # memory without changing a number; how an answer is sampled and cut and how long it may be, which a script does not ask (``test_decoding.py``
 # tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to,
-# such as the library that is searched
+# such as the library that is searched; and what a verifier pays that does not learn, which no tiny version has
+# (``test_propose.py`` tests it)
 NO_OPTIONS = (
-    "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "agent_defaults.dtype",
+    "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "reward.verifier.pays", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "protocol.tool", "environments", "tools.*.use",
     "agents.*.limits.parallel", "agents.*.sampling", "ppo.response_length", "ppo.top_p", "ppo.top_k", "evaluation",
 )  # fmt: skip

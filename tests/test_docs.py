@@ -112,7 +112,8 @@ def test_the_commands_of_a_page_exist_with_their_options(page):
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words.pop(0)
             if words[:1] == ["maporl"] and "..." not in words:
-                _parse(command, words[1:])
+                with contextlib.suppress(click.exceptions.Exit):  # of --help and the like
+                    _parse(command, words[1:])
 
 
 def _parse(command, words):
@@ -121,8 +122,7 @@ def _parse(command, words):
         name, command, words = command.resolve_command(context, words)
         assert command is not None, name
         context = click.Context(command, info_name=name, parent=context)
-    with contextlib.suppress(click.exceptions.Exit):  # of --help and the like
-        command.parse_args(context, list(words))
+    command.parse_args(context, list(words))
 
 
 def test_the_tests_that_the_page_on_security_names_are_there():
