@@ -159,7 +159,7 @@ def test_two_processes_share_the_asking_and_keep_the_same_notes(tmp_path):
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(120)
+        process.join(300)
         assert process.exitcode == 0
     (asked, notes, *found), (asked_too, notes_too, *found_too) = (
         json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)
