@@ -179,7 +179,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     ({"num_generations": 0}, r"num_generations: expected a whole number of at least 1, got 0"),
     ({"num_generations": 2.0}, r"num_generations: expected a whole number of at least 1, got 2\.0"),
     ({"num_generations": "2"}, r"num_generations: expected a whole number of at least 1, got '2'"),
-    ({"sampler": "vllm"}, r"sampler: expected one such as maporl\.VLLMSampler\(\.\.\.\), got 'vllm'"),
+    ({"sampler": "vllm"}, r"sampler: expected an object with the methods of trl_ext\.Sampler, got 'vllm'"),
     ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
     ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
     ({"critic_warmup": 2}, r"critic_warmup: only the critic would learn in all 2 updates; choose a smaller number"),
