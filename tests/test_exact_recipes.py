@@ -3,16 +3,15 @@
 import ast
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
+from named_tests import file_of
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, sampled, scripted_trainer, shown, step_to
 
 from maporl.config.recipes import card_of, recipe_files
 from maporl.loops.plan import stages_of
 from maporl.validation.load import from_dict
 
-ROOT = Path(__file__).parents[1]
 DRIVERS = {"scripted_trainer", "build_trainer", "MultiAgentPPOTrainer", "sampled", "run_loop", "Loop", "Perturbed"}
 """What builds a trainer or a loop."""
 
@@ -20,15 +19,14 @@ DRIVERS = {"scripted_trainer", "build_trainer", "MultiAgentPPOTrainer", "sampled
 @cache
 def names_in(file):
     """By function of a test file, the names that it uses."""
-    tree = ast.parse((ROOT / file).read_text())
+    tree = ast.parse(file.read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return {f.name: {node.id for node in ast.walk(f) if isinstance(node, ast.Name)} for f in functions}
 
 
 def drives(test):
     """Whether a test builds a trainer or a loop, by itself or by a function or fixture of its file."""
-    file, _, name = test.partition("::")
-    functions, seen, left = names_in(file), set(), [name]
+    functions, seen, left = names_in(file_of(test)), set(), [test]
     while left:
         name = left.pop()
         seen.add(name)
@@ -39,10 +37,9 @@ def drives(test):
 
 
 def test_what_drives_a_trainer_is_found_also_behind_another_function():
-    here = "tests/test_exact_recipes.py"
-    assert drives(f"{here}::test_the_pairs_of_madpo_by_hand")
-    assert not drives(f"{here}::test_what_drives_a_trainer_is_found_also_behind_another_function")
-    assert drives("tests/test_grpo.py::test_the_recipe_grpo_single_has_trls_advantages")
+    assert drives("test_the_pairs_of_madpo_by_hand")
+    assert not drives("test_what_drives_a_trainer_is_found_also_behind_another_function")
+    assert drives("test_the_recipe_grpo_single_has_trls_advantages")
 
 
 @pytest.mark.parametrize("name", recipe_files())

@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from named_tests import file_of
 from processes import ROOT, maporl
 
 from maporl.config.recipes import axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
@@ -229,11 +230,9 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
 
 
 def source_of(test):
-    """Return the source of a test ``FILE::FUNCTION`` with its decorators, and fail if the test does not exist."""
-    file, _, function = test.partition("::")
-    text = (ROOT / file).read_text()
-    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == function]
-    assert len(found) == 1 and function.startswith("test_"), f"{test}: no such test"
+    """Return the source of a test function with its decorators, and fail if the test does not exist."""
+    text = file_of(test).read_text()
+    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == test]
     first = min([found[0].lineno, *(d.lineno for d in found[0].decorator_list)])
     return "\n".join(text.splitlines()[first - 1 : found[0].end_lineno])
 
@@ -255,8 +254,8 @@ def test_every_card_names_tests_that_exist_and_are_about_the_recipe(name):
 
 def test_a_card_cannot_name_a_test_that_is_not_there():
     with pytest.raises(AssertionError, match="no such test"):
-        source_of("tests/test_recipes.py::test_of_nothing")
-    source = source_of("tests/test_advantages.py::test_at_grpo_compares_candidates_of_one_agent_at_one_turn")
+        source_of("test_of_nothing")
+    source = source_of("test_at_grpo_compares_candidates_of_one_agent_at_one_turn")
     assert mentions(source, "at_grpo_roles") and not mentions(source, "m_grpo")
 
 

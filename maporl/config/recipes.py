@@ -25,8 +25,8 @@ class RecipeCard:
     ``evidence`` says which sources were read. ``status`` is exact if the formulas were read there and tests pin them,
     reconstructed if a part of them was not available and was filled in, and inspired if only the idea is the paper's.
     ``prefer`` completes the sentence "Prefer it when ...". ``cost`` is how many times the tokens of plain PPO an update
-    passes through models, as ``benchmarks/recipe_costs.py`` counts them. ``checked_by`` lists the tests that pin the recipe's numbers, each as
-    ``FILE::FUNCTION``. ``inert`` names the options of the file that change nothing here if they alone are changed, each
+    passes through models, as ``benchmarks/recipe_costs.py`` counts them. ``checked_by`` lists the tests that pin the
+    recipe's numbers, by the names of their functions. ``inert`` names the options of the file that change nothing here if they alone are changed, each
     with the reason. A test changes every option, and fails if this list is not true. ``corrected`` says what an earlier form
     of the recipe did wrongly although its card called it right, and until when, for those who have results of that form.
     """
