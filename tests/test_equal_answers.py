@@ -24,6 +24,8 @@ def graded(answer, label, meta=None):
 
 
 WRONG = {
+    "absolute values": [("|x-1|", "x-1"), ("|x", "|x|"), ("|x|", "x")],
+    "depth": [("(" * 20 + "1+1" + ")" * 20, "2")],
     "degrees": [
         (r"180^\circ - 60^\circ", "60"), (r"2\cdot 30^\circ", "30"), (r"85^\circ, 75^\circ", r"75^\circ, 75^\circ"),
         (r"90^\circ+\theta", r"90^\circ-\theta"), (r"\frac{\pi}{6}", r"60^\circ"), (r"60\text{ radians}", r"60^\circ"),
@@ -78,6 +80,8 @@ WRONG = {
     ],
 }  # fmt: skip
 RIGHT = {
+    "absolute values": [("|x-1|", "|1-x|"), ("2|x|", "|2x|"), ("|-3|", "3"), ("|x|+1", "1+|x|")],
+    "depth": [("(" * 19 + "1+1" + ")" * 19, "2")],
     "degrees": [
         (r"180^\circ - 60^\circ", "120"), (r"2\cdot 30^\circ", "60"), (r"60^\circ, 30^\circ", r"30^\circ, 60^\circ"), ("60 degrees", "60"),
         (r"(30^\circ, 60^\circ)", r"(30^\circ,60^\circ)"), ("60", r"60^{\circ}"), (r"60\text{ degrees}", r"60^\circ"),
@@ -87,7 +91,7 @@ RIGHT = {
     "exact": [
         ("(1-x)^{20}", "(x-1)^{20}"), ("2^{99999}-1", "2^{99999}-1"), ("10^{10^{10}}", "10^{10^{10}}"), (r"20412_{5}", "20412_5"),
         (r"101_{\text{two}}", "101_2"), ("(101)_2", "101_2"), ("A5_{11}", r"\text{A5}_{11}"), ("11_{10}", "11"), (r"\pi", "3.1416"), (r"\sqrt{2}", "1.41421"),
-        ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"),
+        ("8.24", r"\approx 8.24 \text{ mph}"), (r"2\sqrt{17}", r"\approx 8.25"), (r"2\sqrt{17}\approx 8.246", r"2\sqrt{17}"), ("0.1+0.2", "0.3"), ("6÷2", "3"),
         (r"0.\overline{3}", r"\frac13"), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt6}"), (r"\sqrt{5+2\sqrt6}-\sqrt2-\sqrt3", "0"), ("2.5e3", "2500"), (r"\sqrt{x}\sqrt{y}", r"\sqrt{xy}"), ("four", r"\mbox{four}"), ("4", r"\mbox{four}"), ("1+-2", "-1"), ("3.83 x 10^35", r"3.83 \times 10^{35}"), ("3.83 × 10³⁵", r"3.83 \times 10^{35}"), ("x²", "x^2"),
         (r"\frac{10!}{7!3!}", r"\binom{10}{3}"), (r"\binom{10}{3}", "120"), (r"{10 \choose 3}", "120"), (r"x^{\frac12}", r"\sqrt{x}"), (r"\sin^2x+\cos^2x", "1"),
         (r"\ln(x^2)", r"2\ln x"), (r"\frac{\ln 3}{\ln 2}", r"\log_2 3"), ("i^2", "-1"), (r"e^{i\pi}", "-1"), (r"\lfloor 3.7\rfloor", "3"), ("1.0", "1"),
@@ -297,6 +301,7 @@ def test_worked_solutions_give_their_last_box_or_are_refused():
         with pytest.raises(ValueError, match=r"a worked solution as its answer, and neither"):
             label_of(refused)
     assert label_of("We get 3.\nAnswer: 3") == ("3", "We get 3.\nAnswer: 3")
+    assert label_of("We add. Answer is 5.")[0] == "5" and label_of("Answer is 5.")[0] == "Answer is 5."
     labels = {
         "(1,2)": "(1,2)",
         "3,4": "3,4",
