@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from trl_ext.process.waits import Discarded, check, dropped_by
+from trl_ext.process.waits import Discarded, dropped_by
 
 TERMINATED = 143
 """The exit status of a run that SIGTERM has ended before its end: 128 and the signal's number, as shells count."""
@@ -87,11 +87,9 @@ class Interruptions:
         """
         outer, self._droppable = self._droppable, True
         try:
+            if self.asked:
+                self._drop.set()
             with dropped_by(self._drop, at_once):
-                if self.asked:
-                    self._drop.set()
-                    if at_once:
-                        check()
                 yield
         finally:
             self._droppable = outer
