@@ -11,9 +11,12 @@ import random
 import resource
 import shutil
 import signal
+import sys
+import threading
 import time
+import weakref
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import processes
 import pytest
@@ -25,7 +28,7 @@ from maporl.runs import train as run
 from trl_ext.files.checkpoints import list_checkpoints, newest_whole
 from trl_ext.files.manifest import CheckpointError, verify
 from trl_ext.process.interruptions import Interruptions, Terminated
-from trl_ext.process.waits import Discarded, check, pause
+from trl_ext.process.waits import Discarded, Threads, check, pause, result
 from trl_ext.trainer.loop import PPOLoop
 
 
@@ -157,6 +160,35 @@ def test_a_signal_drops_what_can_be_done_again_and_a_second_ctrl_c_loses_nothing
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_no_thread_is_left_to_free_what_a_run_has_loaded():
+    model = SimpleNamespace(freed_in=[])
+    heard = MethodType(lambda model: None, model)
+    with Interruptions(heard):
+        before = threading.enumerate()
+    assert "hears of signals" in [thread.name for thread in before]
+    assert "hears of signals" not in [thread.name for thread in threading.enumerate()]
+    del heard, before
+    assert sys.getrefcount(model) == 2, "the name `model` and the argument of getrefcount"
+
+
+def test_a_thread_holds_nothing_of_a_call_whose_result_is_known():
+    class Tensor:
+        pass
+
+    refs, freed, begin = [], [], threading.Event()
+
+    def compute(tensor):
+        refs.append(weakref.ref(tensor))
+        begin.wait(10)
+
+    with Threads(1, "computes") as threads:
+        future = threads.submit(compute, Tensor())
+        future.add_done_callback(lambda _: freed.append(refs[0]() is None))
+        begin.set()
+        result(future)
+    assert freed == [True]
 
 
 def test_a_signal_that_a_library_swallows_ends_the_next_wait():

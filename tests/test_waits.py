@@ -127,6 +127,7 @@ ELSEWHERE = {
     "waits for a moment only": {
         "maporl/backends/ray_folder.py": {"_take"},
         "trl_ext/files/stacks.py": {"Listener.close"},
+        "trl_ext/process/interruptions.py": {"Interruptions.__exit__"},
     },
     "is in another process, which ends with the run": {
         "maporl/backends/vllm_rows.py": {"VLLMRows"},

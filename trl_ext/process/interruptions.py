@@ -62,11 +62,13 @@ class Interruptions:
         self._drop = threading.Event()
         self._droppable = False
         self._before: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Interruptions":
         if threading.current_thread() is threading.main_thread():
             # a handler cannot start a thread: it may have interrupted the start of one
-            threading.Thread(target=self._listen, name="hears of signals", daemon=True).start()
+            self._thread = threading.Thread(target=self._listen, name="hears of signals", daemon=True)
+            self._thread.start()
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
@@ -75,6 +77,10 @@ class Interruptions:
         self._signal.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._thread is not None:
+            # it refers to what ``heard`` belongs to, perhaps as the last one. A thread that frees tensors while the
+            # interpreter ends is killed in the middle, and torch ends the process for that
+            self._thread.join(TIDY)
 
     @contextmanager
     def droppable(self, at_once: bool = True) -> Iterator[None]:

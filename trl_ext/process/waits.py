@@ -223,7 +223,11 @@ class _Task:
         _HERE.events = self.events
         try:
             check()
-            value = self.function(*self.arguments)
+            function, arguments = self.function, self.arguments
+            # who waits for the result may then end the process, and must not leave it to this thread to free tensors
+            del self.function, self.arguments
+            value = function(*arguments)
+            del function, arguments
         except BaseException as error:
             self.future.set_exception(error)
         else:
