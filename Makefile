@@ -48,11 +48,11 @@ test-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow
 
 # with a real vLLM: in the process if it is installed, and on the server that MAPORL_TEST_VLLM_URL names, which another
-# terminal has started (see the head of tests/test_vllm_engine.py)
+# terminal has started (see the head of tests/engines/test_vllm_engine.py)
 test-vllm: $(VENV)/installed-dev
-	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/test_vllm_engine.py says how to start a server"; exit 2; }
-	$(BIN)/python -m pytest -m vllm tests/test_vllm_engine.py tests/test_vllm_here.py tests/test_vllm_calling.py
-	$(BIN)/python -m pytest -m vllm tests/test_ray_vllm.py  # by itself: vLLM imports Ray, which must begin with safe settings
+	@test -n "$$MAPORL_TEST_VLLM_URL" -a -n "$$MAPORL_TEST_VLLM_MODEL" || $(BIN)/python -c "import vllm" || { echo "install vllm, or set MAPORL_TEST_VLLM_URL and MAPORL_TEST_VLLM_MODEL: tests/engines/test_vllm_engine.py says how to start a server"; exit 2; }
+	$(BIN)/python -m pytest -m vllm tests/engines/test_vllm_engine.py tests/engines/test_vllm_here.py tests/engines/test_vllm_calling.py
+	$(BIN)/python -m pytest -m vllm tests/system/test_ray_vllm.py  # by itself: vLLM imports Ray, which must begin with safe settings
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ from maporl.environments.workers import Job, Workers
 from maporl.tasks import build_task
 from trl_ext.ppo.options import Decoding
 
-TESTS = Path(__file__).parents[1] / "tests"
+SUPPORT = Path(__file__).parents[1] / "tests/support"
 DIALOGUES, CALLS = 256, 10
 
 
@@ -194,7 +194,7 @@ def mcp() -> dict:
     from maporl.environments.adapters.mcp import MCPTools
 
     began = time.perf_counter()
-    box = MCPTools(command=[sys.executable, str(TESTS / "mcp_test_server.py")], only=["price"])
+    box = MCPTools(command=[sys.executable, str(SUPPORT / "mcp_test_server.py")], only=["price"])
     started = time.perf_counter()
     (price,) = box.tools()
     workers = Workers()
@@ -223,7 +223,7 @@ def openenv() -> dict:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
-    command = [sys.executable, str(TESTS / "open_env_server.py"), str(port), str(DIALOGUES), "long"]
+    command = [sys.executable, str(SUPPORT / "open_env_server.py"), str(port), str(DIALOGUES), "long"]
     server = subprocess.Popen(command)
     try:
         url = f"http://127.0.0.1:{port}"

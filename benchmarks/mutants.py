@@ -415,7 +415,9 @@ class Tests:
         self.passed_on = {name: dict(self._from(tree)) for name, tree in trees.items()}
         self.imports = {name: set(self._imports(tree)) for name, tree in trees.items()}
         self.texts = {
-            file: (HERE / file).read_text() for file in self.files.values() if re.match(r"tests/test_\w+\.py$", file)
+            file: (HERE / file).read_text()
+            for file in self.files.values()
+            if re.match(r"tests/(\w+/)*test_\w+\.py$", file)
         }
 
     def _from(self, tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -448,21 +450,22 @@ class Tests:
         while edge:
             edge = {name for name, found in self.imports.items() if name not in distance and found & edge}
             distance |= dict.fromkeys(edge, max(distance.values()) + 1)
-        parts = {f"tests/test_{part}.py" for part in module.split(".")[1:]}
+        parts = {f"test_{part}.py" for part in module.split(".")[1:]}
         ranks = {}
         for file, text in self.texts.items():
             mentions = any(len(name) > 3 and re.search(rf"\b{re.escape(name)}\b", text) for name in mutant.names)
             far = distance.get(_module(file), steps + 1)
-            if far <= steps or mentions or file in parts:
-                ranks[file] = (far - mentions - (file in parts), len(text))
+            named = Path(file).name in parts
+            if far <= steps or mentions or named:
+                ranks[file] = (far - mentions - named, len(text))
         doctests = [mutant.file] if ">>> " in (HERE / mutant.file).read_text() else []
         return doctests + sorted(ranks, key=lambda file: ranks[file])
 
 
 def _module(file: str) -> str:
-    """Return the name that a file is imported by. Tests import their helpers without the folder's name."""
+    """Return the name that a file is imported by. Tests import their helpers without the folders' names."""
     parts = Path(file).with_suffix("").parts
-    parts = parts[1:] if parts[0] == "tests" else parts
+    parts = parts[-1:] if parts[0] == "tests" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -2,7 +2,7 @@
 
     python docs/make_house.py
 
-tests/test_floors.py reads the same table, so that the map, the docstrings and the rule of imports are one fact.
+tests/contract/test_floors.py reads the same table, so that the map, the docstrings and the rule of imports are one fact.
 """
 
 import ast

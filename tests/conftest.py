@@ -18,7 +18,7 @@ from maporl.config import imports
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
-collect_ignore = ["mcp_test_server.py", "open_env_server.py"]
+collect_ignore = ["support/mcp_test_server.py", "support/open_env_server.py"]
 """Servers that tests start by their path. They import what only their own extras install."""
 
 

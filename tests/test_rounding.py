@@ -200,7 +200,7 @@ def test_dialogues_that_are_worth_the_same_make_no_pair():
 
 
 def test_equal_answers_are_read_once_by_a_verifier(monkeypatch):
-    from test_learning_verifiers import learner
+    from learning_verifiers import learner
 
     verifier = learner().learning.verifier
     asked = []

@@ -9,7 +9,7 @@ hear of it. So a thread knows for whom it works, and every wait asks now and the
 What is dropped raises :class:`Discarded` from its next wait, at most :data:`SLICE` seconds later. Nobody waits for the threads
 of :class:`Threads`, not even the end of the interpreter, because one of them may be in code that knows nothing of this.
 
-``tests/test_waits.py`` lists everything in the project that waits, and names the few places that do so otherwise.
+``tests/trl_ext/process/test_waits.py`` lists everything in the project that waits, and names the few places that do so otherwise.
 """
 
 import queue

@@ -1,0 +1,219 @@
+"""The command line as a page, doctor, the schema of configurations."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import jsonschema
+import processes
+import pytest
+import torch
+import yaml
+from folders import ROOT
+from typer.testing import CliRunner
+
+from maporl import __version__
+from maporl.cli.main import app
+from maporl.config.parse import json_schema
+from maporl.runs.doctor import FEATURES, examine
+
+
+def test_help_reads_like_a_page():
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"})
+    assert result.exit_code == 0
+    for words in (
+        "Train teams of language models",
+        "maporl train configs/ppo/quickstart.yaml",
+        "Look and play",
+        "Share and set up",
+        "Exit status: 0 done",
+    ):
+        assert words in result.output, words
+    where = [result.output.index(word) for word in ("│ train ", "│ watch ", "│ push ")]
+    assert where == sorted(where)
+    assert CliRunner().invoke(app, ["--version"]).output == f"{__version__}\n"
+
+
+HEAVY = {"accelerate", "datasets", "fastapi", "matplotlib", "pandas", "peft", "sympy", "torch", "transformers", "trl"}
+
+
+def loaded_by(code):
+    """The modules that ``code`` loads in a new interpreter, besides those that Python itself starts with."""
+    code = f"import sys; before = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split("\n")[
+        -2
+    ]
+
+
+def test_help_and_import_load_no_heavy_library_and_few_modules():
+    """What keeps both under a second."""
+    assert loaded_by("import maporl") == "maporl"
+    helped = set(loaded_by("from maporl.cli.main import app; app(['--help'], standalone_mode=False)").split())
+    assert "maporl.cli.main" in helped and not HEAVY & helped and len(helped) < 700, len(helped)
+
+
+def on_a_terminal(*words, **variables):
+    """What the command prints on a terminal of 100 columns."""
+    own, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    variables = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm", **variables}
+    process = processes.start(["-m", "maporl", *words], variables, terminal=os.ttyname(theirs))
+    shown = b""
+    while process.poll() is None or select.select([own], [], [], 0)[0]:
+        if select.select([own], [], [], 0.05)[0]:
+            shown += os.read(own, 65536)
+    os.close(theirs)
+    os.close(own)
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+def test_colour_on_a_terminal_and_none_where_it_is_unwanted():
+    assert "\x1b[32mfine" in on_a_terminal("doctor")
+    assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
+    done = processes.maporl("doctor")
+    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr, done.stderr
+
+
+def test_doctors_commands_are_printed_as_they_are_typed(tmp_path, monkeypatch):
+    lock = tmp_path / "a folder" / ("with a long name" * 4) / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    printed = CliRunner().invoke(app, ["doctor"]).output
+    missing = [finding.detail for finding in examine() if finding.state == "missing"]
+    assert f"rm '{lock}'" in printed and all(detail in printed for detail in missing), printed
+
+
+def test_doctor_lives_where_there_is_no_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "none/such"))
+    assert next(f for f in examine() if f.what == "disk").detail.endswith(f"GB free in {tmp_path}")
+
+
+def test_doctor_names_what_is_missing_and_the_command(monkeypatch):
+    import importlib.util
+
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in {p for _, p, _ in FEATURES} else known(name, *rest),
+    )
+    found = {finding.what: finding for finding in examine()}
+    for what, _, extra in FEATURES:
+        assert found[what].state == "missing" and f"[{extra}]'" in found[what].detail
+    assert found["torch"].state == found["python"].state == "fine" and "cores" in found["processor"].detail
+
+
+def test_doctor_names_the_lock_that_a_killed_compilation_has_left(monkeypatch, tmp_path):
+    """DeepSpeed waits for it for ever, without a word and without CPU time."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    left, new = (tmp_path / f"py311_cpu/{name}/lock" for name in ("deepspeed_shm_comm", "cpu_adam"))
+    for lock in (left, new):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(left, (time.time() - 3600,) * 2)
+    found = [finding for finding in examine() if finding.what == "compiled extensions"]
+    assert [finding.state for finding in found] == ["missing"]
+    assert found[0].detail.endswith(f"rm {left}")
+
+
+def test_doctor_ends_with_1_where_a_package_is_broken(monkeypatch):
+    from maporl.runs import doctor
+
+    known = doctor.importlib.import_module
+
+    def broken(name, *rest):
+        if name == "peft":
+            raise ImportError("libfoo.so: cannot open shared object file")
+        return known(name, *rest)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1 and "libfoo.so" in result.output
+
+
+def groups_found(monkeypatch, release="2.60.0"):
+    from maporl.runs import doctor
+
+    def known(name):
+        if release is None:
+            raise PackageNotFoundError(name)
+        return release
+
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", known)
+    monkeypatch.setattr(doctor, "version", lambda name: release)
+    return doctor._groups()[0]
+
+
+def test_doctor_says_whether_policies_can_be_in_groups(monkeypatch):
+    missing = groups_found(monkeypatch, None)
+    assert missing.state == "missing" and missing.what == "policies in groups"
+    assert re.fullmatch(r"ray needs the package ray; install it with: pip install .*\[ray\]'", missing.detail)
+    old = groups_found(monkeypatch, "2.41.0")
+    assert old.state == "missing" and old.detail.startswith("ray needs Ray 2.59 or newer, got 2.41.0; update it with: ")
+    here = r"; \d+ of \d+ GiB free"
+    monkeypatch.setattr("trl_ext.process.devices.accelerators", list)
+    new = groups_found(monkeypatch)
+    assert new.state == "fine"
+    assert re.fullmatch(r"ray 2\.60\.0; 0 GPUs: the processes of groups share the processor" + here, new.detail)
+    monkeypatch.setattr(
+        "trl_ext.process.devices.accelerators", lambda: [torch.device("cuda", 0), torch.device("cuda", 1)]
+    )
+    two = r"ray 2\.60\.0; 2 GPUs: each process of a group can have its own"
+    assert re.fullmatch(two + here, groups_found(monkeypatch).detail)
+
+
+def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp_path):
+    from maporl.backends.ray_cluster import OBJECT_STORE
+    from maporl.runs import doctor
+
+    free = [2.5 * 2**30]
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
+    found = doctor._shared_memory(OBJECT_STORE, tmp_path)
+    assert [(own.state, own.detail) for own in found] == [("fine", f"2.5 GiB free in {tmp_path}; groups take up to 2")]
+    free[0] = 64 * 2**20  # what a container has by default
+    found = doctor._shared_memory(OBJECT_STORE, tmp_path)
+    assert found[0].state == "missing"
+    assert found[0].detail == (
+        f"0.1 GiB free in {tmp_path}, and groups take up to 2; Ray then uses the disk, which is slow; give it more (of a "
+        "container: docker run --shm-size=4g)"
+    )
+    assert doctor._shared_memory(OBJECT_STORE, tmp_path / "none") == []
+
+
+@pytest.fixture(scope="module")
+def validator():
+    """A validator of the schema, which takes a fifth of a second to build and to check."""
+    kind = jsonschema.validators.validator_for(json_schema())
+    kind.check_schema(json_schema())
+    return kind(json_schema())
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/ppo/**/*.yaml")), ids=lambda f: f.stem)
+def test_every_configuration_satisfies_the_schema(file, validator):
+    validator.validate(yaml.safe_load(file.read_text()))
+
+
+def test_the_schema_refuses_what_the_reader_refuses():
+    for values in (
+        {"updates": "many"},
+        {"agents": {"ann": {"modle": "x"}}},
+        {"unknown": 1},
+        {"ppo": {"kl_in": "nowhere"}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(values, json_schema())
+    printed = CliRunner().invoke(app, ["schema"])
+    assert json.loads(printed.output) == json_schema()

@@ -1,0 +1,235 @@
+"""The claims of papers that ``benchmarks/claims.py`` tests: their page follows from the committed figures."""
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from xml.etree import ElementTree
+
+import httpx2
+import pytest
+import torch
+from folders import ROOT
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from maporl.config.schema import TinySection
+from maporl.rewards.verifier.encoding import chat_of
+from maporl.rewards.verifier.model import Verifier
+from maporl.tiny import build_tiny_tokenizer
+from maporl.validation.load import load
+
+sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
+import claims
+import claims_verifier
+from claims_data import CLAIMS, Comparison
+from claims_drawing import drawing
+from learning import Run
+
+RESULTS = claims.read_results()
+
+
+def report(differences):
+    return {"seeds": {str(n): {"with": {"x": 10 + d}, "without": {"x": 10}} for n, d in enumerate(differences)}}
+
+
+@pytest.mark.parametrize(
+    ("differences", "direction", "mean", "low", "high", "verdict"),
+    [
+        # 3 -+ 2.776 sqrt(2.5 / 5)
+        ((1, 2, 3, 4, 5), 1, 3, 1.0371, 4.9629, "moves in the claimed direction"),
+        ((1, 2, 3, 4, 5), -1, 3, 1.0371, 4.9629, "moves in the other direction"),
+        ((-1, -2, -3, -4, -5), -1, -3, -4.9629, -1.0371, "moves in the claimed direction"),
+        # 1 -+ 2.571 sqrt(12 / 5 / 6)
+        ((-1, 1, -1, 1, 3, 3), 1, 1, -0.8776, 2.8776, "does not move by more than chance"),
+    ],
+)
+def test_a_verdict_follows_from_students_interval_over_the_seeds(differences, direction, mean, low, high, verdict):
+    told = claims.difference(report(differences), Comparison("x", "with", "without", direction))
+    assert (told["mean"], told["verdict"]) == (mean, verdict)
+    assert told["low"] == pytest.approx(low, abs=6e-3) and told["high"] == pytest.approx(high, abs=6e-3)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_committed_figures_are_those_of_the_claim_and_bear_out_its_words(name):
+    kept, claim = RESULTS[name], CLAIMS[name]
+    assert (kept["claim"], kept["expectation"], kept["world"]) == (claim.title, claim.expectation, claim.world)
+    assert kept["arms"] == claim.arms and len(kept["seeds"]) >= claims.LEAST_SEEDS
+    for arms in kept["seeds"].values():
+        assert list(arms) == list(claim.arms)
+        for figures in arms.values():
+            assert set(figures) == {*claim.measures, *claims.PROVENANCE}
+            assert re.fullmatch(r"[0-9a-f]{7,}( with changes)?", figures["commit"])
+    assert kept["differences"] == [claims.difference(kept, comparison) for comparison in claim.comparisons]
+
+
+def test_the_page_is_written_from_the_committed_figures():
+    text = claims.PAGE.read_text()
+    assert text == claims.page(RESULTS), "run: python benchmarks/claims.py page"
+    assert RESULTS and text.count("\n## Claim: ") == len(RESULTS)
+    drawn = {file.stem: file.read_text() for file in claims.DRAWINGS.iterdir()}
+    assert drawn == {name: drawing(kept) for name, kept in RESULTS.items()}, "run: python benchmarks/claims.py page"
+    assert all(f"(images/claims/{name}.svg)" in text for name in RESULTS)
+
+
+def test_the_first_paragraph_counts_the_verdicts_of_all_claims():
+    verdicts = re.findall(r"\*\*(moves in the claimed|moves in the other|does not move)", claims.PAGE.read_text())
+    told = re.findall(r"\d+", claims.total(RESULTS).partition(" by no more")[0])
+    ours = [verdicts.count(words) for words in ("moves in the claimed", "moves in the other", "does not move")]
+    assert [int(number) for number in told] == [len(verdicts), *ours]
+
+
+def test_expectations_that_are_no_comparison_are_compared_with_what_was_measured():
+    verifier, cory = (" ".join(claims.section(name, RESULTS[name]).split()) for name in ("verifier", "cory"))
+    mean = {name: claims.means(RESULTS[name]) for name in ("verifier", "cory")}
+    behind = mean["verifier"]["labels"]["final turn, %"] - mean["verifier"]["verifier"]["final turn, %"]
+    assert f"ends {behind:.1f} points behind the team that learns from labels" in verifier and behind > 10
+    share = mean["cory"]["CORY"]["KL, nats"] / mean["cory"]["PPO alone"]["KL, nats"]
+    assert f"CORY's KL is {share:.0%} of PPO alone's" in cory and share > 0.5
+
+
+def test_the_readme_says_what_the_claim_of_the_verifier_came_to():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    (d,) = RESULTS["verifier"]["differences"]
+    mean = claims.means(RESULTS["verifier"])
+    behind = mean["labels"]["final turn, %"] - mean["verifier"]["final turn, %"]
+    assert (
+        f"gained {d['mean']:+.3g} points over the untrained team (95% interval {d['low']:.3g} to {d['high']:+.3g}"
+        in text
+    )
+    assert f"It ended {behind:.1f} points behind the team that learned from labels" in text
+
+
+def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
+    kept = report((1, 2, 3, 4, 5)) | {"claim": "a < b", "arms": {"with": [], "without": []}}
+    kept["differences"] = [claims.difference(kept, Comparison("x", "with", "without", 1))]
+    svg = ElementTree.fromstring(drawing(kept))
+    parts = {kind: [e for e in svg.iter() if e.get("class") == kind] for kind in ("seed", "mean", "range", "zero")}
+    assert svg[0].text == "a < b"
+    # The arms' axis goes from 10 to 15 over 230 units from 170 on, and that of the differences from 0 to 5 over 240 from 500 on.
+    places = [float(dot.get("cx")) for dot in parts["seed"]]
+    assert places == [216, 262, 308, 354, 400, *[170] * 5, 548, 596, 644, 692, 740]
+    assert [float(line.get("x1")) for line in parts["mean"]] == [308, 170, 644]
+    # 3 -+ 1.9629, from 1.0371 to 4.9629
+    assert [(line.get("x1"), line.get("x2")) for line in parts["range"]] == [("549.8", "738.2")]
+    assert [line.get("x1") for line in parts["zero"]] == ["500.0"]
+
+
+def test_the_page_names_the_verdict_of_each_difference_and_the_claims_without_figures():
+    arms = {"with": [], "without": ["updates=1"]}
+    kept = {"claim": "It helps", "paper": "P", "expectation": "More.", "command": "c", "world": "w.yaml", "arms": arms}
+    provenance = {"commit": "abc", "machine": "M", "date": "D"}
+    for differences, words in (((1, 2, 3, 4, 5), "claimed direction"), ((-1, -2, -3, -4, -5), "other direction")):
+        seeds = report(differences)["seeds"]
+        told = {**kept, "seeds": {s: {arm: f | provenance for arm, f in own.items()} for s, own in seeds.items()}}
+        told["differences"] = [claims.difference(told, Comparison("x", "with", "without", 1))]
+        text = claims.page({"co_training": told})
+        assert f"**moves in the {words}**" in text and text.count("**moves") == 1
+        assert f"Measured: {int(words == 'claimed direction')} of 1 differences move in the claimed direction." in text
+        assert "10 runs, D, at commit abc, on M." in text
+        assert [name for name in CLAIMS if f"claims.py run {name}`" in text] == [
+            n for n in CLAIMS if n != "co_training"
+        ]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_worlds_and_their_arms_are_configurations(name):
+    claim = CLAIMS[name]
+
+    def taught(sets):
+        return [re.sub("<.+", "org/lesson", line) for line in sets]
+
+    names = load(ROOT / claim.world).agents
+    loaded = [line for n in names for line in (f"agents.{n}.tiny=null", f"agents.{n}.model=start")]
+    resolved = [
+        load(ROOT / claim.world, ["warm_start.steps=0", *loaded, *taught(sets)]) for sets in claim.arms.values()
+    ]
+    assert all(a != b for n, a in enumerate(resolved) for b in resolved[:n])
+    measured = {(c.measure, arm) for c in claim.comparisons for arm in (c.arm, c.against)}
+    assert measured <= {(measure, arm) for measure in claim.measures for arm in claim.arms}
+
+
+def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monkeypatch):
+    trained = []
+
+    def train(world, seed, sets, folder, variables):
+        trained.append((seed, sets))
+        folder.mkdir(parents=True)  # fails if an interrupted run has left something
+        if sets == ["updates=3"]:
+            raise KeyboardInterrupt
+        return Run(folder, 7.0)
+
+    monkeypatch.setattr(claims, "train", train)
+    world = CLAIMS["co_training"].world
+    done = [claims.finished_run(world, seed, ["updates=2"], tmp_path) for seed in (0, 1, 0)]
+    assert trained == [(0, ["updates=2"]), (1, ["updates=2"])]
+    assert done[0] == done[2] != done[1] and done[2].seconds == 7
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            claims.finished_run(world, 0, ["updates=3"], tmp_path)
+    assert trained[2:] == [(0, ["updates=3"])] * 2
+
+
+def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_another(tmp_path, monkeypatch):
+    """Each seed has a verifier of its own, made from its own warm-started agents. The port changes from call to call."""
+    ports, made, trained = iter((1, 2, 3)), [], []
+
+    @contextmanager
+    def served(verifier):
+        yield f"http://127.0.0.1:{next(ports)}/{verifier}"
+
+    def make_verifier(world, seed, sets, folder):
+        made.append((seed, folder))
+        return folder.parent.name.split("-")[1]
+
+    def train(world, seed, sets, folder, variables):
+        trained.append((seed, "reward.verifier={}" in sets, (variables or {}).get("MAPORL_VERIFIER_URLS")))
+        for agent in ("ann", "bob"):
+            (folder / "initial" / agent).mkdir(parents=True)
+            (folder / "initial" / agent / "config.json").write_text("{}")
+        share = {"value": 0.5}
+        turns = [{"team": share, "agents": {}}] * 2
+        (folder / "evaluation_after.json").write_text(json.dumps({"turns": turns}))
+        return Run(folder, 7.0)
+
+    for replaced in (served, make_verifier, train):
+        monkeypatch.setattr(claims, replaced.__name__, replaced)
+    for seed in (0, 1, 0):
+        claims.measure_seed(CLAIMS["verifier"], seed, tmp_path)
+    assert [seed for seed, _ in made] == [0, 1, 0] and made[0][1] == made[2][1] != made[1][1]
+    told = [
+        (own, False, None) if not n else (own, n == 1, f"http://127.0.0.1:{own + 1}/{own}")
+        for own in (0, 1)
+        for n in range(4)
+    ]
+    assert trained == told  # the warm start, and three arms, of which one is scored by the verifier
+
+
+@pytest.mark.slow
+def test_a_verifier_is_served_until_its_runs_have_ended(tmp_path):
+    torch.manual_seed(0)
+    tokenizer = build_tiny_tokenizer(TinySection(alphabet="0123456789+*;"))
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | dict.fromkeys(
+        ("num_hidden_layers", "num_labels"), 1
+    )
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
+    model = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape, **heads)
+    LlamaForSequenceClassification(model).save_pretrained(tmp_path / "verifier")
+    tokenizer.save_pretrained(tmp_path / "verifier")
+    chats = [chat_of("472+", answer) for answer in ("583", "274")]
+    with claims_verifier.served(tmp_path / "verifier") as url:
+        found = [item["score"] for item in httpx2.post(f"{url}/v1/score", json={"chats": chats}).json()["results"]]
+    assert found == pytest.approx(Verifier.load(str(tmp_path / "verifier"), "cpu").score(chats), abs=1e-5)
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(url)
+    with (
+        pytest.raises(RuntimeError, match=r"did not start; see .+server\.log"),
+        claims_verifier.served(tmp_path / "none"),
+    ):
+        pass
+
+
+def test_fewer_than_five_seeds_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["claims.py", "run", "co_training", "--seeds", "0", "1", "2", "3"])
+    with pytest.raises(SystemExit):
+        claims.main()
+    assert "expected 5 to 10 different seeds, got [0, 1, 2, 3]" in capsys.readouterr().err

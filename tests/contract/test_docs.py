@@ -1,0 +1,236 @@
+"""The code of the documentation runs, its commands exist, and every metric of a run is defined."""
+
+import ast
+import contextlib
+import importlib.util
+import json
+import re
+import runpy
+import shlex
+
+import click
+import pytest
+import thread_cluster
+import typer
+import yaml
+from folders import ROOT
+from pages import blocks
+
+import maporl
+import trl_ext
+from maporl.cli.main import app
+from maporl.report import metric_panels
+
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    registries = [getattr(maporl, name) for name in maporl.__all__ if isinstance(getattr(maporl, name), dict)]
+    known = [(registry, dict(registry)) for registry in [*registries, trl_ext.OBJECTIVES]]
+    assert len(known) > 10
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(page, "python"))
+    file = tmp_path / f"{page.stem}_page.py"
+    file.write_text(code)
+    names = {"__name__": "__page__", "__file__": str(file)}
+    if page.stem == "cluster":  # tests/system/test_ray.py runs it on Ray
+        thread_cluster.use(monkeypatch)
+    try:
+        exec(compile(code, str(file), "exec"), names)
+    finally:
+        for registry, before in known:  # what a page adds is gone after it
+            registry.clear()
+            registry.update(before)
+
+
+def titled(page):
+    """The blocks of a page that are files, by name."""
+    return dict(re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+WITH_FILES = [page for page in PAGES if titled(page)]
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("page", WITH_FILES, ids=lambda p: p.stem)
+def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
+    """A module and a configuration that names it, as a reader would write them beside each other."""
+    from maporl.runs.train import train
+    from maporl.validation.load import load
+
+    files = titled(page)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    configurations = [name for name in files if name.endswith(".yaml")]
+    assert "mine.yaml" in configurations and len(files) > len(configurations)
+    for name in configurations:
+        config = load(name)
+        assert config.pythonpath == [str(tmp_path)]
+        _, after = train(config, resume=False, quiet=True)
+        assert after.questions == 8
+    tests = [one for name in files if name.startswith("test_") for one in runpy.run_path(name).items()]
+    for name, function in tests:
+        if name.startswith("test_"):
+            function()
+
+
+def test_a_reader_is_shown_how_each_part_is_named():
+    assert {page.stem for page in WITH_FILES} >= {"task", "protocol", "reward", "advantage"}
+
+
+def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
+    """As it stands there, with tiny models in place of those of the hub, and a single small update."""
+    import string
+
+    import transformers
+
+    monkeypatch.chdir(tmp_path)
+    size = {"alphabet": "".join(sorted(set(string.printable))), "context": 2048}
+    for part, kind in enumerate((transformers.AutoModelForCausalLM, transformers.AutoTokenizer)):
+        monkeypatch.setattr(kind, "from_pretrained", lambda name, part=part: tiny(**size)[part])
+    [code] = blocks(ROOT / "README.md", "python")
+    own = "total_episodes=80, response_length=64"
+    assert own in code
+    small = "total_episodes=4, response_length=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, use_cpu=True, report_to=[]"
+    exec(compile(code.replace(own, small), "README.md", "exec"), {})
+    assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda p: p.stem)
+def test_the_commands_of_a_page_exist_with_their_options(page):
+    command = typer.main.get_command(app)
+    for block in blocks(page, "bash"):
+        for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words[:1] == ["maporl"] and "..." not in words:
+                with contextlib.suppress(click.exceptions.Exit):  # of --help and the like
+                    _parse(command, words[1:])
+
+
+def _parse(command, words):
+    context = click.Context(command, info_name="maporl")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)
+        assert command is not None, name
+        context = click.Context(command, info_name=name, parent=context)
+    command.parse_args(context, list(words))
+
+
+def test_the_tests_that_the_page_on_security_names_are_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 15 and [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert yaml.safe_load(config)["strict"] is True
+    for page in PAGES:
+        assert str(page.relative_to(ROOT / "docs")) in config, page
+
+
+def test_the_front_page_leads_to_every_page_and_the_readme_to_the_front_page():
+    front = (ROOT / "docs/index.md").read_text()
+    others = {str(page.relative_to(ROOT / "docs")) for page in PAGES} - {"index.md"}
+    assert others == set(re.findall(r"\]\(([\w/]+\.md)\)", front))
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_every_link_of_a_page_leads_to_a_file_of_the_checkout():
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text):
+            if not (page.parent / link).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert not broken
+
+
+def test_every_metric_of_a_run_is_defined(tmp_path):
+    from maporl.runs import train as run
+    from maporl.validation.load import from_dict
+
+    config = from_dict(
+        {
+            "output_dir": str(tmp_path / "run"), "task": {"name": "toy_sum", "largest": 9}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
+            "protocol": {"name": "debate", "turns": 2, "later": "{others};{question}", "quote": "{text}", "separator": ";"}, "updates": 1, "ppo": {"response_length": 4, "target_kl": 1.0},
+            "training": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "use_cpu": True, "eval_steps": 1},
+            "reward": {"penalties": {}, "bonus": {"alpha": [1.0, 1.0, 1.0, 1.0]}}, "evaluation": {"questions": 4},
+        }
+    )  # fmt: skip
+    run.train(config, resume=False, quiet=True)
+    names = {k for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() for k in json.loads(line)}
+    undefined = [name for name in names if not any(metric.pattern.fullmatch(name) for metric in metric_panels.METRICS)]
+    assert not undefined, sorted(undefined)
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    assert (ROOT / "docs/metrics.md").read_text() == metric_panels.page(), (
+        "python -m maporl.report.metric_panels > docs/metrics.md"
+    )
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The program that writes docs/api.md, and the page as it is stored."""
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs/make_api.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program, (ROOT / "docs/api.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_is_up_to_date(reference, monkeypatch):
+    for name in [name for name in trl_ext.OBJECTIVES if ":" in name]:
+        monkeypatch.delitem(
+            trl_ext.OBJECTIVES, name
+        )  # from a file, for a run that another test has made in this process
+    program, stored = reference
+    assert stored == program.page(), "the public names or their docstrings changed: run make reference"
+
+
+def test_the_reference_has_every_public_name_once(reference):
+    program, stored = reference
+    shown = re.findall(r"^### (.+)$", stored, re.MULTILINE)
+    wanted = {*maporl.__all__, *(f"trl_ext.{name}" for name in trl_ext.__all__)} - set(program.SAME)
+    assert wanted <= set(shown) and len(set(shown)) == len(shown)
+    for name, same in program.SAME.items():
+        assert program.find(name) is program.find(same)
+
+
+def test_every_link_within_the_reference_leads_to_a_heading(reference):
+    program, stored = reference
+    headings = [program.anchor(title) for title in re.findall(r"^##+ (.+)$", stored, re.MULTILINE)]
+    wanted = set(re.findall(r"\]\(#(.+?)\)", stored))
+    assert len(wanted) > 100 and wanted <= {heading.replace(",", "").replace(" ", "-") for heading in headings}
+
+
+def test_what_the_pages_import_is_public_and_in_the_reference(reference):
+    program, _ = reference
+    known = {id(program.find(name)) for _, _, names in program.GROUPS for name in names.split()}
+    code = [block for page in [*PAGES, ROOT / "README.md"] for block in blocks(page, "python")]
+    code += [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.py"))]
+    code += [
+        "".join(cell["source"])
+        for file in NOTEBOOKS
+        for cell in json.loads(file.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    missing = set()
+    for node in (node for text in code for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)):
+        if node.module.split(".")[0] in ("maporl", "trl_ext"):
+            found = {alias.name: getattr(importlib.import_module(node.module), alias.name) for alias in node.names}
+            missing |= {f"{node.module}.{name}" for name, value in found.items() if id(value) not in known}
+    assert not missing, f"add them to GROUPS in docs/make_api.py: {sorted(missing)}"
+
+
+def test_every_row_of_the_metrics_defines_something_of_its_own():
+    """An example of each row's names is defined by that row, and not by one that stands before it."""
+    places = {"POLICY": "writer", "AGENT": "ann", "NAME": "style", "N": "2", "M": "3"}
+    for metric in metric_panels.METRICS:
+        example = re.sub("|".join(places), lambda place: places[place[0]], metric.name)
+        for name in (example, f"eval_{example}"):
+            assert next(row for row in metric_panels.METRICS if row.pattern.fullmatch(name)) is metric, name

@@ -1,0 +1,75 @@
+"""Exceptions: those that a user can meet carry an exit status, and the others are known by name."""
+
+import ast
+import importlib
+
+import pytest
+from folders import ROOT
+
+from maporl.errors import ConfigError, RunError
+from trl_ext.errors import UserError
+
+INTERNAL = {
+    "maporl.environments.base.EnvironmentLost": "its dialogue is left out of the update, and counted",
+    "maporl.environments.base.CallRefused": "an agent's fault: it is told the message as the call's result",
+    "maporl.environments.schemas.TooMuch": "an argument is refused: the agent is told that it takes too long to be checked",
+    "trl_ext.chat.written_calls._Unclear": "a call is not read: the agent is told why",
+    "trl_ext.chat.written_calls.Described": "the same",
+    "trl_ext.chat.written_values.Unreadable": "the same",
+    "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",
+    "maporl.environments.games.base.IllegalMove": "an agent's move: the protocol turns it into a penalty or a retry",
+    "maporl.sandbox.frames.Lost": "the worker died: it is replaced, and the snippet runs again",
+    "maporl.sandbox.sandboxed.snippet.Unusable": "a snippet's fault: its outcome is `syntax`",
+    "maporl.sandbox.sandboxed.values.NotPlain": "a snippet's fault: its outcome is `no_value`",
+    "maporl.tasks.grading.expressions.NotMathematics": "the text is not read as mathematics, but compared as it is written",
+    "maporl.tasks.grading.values.NotComputed": "the value is not computed, so the answer differs from the label",
+    "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
+    "reward_server.batching.QueueFull": "becomes an answer with status 429",
+    "reward_server.guard.ClientGone": "nobody is there to be answered",
+    "trl_ext.process.waits.Discarded": "a signal drops the update in progress: the loop saves and ends; and so end threads that work for nobody",
+    "trl_ext.process.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
+    "trl_ext.process.interruptions.Terminated": "SIGTERM, after the run was saved: the command ends with status 143",
+}
+"""Exceptions that never reach a user as an error, and where they end."""
+
+
+def declared() -> dict[str, type[BaseException]]:
+    """Every exception class of the three packages, by module and name."""
+    found = {}
+    for package in ("maporl", "reward_server", "trl_ext"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            classes = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)]
+            if path.stem == "__main__" or not classes:
+                continue
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            module = importlib.import_module(name)
+            for node in classes:
+                kind = vars(module).get(node.name)
+                if isinstance(kind, type) and issubclass(kind, BaseException):
+                    found[f"{name}.{node.name}"] = kind
+    return found
+
+
+def test_every_exception_that_a_user_can_meet_has_an_exit_status():
+    found = declared()
+    assert len(found) > 20
+    assert found.keys() >= INTERNAL.keys(), "an exception that is gone leaves the table"
+    for name, kind in found.items():
+        assert issubclass(kind, UserError) != (name in INTERNAL), name
+        assert name in INTERNAL or kind.exit_status in (1, 2), name
+
+
+@pytest.mark.parametrize(("kind", "status"), [(ConfigError, 2), (RunError, 1), (UserError, 1)])
+def test_a_wrong_configuration_is_told_from_a_run_that_fails(kind, status):
+    assert kind("words").exit_status == status
+
+
+def test_the_command_lines_know_no_exception_by_a_name_in_quotes():
+    names = {name.rsplit(".", 1)[-1] for name in declared()}
+    for path in (
+        *(ROOT / "maporl/cli").glob("*.py"),
+        ROOT / "maporl/config/command_line.py",
+        ROOT / "reward_server/cli.py",
+    ):
+        texts = {n.value for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Constant)}
+        assert not texts & names, path

@@ -1,0 +1,234 @@
+"""Configurations parse, layers import downward, public names exist, and wrong configurations are refused."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from folders import ROOT
+from transformers import TrainingArguments
+
+import maporl
+from maporl.config.parse import to_yaml
+from maporl.errors import ConfigError
+from maporl.validation.load import from_dict, load
+
+CONFIGS = [p for p in sorted((ROOT / "configs" / "ppo").rglob("*.yaml")) if p.stem != "common"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_configuration_parses_and_survives_a_round_trip(path):
+    config = load(path)
+    assert from_dict(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_base_yaml_shows_every_key_at_its_default():
+    shown = yaml.safe_load((ROOT / "configs/ppo/base.yaml").read_text())
+    minimal = {k: shown[k] for k in ("output_dir", "task")} | {"agents": {"ann": {"tiny": {}}}}
+    assert shown == yaml.safe_load(to_yaml(from_dict(minimal)))
+
+
+def test_base_yaml_has_a_comment_above_every_key():
+    lines = (ROOT / "configs/ppo/base.yaml").read_text().splitlines()
+    bare = [
+        line.strip()
+        for number, line in enumerate(lines)
+        if re.match(r" *\w+:", line)
+        and not lines[number - 1].strip().startswith("#")
+        and not re.match(r" *(name|ann):", line)
+    ]
+    assert bare == []
+
+
+def test_every_public_name_resolves():
+    for package in (maporl, importlib.import_module("trl_ext")):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="has no attribute 'Nobody'"):
+            package.Nobody  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'Debat'; did you mean 'Debate'\? dir\(maporl\) lists"):
+        maporl.Debat  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["maporl", "trl_ext"])
+def test_a_fresh_import_lists_every_public_name(package):
+    """``dir`` is what a notebook completes names from. It lists them before anyone has used them, and loads nothing."""
+    script = (
+        f"import sys, {package}\n"
+        f"assert set({package}.__all__) <= set(dir({package}))\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("package", ["maporl", "trl_ext"])
+def test_a_star_takes_the_public_names_and_nothing_else(package):
+    names: dict = {}
+    exec(f"from {package} import *", names)
+    assert sorted(set(names) - {"__builtins__"}) == importlib.import_module(package).__all__
+
+
+GOOD = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}}}
+BAD = {
+    "unknown key": ({"updatez": 4}, r"unknown key 'updatez'; did you mean 'updates'"),
+    "unknown nested key": ({"ppo": {"gama": 1}}, r"unknown key 'ppo.gama'; did you mean 'gamma'"),
+    "unknown key of an agent": ({"agents": {"ann": {"tiny": {}, "modle": "x"}}}, r"agents\.ann\.modle'; did you mean 'model'"),
+    "not a number": ({"training": {"learning_rate": "fast"}}, r"training\.learning_rate: .*number.*got 'fast'"),
+    "nan": ({"training": {"learning_rate": float("nan")}}, r"training\.learning_rate"),
+    "no turns": ({"protocol": {"name": "debate", "turns": 0}}, r"turns: a debate has at least 1 turn, got 0"),
+    "stranger in the protocol": (
+        {"protocol": {"name": "debate", "agents": ["ann", "cy"]}},
+        r"protocol 'debate' names agent 'cy' but agents are \['ann', 'bob'\]; add it to them",
+    ),
+    "unknown protocol": ({"protocol": {"name": "debat"}}, r"unknown 'debat'; did you mean 'debate'"),
+    "unknown option of a protocol": ({"protocol": {"name": "debate", "turnz": 2}}, r"turnz'; did you mean 'turns'"),
+    "broken template": ({"protocol": {"name": "debate", "later": "{othrs}"}}, r"later: it may use .*othrs"),
+    "unknown task": ({"task": {"name": "gsm9k"}}, r"unknown 'gsm9k'; did you mean 'gsm8k'"),
+    "unknown option of a task": ({"task": {"name": "toy_sum", "largst": 9}}, r"largst'; did you mean 'largest'"),
+    "operands the wrong way round": ({"task": {"name": "toy_sum", "largest": 0}}, r"expected 0 <= smallest < largest"),
+    "no agents": ({"agents": {}}, r"agents: .*at least one"),
+    "neither model nor tiny": ({"agents": {"ann": {}}}, r"agents\.ann: give either 'model' .* got neither"),
+    "missing folder": ({"agents": {"ann": {"model": "./nowhere"}}}, r"agents\.ann\.model: no folder './nowhere'"),
+    "nobody learns": ({"agents": {"ann": {"tiny": {}, "trainable": False}}}, r"none is trainable"),
+    "unknown source": ({"reward": {"sources": {"lable": 1}}}, r"unknown 'lable'; did you mean 'label'"),
+    "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches=3 does not divide the 8"),
+    "greedy training": ({"ppo": {"temperature": 0}}, r"temperature: must be above 0"),
+    "a Huber loss that is linear everywhere": ({"ppo": {"huber_delta": 0}}, r"huber_delta: expected a number above 0, got 0"),
+    "two stops": ({"ppo": {"stop_token": "eos", "stop_token_id": 3}}, r"exclude each other"),
+    "critic without adapter, for all": ({"training": {"critic": "adapter"}}, r"training\.critic: 'adapter' needs a LoRA, and agents\.ann"),
+    "checkpointing under a critic's adapter": (
+        {"agents": {"ann": {"tiny": {}, "lora": {}, "critic": "adapter"}}, "training": {"gradient_checkpointing": True}},
+        r"agents\.ann\.critic: 'adapter' excludes training\.gradient_checkpointing",
+    ),
+    "evaluations of nothing": ({"training": {"eval_steps": 5}, "evaluation": {"questions": 0}}, r"training\.eval_steps=5 .*questions is 0"),
+    "seed too large": ({"seed": 2**32}, r"seed: .*less than 4294967296"),
+    "infinite option of ppo": ({"ppo": {"gamma": float("inf")}}, r"ppo\.gamma"),
+    "infinite weight": ({"reward": {"sources": {"label": float("inf")}}}, r"reward\.sources\.label"),
+    "no sources": ({"reward": {"sources": {}}}, r"reward\.sources: .*at least one"),
+    "negative token": ({"ppo": {"stop_token_id": -1}}, r"stop_token_id: expected a token id of at least 0.* got -1"),
+    "character twice": ({"agents": {"ann": {"tiny": {"alphabet": "aa"}}}}, r"alphabet: expected every character once"),
+    "width and heads": ({"agents": {"ann": {"tiny": {"hidden_size": 30, "heads": 4}}}}, r"hidden_size=30 is not divisible by heads=4"),
+    "defaults that are not a mapping": ({"agent_defaults": 5}, r"agent_defaults: expected options of agents by name, got 5"),
+    "agent that is not a mapping": ({"agents": {"ann": 5}}, r"agents\.ann"),
+    "policy that leaves the folder": ({"agents": {"ann": {"tiny": {}, "policy": "../../x"}}}, r"policy: '\.\./\.\./x' cannot be the name of a folder"),
+    "speaker twice": ({"protocol": {"name": "debate", "agents": ["ann", "ann"]}}, r"protocol\.agents: 'ann' is listed 2 times"),
+    "no speakers": ({"protocol": {"name": "debate", "agents": []}}, r"protocol\.agents: expected a list of agents, got \[\]"),
+    "nobody who speaks learns": (
+        {"agents": {"ann": {"tiny": {}, "trainable": False}, "bob": {"tiny": {}}}, "protocol": {"name": "debate", "agents": ["ann"]}},
+        r"of \['ann'\] none is trainable.* add one of \['bob'\]",
+    ),
+    "opening that asks nothing": ({"protocol": {"name": "debate", "opening": "Answer!"}}, r"opening: it must contain \{question\}"),
+    "protocol that is not a name": ({"protocol": {"name": ["debate"]}}, r"protocol\.name"),
+    "task that is not a name": ({"task": {"name": ["toy_sum"]}}, r"task\.name: unknown \['toy_sum'\]; did you mean"),
+    "template without operands": ({"task": {"name": "toy_sum", "template": "{a}"}}, r"template: expected a text with both \{a\} and \{b\}"),
+    "template with other braces": ({"task": {"name": "toy_sum", "template": "{a}{b}{c}"}}, r"template: .* got '\{a\}\{b\}\{c\}' \(ValueError"),
+    "critic without adapter": ({"agents": {"ann": {"tiny": {}, "critic": "adapter"}}}, r"'adapter' needs a LoRA"),
+    "shared weights that differ": (
+        {"agents": {"ann": {"tiny": {}, "policy": "p"}, "bob": {"tiny": {"layers": 1}, "policy": "p"}}},
+        r"share policy 'p' but differ in tiny",
+    ),
+    "reserved option": ({"task": {"name": "toy_sum", "split": "eval"}}, r"task\.split: is set by the run itself"),
+    "two lengths": ({"ppo": {"total_episodes": 10}}, r"length of a run is set by 'updates'"),
+    "name that cannot be a folder": ({"agents": {"../x": {"tiny": {}}}}, r"'../x' cannot be the name of a folder"),
+}  # fmt: skip
+
+
+def test_the_good_configuration_is_good():
+    assert from_dict(GOOD).questions_per_update() == 8
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
+def test_each_guard_fires_with_what_where_and_the_remedy(change, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict({**GOOD, **change})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ConfigError, match="task: this key is required"):
+        from_dict({"output_dir": "x", "agents": {"ann": {"tiny": {}}}})
+
+
+def test_files_that_are_not_configurations_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such configuration file; did you mean .*quickstart\.yaml"):
+        load(ROOT / "configs/ppo/quickstrt.yaml")
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match="'seed' stands twice"):
+        load(twice)
+    listing = tmp_path / "list.yaml"
+    listing.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load(listing)
+
+
+def test_files_that_extend_each_other_and_broken_overrides_are_refused(tmp_path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("extends: two.yaml\n")
+    two.write_text("extends: one.yaml\n")
+    with pytest.raises(ConfigError, match=r"one\.yaml: extends itself, by way of two\.yaml"):
+        load(one)
+    two.write_text("extends: [a]\n")
+    with pytest.raises(ConfigError, match="extends: expected the name of one file"):
+        load(two)
+    two.write_bytes(b"seed: \xff\n")
+    with pytest.raises(ConfigError, match=r"two\.yaml: not readable as YAML"):
+        load(two)
+    good = tmp_path / "good.yaml"
+    good.write_text(yaml.safe_dump(GOOD))
+    with pytest.raises(ConfigError, match=r"--set ppo=\{: the value is not readable as YAML"):
+        load(good, ["ppo={"])
+    with pytest.raises(ConfigError, match=r"agents\.ann"):
+        load(good, ["agents.ann=5"])
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"output_dir: '.*/file' is a file; expected a new or empty folder"):
+        from_dict({**GOOD, "output_dir": str(tmp_path / "file" / "run")})
+
+
+def test_overrides_extends_and_agent_defaults_merge(tmp_path):
+    (tmp_path / "under.yaml").write_text(
+        yaml.safe_dump({**GOOD, "seed": 3, "agents": {"ann": {}, "bob": {"tiny": {"layers": 5}}}})
+    )
+    over = tmp_path / "over.yaml"
+    over.write_text("extends: under.yaml\nagent_defaults: {tiny: {layers: 2}, critic: none}\nupdates: 7\n")
+    config = load(over, ["training.learning_rate=1e-4", "ppo.num_ppo_epochs=2"])
+    assert (config.seed, config.updates, config.ppo.num_ppo_epochs, config.training.learning_rate) == (3, 7, 2, 1e-4)
+    assert (config.agents["ann"].tiny.layers, config.agents["bob"].tiny.layers) == (2, 5)
+    assert config.agents["bob"].critic == "none"
+
+
+def test_no_option_of_training_is_declared_twice():
+    """A YAML section, a trainer's arguments and the command line share one dataclass, or inherit from it."""
+    import dataclasses
+    import inspect
+
+    from maporl.config.schema import Config, RunOptions, TrainingOptions
+    from maporl.training.args import MultiAgentPPOConfig
+    from trl_ext.learning.config import PPOv2Config
+    from trl_ext.ppo.options import LearnerOptions, PPOOptions
+
+    kinds = (PPOOptions, LearnerOptions, PPOv2Config, TrainingOptions, RunOptions, MultiAgentPPOConfig, Config)
+    declared = [(name, kind) for kind in kinds for name in inspect.get_annotations(kind)]
+    owners = {}
+    for name, kind in declared:
+        owners.setdefault(name, []).append(kind.__name__)
+    assert {name: who for name, who in owners.items() if len(who) > 1} == {}
+    assert len(declared) > 80
+    yaml_section = {f.name: f.default for f in dataclasses.fields(TrainingOptions)}
+    argument = {f.name: f.default for f in dataclasses.fields(MultiAgentPPOConfig) if f.name in yaml_section}
+    assert argument == yaml_section and yaml_section["learning_rate"] == 3e-6
+    theirs = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
+    own = {"learning_rate", "lr_scheduler_type", "report_to", "gradient_checkpointing", "optim"}
+    shared = {name: default for name, default in yaml_section.items() if name in theirs and name not in own}
+    assert shared == {name: theirs[name] for name in shared} and len(shared) >= 9
+    undocumented = [
+        f.name
+        for kind in (PPOOptions, TrainingOptions, RunOptions)
+        for f in dataclasses.fields(kind)
+        if not f.metadata.get("help")
+    ]
+    assert undocumented == []

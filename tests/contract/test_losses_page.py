@@ -1,0 +1,122 @@
+"""Every number of docs/losses.md is what the library computes from the rest of its row.
+
+A column whose head is code holds what those options of the section ``ppo`` make of the other columns.
+"""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from folders import ROOT
+
+from trl_ext.ppo import losses, maths
+from trl_ext.ppo.options import PPOOptions
+
+PAGE = ROOT / "docs/losses.md"
+TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
+
+
+def rows_of(table):
+    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def column(rows, name):
+    return torch.tensor([float(row[name]) for row in rows], dtype=torch.float64)
+
+
+def by_answer(rows, values):
+    """Put values of tokens into a padded row for each answer: [N, T]. Also return the mask of the tokens."""
+    answers = [int(row["answer"]) for row in rows]
+    lengths = [answers.count(answer) for answer in sorted(set(answers))]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, values), mask
+
+
+def objective(rows, options):
+    """The loss of every token, of which the rows are the answers or, for whole trajectories, one joined answer."""
+    new, old, advantage = (column(rows, name) for name in ("p new", "p old", "A"))
+    if options.ratio == "trajectory":
+        rows = [{**row, "answer": "1"} for row in rows]
+    (new, mask), (old, _), (advantage, _) = (by_answer(rows, v) for v in (new.log(), old.log(), advantage))
+    return losses.OBJECTIVES[options.objective](new, old, advantage, mask, options)[0][mask]
+
+
+def weight(rows, options):
+    _, mask = by_answer(rows, column(rows, "token"))
+    once = torch.ones(len(mask), dtype=torch.float64)
+    total = losses.aggregation_total(mask, once, options.aggregation)
+    if options.aggregation == "per_main_rollout":
+        total = 1  # the page says that both answers are of one rollout
+    return losses.token_weights(mask, once, total, options.aggregation)[mask]
+
+
+def kl(rows, options):
+    return maths.kl_estimate(column(rows, "p").log(), column(rows, "p reference").log(), options.kl_estimator)
+
+
+def engine(rows, options):
+    trainer, own = column(rows, "p of the trainer").log(), column(rows, "p of the engine").log()
+    mask = torch.ones(1, len(rows)).bool()  # one answer
+    told = SimpleNamespace(sampled_mask=mask, old_logprobs=trainer[None], sampler_logprobs=own[None])
+    return losses.engine_weights(told, options.engine_tis_cap, options.engine_tis_mode)[0]
+
+
+def value(rows, options):
+    huber = options.huber_delta if options.value_loss == "huber" else None
+    parts = (column(rows, name) for name in ("V", "V before", "return"))
+    return maths.value_loss_terms(*parts, options.cliprange_value, huber)[0]
+
+
+def entropy(rows, options):
+    spread = torch.tensor([[float(p) for p in row["probabilities"].split()] for row in rows])
+    return -options.entropy_coef * maths.token_entropies(spread.log())
+
+
+KINDS = {
+    "p new": objective,
+    "token": weight,
+    "p reference": kl,
+    "p of the engine": engine,
+    "V": value,
+    "probabilities": entropy,
+}
+
+
+def computed(rows, head):
+    """What the options in ``head`` make of the rows of a table."""
+    options = PPOOptions(**yaml.safe_load(head.strip("`")))
+    return next(function for name, function in KINDS.items() if name in rows[0])(rows, options).tolist()
+
+
+def columns():
+    found = [rows_of(table) for table in TABLE.findall(PAGE.read_text(encoding="utf-8"))]
+    return [(rows, head) for rows in found for head in rows[0] if re.fullmatch(r"`{.*}`", head)]
+
+
+@pytest.mark.parametrize(("rows", "head"), [pytest.param(*c, id=c[1]) for c in columns()])
+def test_a_column_is_what_its_options_compute(rows, head):
+    assert [float(row[head]) for row in rows] == pytest.approx(computed(rows, head), abs=6e-5)
+
+
+def test_every_choice_of_a_loss_has_a_column_with_numbers():
+    shown = [yaml.safe_load(head.strip("`")) for _, head in columns()]
+    options = {name: {str(entry[name]) for entry in shown if name in entry} for entry in shown for name in entry}
+    ours = {
+        name for name, f in losses.OBJECTIVES.items() if f.__module__ == "trl_ext.ppo.losses"
+    }  # other tests add some
+    assert ours and options["objective"] == ours
+    for name in ("ratio", "aggregation", "kl_estimator", "value_loss", "engine_tis_mode"):
+        choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
+        shown_by_default = {PPOOptions.__dataclass_fields__[name].default} if name == "engine_tis_mode" else set()
+        assert choices and options[name] | shown_by_default == choices, name
+    assert {"cliprange_high", "dual_clip", "tis_cap", "engine_tis_cap", "entropy_coef"} <= options.keys()
+
+
+def test_the_penalty_of_the_text_is_what_the_estimate_makes_of_its_coefficient():
+    said = re.search(
+        r"With `kl_coef: 0.05` the first token's reward falls by (\d\.\d+)", PAGE.read_text(encoding="utf-8")
+    )
+    assert float(said[1]) == pytest.approx(0.05 * torch.log(torch.tensor(0.65 / 0.5)).item(), abs=6e-5)

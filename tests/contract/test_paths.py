@@ -1,0 +1,351 @@
+"""A name that becomes a part of a path stays in its folder, wherever the name came from and whatever it is."""
+
+import ast
+import random
+from types import SimpleNamespace as Thing
+
+import pytest
+import yaml
+from folders import ROOT
+
+from maporl import Team
+from maporl.backends.logs import log_of, write_stacks
+from maporl.config import parse_config
+from maporl.engines.vllm.engine import VLLMEngine
+from maporl.errors import ConfigError, RunError
+from maporl.loops import stages
+from maporl.runs import build, crossplay, loop_stage
+from maporl.storage.disk_cache import DiskCache
+from maporl.team import pretrained
+from maporl.team.checks import check_agents
+from maporl.team.initial import load_initial
+from maporl.team.saving import SavedTeam
+from maporl.team.team import Agent
+from maporl.training import sft
+from maporl.training.trainer import MultiAgentPPOTrainer
+from trl_ext.files.paths import UnsafeName, below, fault_of_name, within
+from trl_ext.files.stacks import Listener
+from trl_ext.learning import checkpoint
+from trl_ext.trainer.loop import PPOLoop
+
+OUT = ("", ".", "..", "/", "/etc", "../x", "a/b", "a/../../b", "a\\b", ".hidden", "a\0b", "a\nb", "\u202ex", "a" * 201)
+FINE = ("ann", "ann-turn1", "Qwen2.5", "a b", "anaïs", "ann_past", "a" * 200)
+
+
+def test_a_name_is_one_plain_part_of_a_path(tmp_path):
+    for name in OUT:
+        assert fault_of_name(name), name
+        with pytest.raises(UnsafeName, match="cannot name a part of"):
+            below(tmp_path, name)
+    for name in FINE:
+        assert not fault_of_name(name) and below(tmp_path, name) == tmp_path / name
+    assert within(tmp_path, "initial/ann/base") == tmp_path / "initial/ann/base"
+    for path in ("/etc", "a/../b", "a/.b", "../a"):
+        with pytest.raises(UnsafeName):
+            within(tmp_path, path)
+
+
+def test_no_name_of_random_signs_leaves_its_folder(tmp_path):
+    draw = random.Random(0)
+    for _ in range(3000):
+        name = "".join(draw.choices("ab./\\~ \0\n:é-", k=draw.randint(0, 6)))
+        try:
+            place = below(tmp_path, name)
+        except UnsafeName:
+            continue
+        assert place.resolve().parent == tmp_path.resolve() and place.name == name
+
+
+EVIL = "../../somewhere"
+TOKENIZER = Thing(save_pretrained=print)
+
+
+def policy(**more):
+    return Thing(name=EVIL, trainable=True, agents=["ann"], model=None, adapter=None, tokenizer=TOKENIZER, **more)
+
+
+def of_class(cls, **attributes):
+    made = object.__new__(cls)
+    vars(made).update(attributes)
+    return made
+
+
+def config(folder, section):
+    return Thing(
+        output_dir=str(folder), agents={"ann": Thing(policy=EVIL, policy_per="agent", weights=True, **section)}
+    )
+
+
+def stage(folder):
+    return of_class(
+        loop_stage.StageRun, number=1, position=1, start=folder, weights=folder, root=folder, sample=folder, sections=[],
+        config=Thing(loop=Thing(stages=[Thing(train="turn_critic", start="")]), ppo=None, output_dir=str(folder), seed=0),
+    )  # fmt: skip
+
+
+def record(folder, saves):
+    team = Thing(policies={EVIL: policy()}, policies_of={"ann": [policy()]})
+    made = of_class(
+        SavedTeam,
+        team=team,
+        _owners={id(None): EVIL, id(TOKENIZER): EVIL},
+        _names={id(None): "base"},
+        _saves_weights=lambda p: saves,
+    )
+    made.save(folder, folder)
+
+
+def read(folder, monkeypatch):
+    rows_of(monkeypatch, pretrained, check_names=None)
+    values = {"output_dir": "x", "agents": {"ann": {"model": "org/base", "policy": EVIL}}, "task": {}, "protocol": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    pretrained.read_team(folder)
+
+
+def rows_of(monkeypatch, module, **returns):
+    for name, value in returns.items():
+        monkeypatch.setattr(module, name, lambda *a, _value=value, **k: _value)
+
+
+def train_critics(folder, monkeypatch):
+    rows_of(monkeypatch, loop_stage, ready_to_play=None, find_device=None, _untrained={})
+    run = stage(folder)
+    run._team = lambda: Thing(policies={EVIL: policy()})
+    run._train_turn_critics(folder, [Thing(policy=EVIL)])
+
+
+def train_on(folder, monkeypatch):
+    rows_of(
+        monkeypatch,
+        loop_stage,
+        ready_to_play=None,
+        find_device=None,
+        dialogues_of=[],
+        counts=0,
+        speakers_in=(),
+        described={},
+        check_both_kinds=None,
+    )
+    run = stage(folder)
+    run.section = Thing(reference=None, roles=(), build=None, train="sft", updates=1)
+    run._team = lambda: Thing(policies={EVIL: policy()})
+    run._train_on(folder, [Thing(policy=EVIL)])
+
+
+def rank(folder, monkeypatch):
+    team = Thing(policies={}, find_stop_ids=lambda args: None)
+    rows_of(monkeypatch, loop_stage, ready_to_play=None, find_device=None, dialogues_of=[], team_with=team)
+    run = stage(folder)
+    run._team = lambda: team
+    run._ranked(folder, Thing(candidates=1), [Thing(policy=EVIL)])
+
+
+def supervise(folder, monkeypatch):
+    tools = Thing(world=Thing(close=lambda: None))
+    trainer = Thing(train=lambda: Thing(training_loss=0.0))
+    rows_of(
+        monkeypatch,
+        sft,
+        speakers=(),
+        tools_of_team={},
+        build_protocol=None,
+        _rows=[{"input_ids": [1]}],
+        SFTConfig=None,
+        SFTTrainer=trainer,
+    )
+    monkeypatch.setattr(sft, "tools_of_config", lambda config: tools)
+    made = Thing(
+        protocol=None,
+        agents={},
+        training=Thing(bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[]),
+        seed=0,
+    )
+    own = policy(active=lambda: pytest.MonkeyPatch.context())
+    sft._train_policies(made, Thing(policies={EVIL: own}), [], folder, sft.SFTOptions(), False)
+
+
+def begin(folder, monkeypatch, exists):
+    rows_of(monkeypatch, build, check_initial=None)
+    if exists:
+        (folder / "initial").mkdir()
+    made = Thing(output_dir=str(folder), warm_start=Thing(steps=0))
+    build._begin_once(made, Thing(policies={EVIL: policy()}), None, True)  # type: ignore[arg-type]
+
+
+def train_jointly(folder, monkeypatch):
+    learner = Thing(deltas=lambda: [0.0], train=lambda *a: None)
+    monkeypatch.setattr(stages, "DPOLearner", lambda *a, **k: learner)
+    pair = Thing(together=(1,), chosen=Thing(place="0"))
+    stages.train_jointly(Thing(seed=0), Thing(epochs=1), {EVIL: policy()}, {EVIL: [pair]}, folder)
+
+
+PLACES = {
+    "maporl/backends/logs.py:log_of": lambda folder, patch: log_of(folder, EVIL),
+    "maporl/backends/logs.py:write_stacks": lambda folder, patch: write_stacks(folder, EVIL, ""),
+    "maporl/engines/vllm/engine.py:VLLMEngine._send_adapter": lambda folder, patch: of_class(
+        VLLMEngine, sections={"ann": Thing(folder=None)}, _names={"ann": EVIL}, folder=folder
+    )._send_adapter("ann", policy(), None),
+    "maporl/loops/stages.py:train_jointly": train_jointly,
+    "maporl/runs/build.py:load_checkpoint_weights": lambda folder, patch: build.load_checkpoint_weights({"a": policy()}, folder),
+    "maporl/runs/build.py:_begin_once": lambda folder, patch: begin(folder, patch, exists=False),
+    "maporl/runs/build.py:_begin_once, again": lambda folder, patch: begin(folder, patch, exists=True),
+    "maporl/runs/crossplay.py:_check_frozen": lambda folder, patch: crossplay._check_frozen(
+        Thing(folder=folder, config=config(folder, {"tiny": {}, "trainable": False}))
+    ),
+    "maporl/runs/loop_stage.py:team_with": lambda folder, patch: (
+        rows_of(patch, loop_stage, find_device=None),
+        patch.setattr(loop_stage.Team, "from_config", lambda made: Thing(policies={EVIL: policy()})),
+        loop_stage.team_with(Thing(seed=0), folder),
+    ),
+    "maporl/runs/loop_stage.py:save_team": lambda folder, patch: loop_stage.save_team(Thing(policies={EVIL: policy()}), folder),
+    "maporl/runs/loop_stage.py:StageRun._train_turn_critics": train_critics,
+    "maporl/runs/loop_stage.py:StageRun._train_on": train_on,
+    "maporl/runs/loop_stage.py:StageRun._ranked": rank,
+    "maporl/storage/disk_cache.py:DiskCache.__init__": lambda folder, patch: DiskCache(folder, EVIL),
+    "maporl/team/initial.py:load_initial": lambda folder, patch: load_initial([policy()], folder),
+    "maporl/team/pretrained.py:read_team": read,
+    "maporl/team/pretrained.py:check_complete": lambda folder, patch: pretrained.check_complete(config(folder, {"trainable": True}), folder),
+    "maporl/team/pretrained.py:load_trained_weights": lambda folder, patch: pretrained.load_trained_weights({EVIL: policy()}, folder),
+    "maporl/team/saving.py:SavedTeam.save": lambda folder, patch: record(folder, saves=True),
+    "maporl/team/saving.py:SavedTeam.save, a tokenizer": lambda folder, patch: record(folder, saves=False),
+    "maporl/training/sft.py:_train_policies": supervise,
+    "maporl/training/trainer.py:MultiAgentPPOTrainer.save_learner_policy": lambda folder, patch: of_class(
+        MultiAgentPPOTrainer, learning=Thing(save_policy=lambda *a: None)
+    ).save_learner_policy(EVIL, folder),
+    "trl_ext/learning/checkpoint.py:Learners.load": lambda folder, patch: checkpoint.Learners({EVIL: None}).load(Thing(iterdir=lambda: [Thing(name=EVIL)])),
+    "trl_ext/learning/checkpoint.py:_SavingLearners.__init__": lambda folder, patch: checkpoint.Learners({EVIL: None}).begin_saving(folder),
+    "trl_ext/learning/checkpoint.py:_save_rest": lambda folder, patch: checkpoint._save_rest(folder, {}, {EVIL: None}),
+    "trl_ext/learning/checkpoint.py:load_checkpoint": lambda folder, patch: checkpoint.load_checkpoint(folder, Thing(load=print), {EVIL: Thing(load=print)}),
+    "trl_ext/learning/checkpoint.py:save_adapter": lambda folder, patch: checkpoint.save_adapter(Thing(save_pretrained=lambda *a, **k: None), EVIL, folder),
+    "trl_ext/trainer/loop.py:PPOLoop.save_learner_policy": lambda folder, patch: of_class(
+        PPOLoop, learners={"a": 1, EVIL: 2}, learning=Thing(save_policy=lambda *a: None)
+    ).save_learner_policy(EVIL, folder),
+    "trl_ext/files/stacks.py:Listener._write": lambda folder, patch: of_class(Listener, folder=folder)._write(EVIL),
+}  # fmt: skip
+"""Every function that joins a word of a configuration to a path, with a call of it that joins ``../../somewhere``."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_that_joins_a_configured_word_stays_in_its_folder(place, tmp_path, monkeypatch):
+    folder = tmp_path / "one/two"
+    folder.mkdir(parents=True)
+    with pytest.raises(UnsafeName, match="cannot name a part of"):
+        PLACES[place](folder, monkeypatch)
+    assert [p.name for p in tmp_path.iterdir()] == ["one"]
+
+
+WORDS = {"name", "policy", "policies", "adapter", "agent", "source", "stage", "tool", "environment", "old", "new"}
+"""What variables are called that hold a word of a configuration."""
+OTHERWISE = {
+    "maporl/cli/train.py:sft": {"policy"},  # is shown
+    "trl_ext/files/manifest.py:verify": {"name"},  # every name of a manifest is checked when it is read
+    # names of what the folder has already
+    "maporl/runs/dump.py:dump": {"name"},
+    "maporl/runs/export.py:export": {"policy.name"},
+    "maporl/runs/loop.py:Loop._end": {"policy.name"},
+    "maporl/runs/push.py:pack": {"policy"},
+    "trl_ext/learning/checkpoint.py:save_adapter": {"path.name"},
+    # names that stand in the code
+    "maporl/report/read.py:RunReader._new": {"name"},
+    "maporl/report/read.py:RunReader._take": {"name"},
+    "maporl/report/read.py:RunReader._whole": {"name"},
+    "maporl/report/read.py:RunReader.read": {"name"},
+    "maporl/report/read.py:RunReader._set_back": {"name"},
+    "maporl/report/read.py:_must_be_run": {"name"},
+    "maporl/runs/loop.py:Loop._part": {"name"},
+    "maporl/storage/run_folder.py:RunFolder.set_results_aside": {"name"},
+    "maporl/training/run_record.py:RunRecord._write": {"name"},
+    "maporl/training/run_record.py:RunRecord.keep_team": {"name"},
+    "maporl/training/run_record.py:RunRecord.must_be_new": {"name"},
+    "trl_ext/learning/checkpoint.py:_inner": {"name"},
+}
+"""The joins without ``below``, and why they need none."""
+
+
+def functions(tree, outer=""):
+    """Every function of a module with its dotted name. What stands in a class is named after it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from functions(node, f"{outer}{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{outer}{node.name}", node
+
+
+def words(node):
+    """The variables in a part of a path that are called like words of a configuration."""
+    if isinstance(node, ast.JoinedStr):
+        return {word for part in node.values if isinstance(part, ast.FormattedValue) for word in words(part.value)}
+    called = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return {ast.unparse(node)} if called in WORDS else set()
+
+
+def test_the_list_of_these_places_is_whole():
+    checked, joined = set(), {}
+    for file in (
+        sorted(ROOT.glob("maporl/**/*.py"))
+        + sorted(ROOT.glob("trl_ext/**/*.py"))
+        + sorted(ROOT.glob("reward_server/*.py"))
+    ):
+        source = file.read_text(encoding="utf-8")
+        if "/" not in source:
+            continue
+        for name, function in functions(ast.parse(source)):
+            place = f"{file.relative_to(ROOT)}:{name}"
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "below":
+                    checked.add(place)
+                elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and (found := words(node.right)):
+                    joined.setdefault(place, set()).update(found)
+    checked.discard("trl_ext/files/paths.py:within")
+    joined.pop("trl_ext/files/paths.py:below")
+    assert {place.partition(",")[0] for place in PLACES} == checked, "a place needs a call in PLACES"
+    assert joined == OTHERWISE, "join words of a configuration by trl_ext.files.paths.below"
+
+
+CONFIG = {
+    "output_dir": "x",
+    "task": {"name": "toy_sum"},
+    "protocol": {"name": "debate", "turns": 2},
+    "agents": {"ann": {"tiny": {}}, "bob": {"tiny": {}}},
+}
+
+
+@pytest.mark.parametrize("key", ["policy", "policy_per"])
+@pytest.mark.parametrize("name", OUT)
+def test_a_configuration_names_no_folder_elsewhere(tmp_path, key, name):
+    values = {
+        **CONFIG,
+        "agents": {**CONFIG["agents"], "ann": {"tiny": {}, key: name if key == "policy" else ["ann", name]}},
+    }
+    with pytest.raises(
+        ConfigError,
+        match=rf"x.yaml: agents.ann.{key}.*: (.* cannot be the name of a folder|expected a text that a file can hold)",
+    ):
+        check_agents(parse_config(values, "x.yaml"), "x.yaml")
+    with pytest.raises(ConfigError, match="names no policy; list one for each turn"):
+        check_agents(parse_config({**values, "agents": {"ann": {"tiny": {}, "policy_per": []}}}, "x.yaml"), "x.yaml")
+
+
+def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):
+    """A team from the hub that names a folder of the user as a turn's policy: it is refused, and the folder stays as it is."""
+    mine, team = tmp_path / "thesis", tmp_path / "cache/snapshot"
+    mine.mkdir()
+    team.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("years of work")
+    (mine / "config.json").write_text("mine")
+    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(team))
+    for per in (["ann", str(mine)], [str(mine), "ann"], ["ann", "../../thesis"]):
+        values = {**CONFIG, "agents": {"ann": {"model": "org/base", "policy_per": per}}}
+        (team / "config.yaml").write_text(yaml.safe_dump(values))
+        for pulled in ("org/team", str(team)):
+            with pytest.raises((ConfigError, UnsafeName, RunError)):
+                Team.from_pretrained(pulled)
+    model = {"ann": {"model": f"./{mine}", "tokenizer": f"x/{mine}"}}
+    assert pretrained.own_places(model["ann"], "x", team) == {}, "what begins with a slash is not in the folder"
+    assert {p.name: p.read_text() for p in mine.iterdir()} == {"thesis.txt": "years of work", "config.json": "mine"}
+
+
+def test_a_team_made_in_python_has_policies_with_names_of_folders():
+    for name in ("x/..", "/elsewhere/x", "org/model"):
+        with pytest.raises(ValueError, match="its name holds a slash"):
+            Team([Agent("ann", None, None, policy=name)])

@@ -1,0 +1,234 @@
+"""Every recipe parses, passes the check, and trains three updates with tiny models."""
+
+import ast
+import json
+import math
+import re
+
+import pytest
+from folders import ROOT
+from named_tests import file_of
+from processes import maporl
+from recipe_lengths import BRIEF, LONGER
+
+from maporl.config.recipes import axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
+from maporl.errors import ConfigError
+from maporl.runs import train as run
+from maporl.validation.load import from_dict, load
+from maporl.validation.preflight import check_run
+
+NAMES = sorted(recipe_files())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
+    config = load(name)
+    assert config == load(recipe_files()[name])
+    card = card_of(name)
+    assert card.url.startswith("https://") and card.exact.endswith(".")
+    assert card.corrected == "" or re.fullmatch(r"Until \d+ [A-Z][a-z]+ 20\d\d, .*\.", card.corrected)
+    assert len(recipe_files()[name].read_text().splitlines()) <= 50
+
+
+QUICK = {
+    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
+    "prover_verifier", "r_zero", "scaling_inter", "spiral", "chain_of_agents",
+}  # fmt: skip
+"""One recipe of each kind. ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
+def test_a_recipe_trains_three_updates_with_tiny_models(name, tmp_path):
+    tiny, brief = tiny_version(name, str(tmp_path / "run")), {"warm_start": BRIEF | LONGER.get(name, {})}
+    config = from_dict(tiny | ({} if "loop" in tiny else brief), name)
+    assert config.advantage == load(name).advantage and config.protocol["name"] == load(name).protocol["name"]
+    assert check_run(config)
+    _, after = run.train(config, resume=False, quiet=True)
+    assert after is not None and 0 < after.questions <= 4
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    if config.loop.stages:
+        assert_rounds_trained(config, metrics, tmp_path / "run")
+        return
+    updates = [m for m in metrics if any(key.endswith("loss/policy_avg") for key in m)]
+    assert metrics[-1]["step"] == 3 and updates
+    norms = [value for m in updates for key, value in m.items() if key.endswith("grad_norm")]
+    assert all(norm == norm for norm in norms) and any(norm > 1e-6 for norm in norms), "less is rounding"
+    dialogues = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    assert dialogues
+
+
+def assert_rounds_trained(config, metrics, folder):
+    """Every stage of every round trained some policy, with a loss that is finite, and a person can look at the run."""
+    assert [record["step"] for record in metrics] == list(range(1, config.loop.rounds + 1))
+    for record in metrics:
+        for number in range(1, len(config.loop.stages) + 1):
+            losses = [value for key, value in record.items() if key.endswith(f"/stage_{number}/loss")]
+            updates = [key for key in record if key.endswith(f"/stage_{number}/dialogues")]
+            assert (losses or updates) and all(map(math.isfinite, losses))
+    assert (folder / "report.html").exists() and (folder / "dialogues.jsonl").read_text()
+
+
+def test_the_index_of_papers_is_up_to_date():
+    assert (ROOT / "docs/recipes.md").read_text() == index_page()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_says_exact_only_of_formulas_that_were_read(name):
+    card = card_of(name)
+    guessed = re.search("notes|reconstructed|abstract and", card.evidence)
+    assert (card.status == "exact") == (guessed is None)
+    if "reconstructed" in card.title or "inspired" in card.title:
+        assert f"({card.status}" in card.title
+
+
+def test_the_costs_on_the_cards_are_those_that_were_counted():
+    counted = json.loads((ROOT / "benchmarks/results/recipe_costs.json").read_text())
+    assert {name: card_of(name).cost for name in NAMES} == counted
+
+
+def test_recipes_are_listed_by_what_their_files_choose():
+    for axis in ("credit", "loop", "protocol"):
+        listed = [name for names in by_axis(axis).values() for name in names]
+        assert sorted(listed) == NAMES and list(by_axis(axis)) == sorted(by_axis(axis))
+    assert axes_of("cory") == {"credit": "critic, token_gae", "loop": "on-policy, swap", "protocol": "chain"}
+    assert axes_of("gdpo") == {"credit": "group mean by prompt", "loop": "on-policy", "protocol": "debate"}
+    assert axes_of("reinforce_pp")["credit"] == "no baseline"
+    assert by_axis("protocol")["orchestrate"] == ["flow_grpo", "puppeteer"]
+
+
+def test_the_commands_list_show_and_refuse():
+    listed = maporl("recipes", "list").stdout
+    assert "cory" in listed and "reconstructed" in listed
+    by_loop = maporl("recipes", "list", "--by", "loop").stdout
+    assert by_loop.index("on-policy, swap") < by_loop.index("cory") < by_loop.index("on-policy, train_first_turn")
+    assert "'credit'" in maporl("recipes", "list", "--by", "paper").stderr
+    shown = maporl("recipes", "show", "cory").stdout
+    assert "status:   exact" in shown and "prefer:   one task is to be learned by two copies" in shown
+    assert "https://arxiv.org/abs/2410.06101" in shown and "rules: [sum]" in shown and "differs:" in shown
+    assert "recipes/common.yaml:" in shown and "response_length: 512" in shown, "what the recipe does not say itself"
+    unknown = maporl("recipes", "show", "corry")
+    assert unknown.returncode == 2 and "unknown 'corry'; did you mean 'cory'" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_the_command_tries_a_recipe():
+    tried = maporl("recipes", "try", "agentpo_hint")
+    assert tried.returncode == 0 and "update 3: " in tried.stdout, tried.stderr
+
+
+def test_who_types_loop_gets_train():
+    assert maporl("loop", "malt", "--dry-run").stdout == maporl("train", "malt", "--dry-run").stdout != ""
+
+
+def test_one_line_changes_one_axis_and_another_kind_of_section_begins_anew():
+    config = load("grpo", ["advantage.key=[prompt, agent]", "advantage.unit=row"])
+    assert config.advantage.key == ("prompt", "agent") and config.protocol == load("grpo").protocol
+    other = load("spiral", ["protocol={name: debate, turns: 1}", "task.name=gsm8k", "reward.sources={label: 1}", "advantage.key=[agent]"])  # fmt: skip
+    assert other.protocol == {"name": "debate", "turns": 1} and other.task == {"name": "gsm8k"}
+
+
+PROTOCOLS = {
+    "debate": {"name": "debate", "turns": 1},
+    "chain": {"name": "chain"},
+    "collaboration": {"name": "collaboration"},
+    "refine": {"name": "refine", "rounds": 1},
+    "forum": {"name": "forum", "rounds": 2},
+    "call_return": {"name": "call_return", "calls": 1},
+    "game": {"name": "game", "game": "signals"},
+}
+ADVANTAGES = {
+    "ppo": {},
+    "token chain": {"returns": "token_chain_gae", "key": ["agent"]},
+    "turn gae": {"returns": "turn_gae", "key": ["agent"], "singleton": "zero"},
+    "chain gae": {"returns": "chain_gae", "scale": "agent_std", "key": ["agent"], "singleton": "zero"},
+    "grpo": {"returns": "utterance", "baseline": "mean", "key": ["prompt"]},
+    "dr mas": {"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent"], "singleton": "zero"},
+    "rloo to go": {"returns": "reward_to_go", "baseline": "loo", "scale": "none", "key": ["prompt", "agent"], "singleton": "zero"},
+    "remax": {"returns": "utterance", "baseline": "max", "scale": "batch_std", "key": ["prompt"]},
+    "ema": {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]},
+    "tree": {"returns": "tree", "baseline": "batch_mean", "scale": "batch_std", "key": []},
+    "cumulative kl": {"returns": "utterance", "baseline": "none", "scale": "agent_std", "key": ["agent"], "post": ["cumulative_kl"]},
+    "aligned": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "post": [{"align": {"how": "drop", "to": 1}}, "drop_zeros"], "singleton": "zero"},
+    "callees": {"returns": "utterance", "baseline": "mean", "key": ["prompt"], "unit": "rollout", "post": ["broadcast_to_callees"]},
+    "by game": {"returns": "reward_to_go", "baseline": "mean", "scale": "none", "key": ["game", "role"], "singleton": "zero"},
+    "bi-level": {"returns": "bi_level_gae", "gamma": 0.9, "scale": "batch_std"},
+}  # fmt: skip
+REFUSED = {
+    **{(protocol, "callees"): "caller" for protocol in PROTOCOLS if protocol != "call_return"},
+    **{(protocol, "by game"): "game" for protocol in PROTOCOLS if protocol != "game"},
+}
+
+
+PAIRS = [((p, a), i + j) for i, p in enumerate(PROTOCOLS) for j, a in enumerate(ADVANTAGES)]
+"""``make test`` tries every third diagonal, and so every protocol and every advantage; ``make test-slow`` tries the others."""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "advantage"),
+    [pytest.param(*pair, marks=pytest.mark.slow if n % 3 else (), id="-".join(pair)) for pair, n in PAIRS],
+)
+def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, advantage, tmp_path):
+    values = tiny_version("grpo", str(tmp_path / "run")) | {
+        "protocol": PROTOCOLS[protocol], "advantage": ADVANTAGES[advantage], "branching": {"group": 2}, "updates": 1,
+        "reward": {"sources": {"near": 1.0, "format": 1.0}, "rules": ["last"]}, "evaluation": {"questions": 0},
+        # models that know nothing all lose their games, and none of them answers a call in the asked form
+        "warm_start": BRIEF if protocol in ("game", "call_return") else {"steps": 0},
+    }  # fmt: skip
+    values["ppo"] |= {"kl_in": "reward", "missing_eos_penalty": 0.5, "response_length": 3}
+    if ADVANTAGES[advantage].get("scale", "std") == "std":  # no KL is divided by the spread of a question's answers
+        values["ppo"] |= {"kl_in": "loss", "kl_estimator": "k3"}
+    values["training"]["per_device_train_batch_size"] = 3
+    if protocol == "game":
+        values |= {"task": {"name": "episodes"}, "reward": {"sources": {"env": 1.0}, "rules": ["own"]}}
+    if (protocol, advantage) in REFUSED:
+        with pytest.raises(
+            ConfigError, match=f"names the column '{REFUSED[protocol, advantage]}', which is not recorded here"
+        ):
+            from_dict(values)
+        return
+    trainer = run.build_trainer(from_dict(values), quiet=True)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    values = [
+        v
+        for record in trainer.state.log_history
+        for k, v in record.items()
+        if k.endswith(("grad_norm", "loss/policy_avg"))
+    ]
+    assert all(map(math.isfinite, values)), values
+    assert any(values) or advantage == "aligned", "only alignment may leave no answer to learn from"
+
+
+def source_of(test):
+    """Return the source of a test function with its decorators, and fail if the test does not exist."""
+    text = file_of(test).read_text()
+    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == test]
+    first = min([found[0].lineno, *(d.lineno for d in found[0].decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : found[0].end_lineno])
+
+
+def mentions(source, name):
+    """Whether a test names a recipe, or the method of which the recipe is a variant: agentpo for agentpo_hint."""
+    parts = name.split("_")
+    stems = {"_".join(parts[:count]) for count in range(1, len(parts) + 1)} - {"at", "mac", "m", "g", "dr"}
+    words = re.sub(r"[^a-z0-9]+", "_", source.lower())
+    return any(f"_{stem}_" in f"_{words}_" for stem in stems)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_card_names_tests_that_exist_and_are_about_the_recipe(name):
+    assert card_of(name).checked_by
+    for test in card_of(name).checked_by:
+        assert mentions(source_of(test), name), f"{test} does not mention {name}"
+
+
+def test_a_card_cannot_name_a_test_that_is_not_there():
+    with pytest.raises(AssertionError, match="no such test"):
+        source_of("test_of_nothing")
+    source = source_of("test_at_grpo_compares_candidates_of_one_agent_at_one_turn")
+    assert mentions(source, "at_grpo_roles") and not mentions(source, "m_grpo")
+
+
+def test_the_readme_counts_the_recipes():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"(\d+) recipes", readme) == [str(len(NAMES))]

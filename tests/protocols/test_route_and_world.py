@@ -1,0 +1,449 @@
+"""The protocols route, orchestrate and world, played by hand and trained: what they ask, what they do, and what they are sent."""
+
+import json
+import string
+
+import pytest
+import yaml
+from folders import GOLDEN
+from scripted_training import recipe_values
+
+from maporl import Orchestrate, PlayWorld, Route
+from maporl.tasks import build_task
+from maporl.types import Act, Example, Result, Utterance
+from maporl.validation import first_steps
+from maporl.validation.lengths import _Silent
+from maporl.validation.load import from_dict
+from maporl.validation.preflight import check_run
+from maporl.validation.rehearsal import check_roles
+
+QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
+TEAM = ("ann", "bob", "cy")
+
+
+class Game:
+    """Plays a protocol: what each agent says and what each act returns is a list."""
+
+    def __init__(self, protocol, agents, said, results=(), example=QUESTION):
+        self.said, self.results = iter(said), iter(results)
+        self.asks, self.acts, self.utterances, self.outcome = [], [], [], None
+        play, sent = protocol.play(example, agents), None
+        while True:
+            try:
+                moves = play.send(sent)
+            except StopIteration as end:
+                self.outcome = end.value
+                return
+            if isinstance(moves[0], Act):
+                self.acts += moves
+                sent = [next(self.results) for _ in moves]
+                continue
+            (ask,) = moves
+            self.asks.append(ask)
+            number = len(self.utterances)
+            said = Utterance(number, ask.agent, ask.agent, 0, number, ask.messages, next(self.said))
+            self.utterances.append(said)
+            sent = [said]
+
+    def texts(self):
+        return [ask.messages[0]["content"] for ask in self.asks]
+
+
+BARE = {
+    "route": "{question}|{passages}",
+    "search": "{question}|{passages}|{verdict}",
+    "answer": "{question}|{passages}",
+}
+
+
+class TestRoute:
+    def test_two_searches_and_an_answer(self):
+        game = Game(
+            Route(**BARE, found="{step} {query}: {text}", nothing="-"),
+            TEAM,
+            ["<verify>no</verify>", "I want <search> Emma author </search>", "No.", "Jane Austen born", "<Verify> YES </verify>", "Answer: Jane Austen"],
+            [Result("[1] Emma: a novel."), Result("no such tool", error="unknown")],
+        )  # fmt: skip
+        assert [(ask.agent, ask.role, ask.parents, ask.answers, ask.fresh) for ask in game.asks] == [
+            ("ann", "router", (), False, True),
+            ("bob", "searcher", (0,), False, True),
+            ("ann", "router", (1,), False, True),
+            ("bob", "searcher", (1, 2), False, True),
+            ("ann", "router", (1, 3), False, True),
+            ("cy", "answerer", (1, 3, 4), True, True),
+        ]
+        first, both = "1 Emma author: [1] Emma: a novel.", "2 Jane Austen born: no such tool"
+        known = ["-", "-", first, first, f"{first}\n\n{both}", f"{first}\n\n{both}"]
+        told = ["", "|<verify>no</verify>", "", "|No.", "", ""]
+        assert game.texts() == [f"Who wrote Emma?|{passages}{said}" for passages, said in zip(known, told, strict=True)]
+        assert game.acts == [
+            Act("bob", "search", {"query": "Emma author"}, of=1),
+            Act("bob", "search", {"query": "Jane Austen born"}, of=3),
+        ]
+        assert game.outcome == 2
+        forms = [said.rewards.get("route_form") for said in game.utterances]
+        assert forms == [1.0, 1.0, 0.0, 0.0, 1.0, None]
+
+    def test_the_tool_that_it_calls_is_declared(self):
+        assert Route().uses_tools == {"search"} and Route(tool="find").uses_tools == {"find"}
+        assert Route(place="library").uses_tools == frozenset()
+
+    def test_the_answerer_may_be_shown_the_verdict(self):
+        texts = BARE | {"answer": "{question}{passages}{verdict}"}
+        game = Game(Route(**texts, steps=1), TEAM, ["Enough. <verify>yes</verify>", "x"])
+        assert game.texts()[1].endswith("Enough. <verify>yes</verify>")
+
+    def test_the_answerer_answers_after_the_last_search(self):
+        game = Game(Route(steps=1, **BARE), TEAM, ["?", "q", "x"], [Result("found")])
+        assert [ask.role for ask in game.asks] == ["router", "searcher", "answerer"] and game.outcome == 1
+        assert game.asks[-1].parents == (1,)
+
+    def test_nobody_has_to_answer(self):
+        said = ["<verify>no</verify>", "q", "?"]
+        game = Game(Route(steps=2, at_end="stop", **BARE), TEAM, said, [Result("found")])
+        assert [ask.role for ask in game.asks] == ["router", "searcher", "router"] and game.outcome == "unanswered"
+        game = Game(
+            Route(steps=2, at_end="stop", **BARE), TEAM, [*said[:2], "<verify>yes</verify>", "x"], [Result("f")]
+        )
+        assert [ask.role for ask in game.asks][2:] == ["router", "answerer"] and game.outcome == 1
+
+    @pytest.mark.parametrize(("said", "earned"), [("<verify>maybe</verify>", 1.0), ("yes", 0.0), ("<verify>yes", 0.0)])
+    def test_a_form_of_its_own(self, said, earned):
+        game = Game(Route(steps=1, form="<verify>.*</verify>", **BARE), TEAM, [said, "q", "x"], [Result("f")])
+        assert game.utterances[0].rewards == {"route_form": earned}
+
+    def test_yes_and_no_at_once_is_no(self):
+        game = Game(Route(steps=1, **BARE), TEAM, ["<verify>yes</verify><verify>no</verify>", "q", "x"], [Result("f")])
+        assert game.utterances[0].rewards == {"route_form": 0.0} and len(game.acts) == 1
+
+    def test_nothing_is_looked_up_if_enough_is_known(self):
+        game = Game(Route(), TEAM, ["<verify>yes</verify>", "x"])
+        assert game.outcome == 0 and game.acts == [] and game.asks[1].parents == (0,)
+        assert game.texts()[1] == "Who wrote Emma?\n\nNothing was looked up yet.\n\nAnswer the question."
+
+    def test_options_choose_the_agents_and_the_tool(self):
+        route = Route(
+            router="cy",
+            answerer="ann",
+            tool="find",
+            place="library",
+            argument="words",
+            query="(?s)q=(.*)",
+            enough="YES",
+            more="NO",
+        )
+        game = Game(route, TEAM, ["NO", "q= x", "YES", "y"], [Result("f")])
+        assert [ask.agent for ask in game.asks] == ["cy", "bob", "cy", "ann"] and route.mentioned() == {"cy", "ann"}
+        assert game.acts == [Act("bob", "find", {"words": "x"}, of=1, place="library")]
+
+    def test_braces_in_what_was_found_are_text(self):
+        game = Game(
+            Route(**BARE), TEAM, ["<verify>no</verify>", "{x}", "<verify>yes</verify>", "y"], [Result("{question}")]
+        )
+        assert "Step 1, found for {x}:\n{question}" in game.texts()[-1]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"steps": 0}, "steps: expected at least 1, got 0"),
+            ({"router": "ann", "searcher": "ann"}, r"expected three agents, got \['ann', 'ann'\]"),
+            ({"search": "{question}{passages}"}, r"search: it must contain \{verdict\}"),
+            ({"route": "{question}{passages}{verdict}"}, "route: it may use"),
+            ({"route": "{question}"}, r"route: it must contain \{passages\}"),
+            ({"found": "{query}"}, r"found: it must contain \{text\}"),
+            ({"query": "x"}, "query: expected one group"),
+            ({"enough": "("}, "enough: .* is not a regular expression"),
+            ({"form": "("}, "form: .* is not a regular expression"),
+            ({"at_end": "never"}, "at_end"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            Route(**options)
+
+    def test_it_needs_three_agents(self):
+        with pytest.raises(ValueError, match="route needs three agents"):
+            Route().check_players(("ann", "bob"))
+
+
+TEXTS = {
+    "plan": "{question}|{memory}|{agents}",
+    "work": "{question}|{memory}|{task}",
+    "check": "{question}|{memory}",
+    "answer": "{question}|{memory}",
+    "done": "{step} {agent} {task}: {text}",
+    "nothing": "-",
+    "unknown": "nobody",
+}
+
+
+class TestOrchestrate:
+    def test_a_planner_a_verifier_and_a_generator_share_a_memory(self):
+        game = Game(
+            Orchestrate(**TEXTS, verifier="vic", generator="gus", end=None),
+            ("ann", "bob", "cy", "vic", "gus"),
+            ["I take <next>eve: x</next> <next> bob : find {it} </next>", "It is 3.", "no", "<next>end</next>", "no", "<next>cy</next>", "4", "<verify>STOP</verify>", "4!"],
+        )  # fmt: skip
+        assert [(ask.agent, ask.role, ask.parents, ask.caller, ask.answers, ask.fresh) for ask in game.asks] == [
+            ("ann", "orchestrator", (), None, False, True),
+            ("bob", "worker", (0,), 0, False, True),
+            ("vic", "verifier", (0, 1), None, False, True),
+            ("ann", "orchestrator", (0, 1, 2), None, False, True),
+            ("vic", "verifier", (0, 1, 3), None, False, True),
+            ("ann", "orchestrator", (0, 1, 3, 4), None, False, True),
+            ("cy", "worker", (0, 1, 3, 5), 5, False, True),
+            ("vic", "verifier", (0, 1, 3, 5, 6), None, False, True),
+            ("gus", "generator", (0, 1, 3, 5, 6, 7), None, True, True),
+        ]
+        one, two, three = "1 bob find {it}: It is 3.", "2 end : nobody", "3 cy : 4"
+        memories = ["-", "-", one, one, f"{one}\n\n{two}", f"{one}\n\n{two}", f"{one}\n\n{two}"]
+        memories += [f"{one}\n\n{two}\n\n{three}"] * 2
+        tails = ["|bob, cy", "|find {it}", "", "|bob, cy", "", "|bob, cy", "|", "", ""]
+        assert game.texts() == [f"Who wrote Emma?|{m}{tail}" for m, tail in zip(memories, tails, strict=True)]
+        costs = [round(u.rewards["step_cost"], 4) for u in game.utterances if u.agent == "ann"]
+        assert costs == [0.3219, 0.585, 0.8074], "log2 of 5/4, 6/4 and 7/4"
+        assert game.outcome == 3 and all(u.settles == () for u in game.utterances)
+
+    def test_the_orchestrator_ends_and_the_last_reply_is_the_answer(self):
+        game = Game(Orchestrate(**TEXTS), TEAM, ["<next>end</next>", "<next>cy: go</next>", "4", "<next>end</next>"])
+        assert [(ask.agent, ask.answers) for ask in game.asks] == [
+            ("ann", False),
+            ("ann", False),
+            ("cy", True),
+            ("ann", False),
+        ], "nobody had acted when it first said end"
+        assert game.outcome == 2 and game.utterances[3].settles == (2,)
+        assert round(game.utterances[3].rewards["step_cost"], 4) == 0.8074
+
+    def test_somebody_answers_if_nobody_was_named(self):
+        game = Game(Orchestrate(**TEXTS, steps=2), TEAM, ["?", "<next>dan</next>", "4"])
+        assert [(ask.agent, ask.answers, ask.parents) for ask in game.asks][2:] == [("bob", True, (0, 1))]
+        assert game.texts()[2] == "Who wrote Emma?|1  : nobody\n\n2 dan : nobody|" and game.outcome == 2
+
+    def test_what_ends_a_dialogue_without_a_generator_has_the_credit_of_the_answer(self):
+        stop = Game(
+            Orchestrate(**TEXTS, verifier="vic"),
+            ("ann", "bob", "vic"),
+            ["<next>bob</next>", "4", "<verify>stop</verify>"],
+        )
+        assert stop.utterances[2].settles == (1,) and stop.outcome == 1
+        unknown = Game(Orchestrate(**TEXTS, steps=2), TEAM, ["<next>bob</next>", "4", "?"])
+        assert unknown.utterances[2].settles == (1,) and unknown.outcome == 2
+
+    def test_a_pattern_may_find_a_name_alone(self):
+        protocol = Orchestrate(orchestrator="cy", pattern="(ann|bob)", work="{question}", steps=1)
+        game = Game(protocol, TEAM, ["ann or bob", "4"])
+        assert [ask.agent for ask in game.asks] == ["cy", "bob"] and protocol.mentioned() == {"cy"}
+        assert protocol.turns == 1 and Orchestrate(generator="ann").turns == 1 and Orchestrate(steps=5).turns == 5
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"steps": 0}, "steps: expected at least 1, got 0"),
+            ({"per_tokens": 0}, "per_tokens: expected at least 1, got 0"),
+            ({"verifier": "ann", "generator": "ann"}, r"expected different agents, got \['ann', 'ann'\]"),
+            ({"pattern": "x"}, "pattern: expected a group around the name"),
+            ({"plan": "{question}"}, r"plan: it must contain \{memory\}"),
+            ({"work": "{question}"}, r"work: it must contain \{task\}"),
+            ({"pattern": "(x)", "work": "{task}"}, r"work: it must contain \{question\}"),
+            ({"check": "{memory}"}, r"check: it must contain \{question\}"),
+            ({"answer": "{question}"}, r"answer: it must contain \{memory\}"),
+            ({"done": "{agent}"}, r"done: it must contain \{text\}"),
+            ({"stop": "("}, "stop: .* is not a regular expression"),
+            ({"end": " "}, "end: expected a word that the orchestrator can say, such as end, or null, got ' '"),
+            (
+                {"end": "the end"},
+                "end: of 'the end' the pattern reads 'the' as the name, so that it would never end a dialogue",
+            ),
+            ({"end": "end:"}, "end: of 'end:' the pattern reads 'end' as the name"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            Orchestrate(**options)
+
+    def test_it_needs_somebody_who_can_be_named(self):
+        with pytest.raises(ValueError, match=r"an agent that can be named, got \['ann', 'bob'\]"):
+            Orchestrate(generator="bob").check_players(("ann", "bob"))
+        with pytest.raises(ValueError, match="end: 'bob' is an agent too"):
+            Orchestrate(end="bob").check_players(("ann", "bob"))
+
+
+class TestWorld:
+    def test_each_acts_in_turn_until_it_is_over(self):
+        game = Game(
+            PlayWorld(place="maze", turns=3),
+            ("ann", "bob"),
+            ["north", "wait", "east"],
+            [Result("You see a door."), Result("Nothing."), Result("You are out.", done=True)],
+        )
+        assert game.texts() == [
+            "Who wrote Emma?",
+            "Who wrote Emma?\n\nann: north\nYou see a door.",
+            "You see a door.\n\nbob: wait\nNothing.",
+        ]
+        assert [(ask.agent, ask.parents, ask.answers) for ask in game.asks] == [
+            ("ann", (), True), ("bob", (0,), True), ("ann", (0, 1), True),
+        ]  # fmt: skip
+        assert game.acts == [
+            Act("ann", "act", {"action": "north"}, 0, "maze"),
+            Act("bob", "act", {"action": "wait"}, 1, "maze"),
+            Act("ann", "act", {"action": "east"}, 2, "maze"),
+        ]
+        assert game.outcome == {"actions": 3, "over": True}
+
+    def test_an_agent_acts_so_many_times(self):
+        game = Game(
+            PlayWorld(place="maze", turns=2), ("ann",), ["a", "b"], [Result("1"), Result("wrong", error="raised")]
+        )
+        assert game.texts() == ["Who wrote Emma?", "1"] and game.outcome == {"actions": 2, "over": False}
+
+    def test_it_ends_where_the_environment_is_over_already(self):
+        game = Game(PlayWorld(place="maze"), ("ann",), ["a"], [Result("it is over", error="over")])
+        assert game.outcome == {"actions": 1, "over": True}
+
+    def test_the_environment_names_who_acts_next(self):
+        results = [
+            Result("1", value={"next": "cy"}),
+            Result("2", value={"next": "cy"}),
+            Result("3"),
+            Result("4", done=True),
+        ]
+        game = Game(PlayWorld(place="maze"), TEAM, ["a", "b", "c", "d"], results)
+        assert [ask.agent for ask in game.asks] == ["ann", "cy", "cy", "ann"]
+        with pytest.raises(ValueError, match=r"environment 'maze': it wants 'dee' to act, but the agents are \['ann'"):
+            Game(PlayWorld(place="maze"), TEAM, ["a"], [Result("1", value={"next": "dee"})])
+
+    def test_what_an_action_is_paid_at_once(self):
+        game = Game(PlayWorld(place="maze"), ("ann",), ["a", "b"], [Result("1", reward=0.5), Result("2", done=True)])
+        assert [said.rewards for said in game.utterances] == [{"maze": 0.5}, {}] and PlayWorld(place="maze").pays == {
+            "maze"
+        }
+
+    def test_options_choose_tool_and_texts(self):
+        world = PlayWorld(
+            place="maze", tool="step", argument="text", opening="Go.", later="{question} {news}", quote="<{result}>"
+        )
+        game = Game(world, ("ann", "bob"), ["a", "b"], [Result("1"), Result("2", done=True)])
+        assert game.texts() == ["Go.", "Go.\n\nWho wrote Emma? <1>"]
+        assert game.acts[1] == Act("bob", "step", {"text": "b"}, 1, "maze")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, "place: expected the name of an environment"),
+            ({"place": "x", "turns": 0}, "turns: expected at least 1, got 0"),
+            ({"place": "x", "later": "Go on."}, r"later: it must contain \{news\}"),
+            ({"place": "x", "quote": "{nothing}"}, "quote: it may use"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            PlayWorld(**options)
+
+
+EXCERPT = GOLDEN / "data/hotpotqa/distractor_dev.jsonl"
+MAZE = """
+from maporl import Environment, Result, Tool
+
+SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+
+
+class Maze(Environment):
+    def reset(self, seed, row):
+        self.steps = 0
+        return "!"
+
+    def tools(self, agent):
+        def act(action):
+            self.steps += 1
+            return Result(str(self.steps), reward=float(agent == "ann"), done=self.steps == 3)
+
+        return [Tool("act", "Act.", SCHEMA, act)]
+
+    def reward(self):
+        return {"bob": 10.0 * self.steps}
+"""
+
+
+def trained(tmp_path, monkeypatch, agents, **sections):
+    """The first dialogue of a run of one update."""
+    from maporl.runs.train import train
+    from maporl.validation.load import load
+
+    tiny = {"context": 2000, "alphabet": string.printable[:95] + "\n"}
+    values = {
+        "output_dir": str(tmp_path / "run"), "agents": {name: {"tiny": tiny} for name in agents}, "updates": 1,
+        "ppo": {"response_length": 4}, "evaluation": {"questions": 2}, "dialogues_logged": 99,
+        "training": {"gradient_accumulation_steps": 1, "use_cpu": True, "per_device_train_batch_size": 2}, **sections,
+    }  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
+    train(load("mine.yaml"), resume=False, quiet=True)
+    (line, *_) = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    return record.get("dialogue", record)["utterances"]
+
+
+def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monkeypatch):
+    """Six steps of two, and then a planner that never ends: the check says how much of it was played."""
+    monkeypatch.setattr(first_steps, "MOST_STEPS", 12)
+    asked = []
+    monkeypatch.setattr(
+        _Silent,
+        "generate",
+        lambda self, requests, decoding: asked.append(requests) or GENERATE(self, requests, decoding),
+    )
+    for steps, cut in ((3, False), (1000, True)):
+        asked.clear()
+        values = recipe_values("flow_grpo", tmp_path, protocol={"steps": steps}) | {"warm_start": {"steps": 0}}
+        lines = check_run(from_dict(values, "test"))
+        found = [line for line in lines if "steps, of which no more were rehearsed" in line]
+        assert bool(found) == cut and len(asked) <= 2 * 12, "the two splits"
+
+
+def test_a_role_that_is_misspelt_is_named(tmp_path):
+    values = recipe_values("dr_mas", tmp_path)
+    task = build_task(values["task"], "train", 0)
+    assert check_roles(from_dict(values, "test"), task) == []
+    for role, lines in (("verifer", 1), ("another", 0)):
+        values["reward"]["rules"][1]["mix"]["roles"] = ["verifier", role]
+        found = check_roles(from_dict(values, "test"), task)
+        assert len(found) == lines
+        assert all(
+            "mix pays the role 'verifer', which nobody had in three rehearsals; did you mean 'verifier'" in line
+            for line in found
+        )
+
+
+GENERATE = _Silent.generate
+
+
+def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):
+    pytest.importorskip("bm25s", reason="needs the extra search")
+    said = trained(
+        tmp_path, monkeypatch, TEAM,
+        task={"name": "hotpotqa", "source": str(EXCERPT), "eval_source": str(EXCERPT)},
+        tools={"search": {"use": "bm25", "options": {"corpus": str(EXCERPT), "k": 2}}},
+        protocol={"name": "route", "steps": 2},
+        reward={"sources": {"f1": 1.0, "label": 0.5}},
+    )  # fmt: skip
+    assert [u["role"] for u in said] == ["router", "searcher"] * 2 + ["answerer"]
+    calls = [call for u in said for call in u["calls"]]
+    assert [call["name"] for call in calls] == ["search", "search"] and all(call["result"]["text"] for call in calls)
+    assert said[1]["calls"][0]["arguments"] == {"query": said[1]["text"].strip()}
+    assert all(u["rewards"]["credit"] == said[-1]["rewards"]["score"] for u in said)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_team_that_acts_in_a_world_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "maze.py").write_text(MAZE)
+    said = trained(
+        tmp_path, monkeypatch, ("ann", "bob"), task={"name": "toy_sum", "largest": 9},
+        environments={"maze": {"use": "maze:Maze"}}, protocol={"name": "world", "place": "maze", "turns": 5},
+        reward={"sources": {"maze": 1.0}},
+    )  # fmt: skip
+    assert [(u["agent"], u["rewards"].get("maze")) for u in said] == [("ann", 1.0), ("bob", 30.0), ("ann", 1.0)]
+    assert [u["calls"][0]["result"]["text"] for u in said] == ["1", "2", "3"]
+    assert said[0]["messages"][-1]["content"].endswith("!") and "2" in said[2]["messages"][-1]["content"]

@@ -1,0 +1,150 @@
+"""The six rules of shared scores, by hand and against the golden cases of the original."""
+
+import json
+
+import numpy as np
+import pytest
+from folders import GOLDEN
+
+from maporl.rewards.penalties import repeats
+from maporl.rewards.shaping import HORIZONS, SHARES, collaboration_bonus, share_scores
+
+NUMBERS = GOLDEN / "maporl_rewards.json"
+NAN = np.nan
+
+
+def test_the_six_rules_by_hand():
+    # one question, two agents, two turns; g = 0.5, so the sum is divided by 1.5
+    scores = np.array([[[1.0], [0.0]], [[0.0], [1.0]]])
+    expected = {
+        ("current", "individual"): [[1.0, 0.0], [0.0, 1.0]],
+        ("current", "all"): [[0.5, 0.5], [0.5, 0.5]],
+        ("last", "individual"): [[0.0, 1.0], [0.0, 1.0]],
+        ("last", "all"): [[0.5, 0.5], [0.5, 0.5]],
+        ("discounted_sum", "individual"): [[2 / 3, 1 / 3], [0.0, 1.0]],
+        ("discounted_sum", "all"): [[2.5 / 3, 0.5 / 3], [0.0, 1.0]],
+    }
+    for (horizon, share), values in expected.items():
+        np.testing.assert_allclose(
+            share_scores(scores, horizon, share, 0.5)[:, :, 0], values, err_msg=f"{horizon} {share}"
+        )
+
+
+def test_a_question_that_ends_early_is_credited_up_to_its_last_turn_and_stays_nan_after():
+    scores = np.array([[[1.0], [0.0]], [[NAN], [NAN]]])
+    for horizon in HORIZONS:
+        for share in SHARES:
+            credit = share_scores(scores, horizon, share)
+            expected = [0.5, 0.5] if share == "all" and horizon != "discounted_sum" else [1.0, 0.0]
+            assert credit[0, :, 0].tolist() == expected and np.isnan(credit[1]).all()
+
+
+def test_unknown_rules_and_shapes_are_refused():
+    with pytest.raises(ValueError, match="horizon must be one of"):
+        share_scores(np.zeros((1, 1, 1)), "next")
+    with pytest.raises(ValueError, match=r"expected scores \[turn, agent, question\], got shape \(2, 2\)"):
+        share_scores(np.zeros((2, 2)))
+
+
+def test_all_golden_cases_of_the_score_rule_agree_cell_by_cell():
+    cases = [c for c in json.loads(NUMBERS.read_text())["cases"] if c["kind"] == "score_rule"]
+    assert len(cases) == 80
+    for case in cases:
+        got = share_scores(
+            _array(case["scores"]), case["rule"]["horizon"], case["rule"]["agent_share"], case["discount"]
+        )
+        np.testing.assert_allclose(got, _array(case["clean_expected"]), atol=2e-5, err_msg=case["id"])
+
+
+def _array(values):
+    return np.array([[[NAN if v is None else v for v in row] for row in turn] for turn in values], dtype=float)
+
+
+# -- the collaboration bonus --------------------------------------------------------------------------------------
+
+
+def bonus(rows, alpha=(1.0, 2.0, 4.0, 8.0), **options):
+    """One question; ``rows`` [turn][agent] -> the bonus in the same shape."""
+    return collaboration_bonus(np.array(rows, dtype=float)[:, :, None], alpha, **options)[:, :, 0].tolist()
+
+
+def test_being_persuaded_by_the_right_majority_earns_alpha_0_and_by_a_wrong_one_costs_it():
+    assert bonus([[0, 1, 1], [1, 1, 1]])[1] == [1.0, 0.0, 0.0]
+    assert bonus([[1, 0, 0], [0, 0, 0]])[1] == [-1.0, 0.0, 0.0]
+
+
+def test_becoming_right_against_a_wrong_majority_earns_alpha_1_and_so_does_an_agent_alone():
+    assert bonus([[0, 0, 0], [1, 0, 0]])[1][0] == 2.0
+    assert bonus([[1, 1, 1], [0, 1, 1]])[1][0] == -2.0
+    assert bonus([[0], [1], [0]]) == [[0.0], [2.0], [-2.0]]
+
+
+def test_others_who_become_right_after_my_turn_earn_alpha_2_if_i_was_wrong_and_alpha_3_if_i_was_right():
+    assert bonus([[0, 0, 0], [0, 1, 1]])[0][0] == 4.0
+    assert bonus([[1, 0, 0], [1, 1, 1]])[0][0] == 8.0
+    assert bonus([[1, 1, 1], [1, 0, 0]])[0][0] == -4.0
+
+
+def test_upstream_mode_turns_the_influence_around_and_gives_turn_0_none():
+    moves = [[0, 1, 1], [0, 0, 0], [0, 1, 1]]
+    assert bonus(moves)[0][0] == -8.0 and bonus(moves, mode="upstream")[0][0] == 0.0
+    assert bonus(moves)[1][0] == 4.0 and bonus(moves, mode="upstream")[1][0] == -4.0
+
+
+def test_a_tie_among_the_others_is_no_majority_and_a_turn_not_played_moves_nobody():
+    assert bonus([[0, 0, 1], [1, 0, 1]])[1][0] == 0.0
+    finished = bonus([[0, 0], [NAN, NAN]])
+    assert finished[0] == [0.0, 0.0] and np.isnan(finished[1]).all()
+
+
+@pytest.mark.parametrize("alpha", [(1, 1, 1), (1, 1, 1, 1, 1), (1, 1, 1, float("nan"))])
+def test_alpha_is_exactly_four_finite_numbers(alpha):
+    with pytest.raises(ValueError, match="alpha: expected four finite numbers"):
+        collaboration_bonus(np.zeros((2, 2, 1)), alpha)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("upstream", "clean_expected"), ("paper", "paper_expected")])
+def test_all_bonus_and_combined_golden_cases_in_both_modes(mode, expected):
+    cases = [c for c in json.loads(NUMBERS.read_text())["cases"] if c["kind"] != "score_rule"]
+    assert len(cases) == 70
+    for case in cases:
+        correct = _array(case["scores"] if case["kind"] == "bonus_rule" else case["correctness"])
+        limits = case["thresholds"]
+        result = collaboration_bonus(correct, case["alpha"], mode, limits["correct"], limits["wrong"])
+        if case["kind"] == "combined":
+            rule = case["rule"]
+            result += share_scores(_array(case["scores"]), rule["horizon"], rule["agent_share"], case["discount"])
+        np.testing.assert_allclose(result, _array(case[expected]), atol=2e-5, err_msg=f"{case['id']} {mode}")
+
+
+# -- repetition ---------------------------------------------------------------------------------------------------
+
+
+def test_an_ngram_may_stand_three_times_in_a_row_and_digits_as_often_as_they_like():
+    answers = [
+        [7, 7, 7],
+        [7, 7, 7, 7],
+        [1, 2] * 4,
+        [1, 2] * 3,
+        [9, 9, 9, 9, 9],
+        [],
+        [5, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3],
+    ]
+    assert repeats(answers, [{9}] * len(answers)).tolist() == [False, True, True, False, False, False, True]
+
+
+def test_repetition_agrees_with_the_plain_definition_on_random_answers():
+    def plain(ids, exempt):
+        return any(
+            all(ids[i + k * n : i + (k + 1) * n] == ids[i : i + n] for k in range(4))
+            and not set(ids[i : i + n]) <= exempt
+            for n in range(1, 21)
+            for i in range(len(ids) - 4 * n + 1)
+        )
+
+    rng = np.random.default_rng(0)
+    answers = [rng.integers(0, 3, rng.integers(0, 60)).tolist() for _ in range(400)]
+    exempt = [{int(rng.integers(0, 3))} for _ in answers]
+    found = repeats(answers, exempt).tolist()
+    assert found == [plain(a, e) for a, e in zip(answers, exempt, strict=True)]
+    assert 0.1 < np.mean(found) < 0.9

@@ -1,0 +1,43 @@
+"""Run ``maporl`` and end this process with SIGKILL just before its N-th change to a folder.
+
+    python tests/support/killed_at.py N FOLDER train CONFIG ...
+
+A change is the opening of a file for writing, or a new name, or the removal of one. The Python interpreter reports each of
+them to an audit hook before it happens.
+"""
+
+import os
+import runpy
+import signal
+import sys
+
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+
+
+def main():
+    number, folder = int(sys.argv[1]), os.path.abspath(sys.argv[2])
+    seen = 0
+
+    def audit(event, arguments):
+        nonlocal seen
+        if event == "open":
+            path, _, flags = arguments
+            if not isinstance(path, str | bytes) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+                return
+        elif event in CHANGES:
+            path = arguments[0]
+        else:
+            return
+        if not os.path.abspath(os.fsdecode(path)).startswith(folder):
+            return
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    sys.argv = ["maporl", *sys.argv[3:]]
+    runpy.run_module("maporl", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""A verifier that learns beside the team."""
+
+from maporl.config.schema import RewardSection, TinySection, VerifierSection
+from maporl.rewards import build_sources
+
+TINY = TinySection(alphabet="0123456789+=", hidden_size=32, layers=1, heads=2)
+
+
+def learner(**options):
+    """A random tiny verifier that learns."""
+    section = VerifierSection(tiny=TINY, learn_every=1, learning_rate=3e-3, **options)
+    return build_sources(RewardSection(sources={"verifier": 1.0}, verifier=section), ["verifier"])["verifier"]

@@ -1,0 +1,23 @@
+"""Find a test by the name of its function, as cards of recipes name the tests that pin them: a file may move."""
+
+import re
+from functools import cache
+
+from folders import ROOT
+
+
+@cache
+def files_of_tests():
+    """The files that have a test function, by the function's name."""
+    files = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M):
+            files.setdefault(name, []).append(path)
+    return files
+
+
+def file_of(name):
+    """The file with the test function ``name``, which no other file has."""
+    found = files_of_tests().get(name, [])
+    assert len(found) == 1, f"{name}: " + (f"several files have this test: {found}" if found else "no such test")
+    return found[0]

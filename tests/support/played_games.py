@@ -1,0 +1,81 @@
+"""Games by their rules: best moves, shortest plans, and grids that are filled in."""
+
+import random
+from collections import defaultdict
+from itertools import permutations, product
+from types import SimpleNamespace
+
+from scripted_training import grid_of, shown
+
+from maporl.environments.games.plan_path import STEPS, step_to
+from maporl.types import Example
+
+
+def pushed(state, move, free):
+    """What a move does in Sokoban, written once more from the rules."""
+    (row, column), boxes = state
+    down, right = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}[move]
+    there, behind = (row + down, column + right), (row + 2 * down, column + 2 * right)
+    if there not in free or (there in boxes and (behind not in free or behind in boxes)):
+        return state
+    return there, frozenset(behind if box == there else box for box in boxes)
+
+
+def shortest(state, free, goals):
+    """The shortest plan that pushes all boxes onto goals, by a search forwards. None if no plan does."""
+    ways, queue = {state: ""}, [state]
+    for here in queue:
+        if here[1] == goals:
+            return ways[here]
+        for move in "UDLR":
+            after = pushed(here, move, free)
+            if after not in ways:
+                ways[after] = ways[here] + move
+                queue.append(after)
+    return None
+
+
+def full_grids():
+    """All ways to fill in a 4 x 4 Sudoku, by trying every four rows."""
+    rows = list(permutations((1, 2, 3, 4)))
+    for four in product(rows, repeat=4):
+        columns = all(len(set(column)) == 4 for column in zip(*four, strict=True))
+        blocks = ({*four[r][c : c + 2], *four[r + 1][c : c + 2]} for r in (0, 2) for c in (0, 2))
+        if columns and all(len(block) == 4 for block in blocks):
+            yield tuple(number for row in four for number in row)
+
+
+def by_worth(request):
+    """The moves of plan-path by how many steps nearer to the goal they lead."""
+    here, free, far = grid_of(shown(request), "A", "/")
+    worth = defaultdict(list)
+    for move in STEPS:
+        worth[far[here] - far[step_to(here, move, free)]].append(move)
+    return worth
+
+
+def perfect(request):
+    return by_worth(request)[1][0]
+
+
+def play(protocol, count, words, number=0):
+    """Play to the end. Return the outcome and what was said, with rewards, tags, grades and messages."""
+    rng = random.Random(number)
+    agents = tuple(f"agent{i}" for i in range(count))
+    protocol.check_players(agents)
+    steps, said = protocol.play(Example(f"e{number}", "", ""), agents), []
+    try:
+        asks = next(steps)
+        while True:
+            replies = []
+            for ask in asks:
+                text = words(ask, rng)
+                one = SimpleNamespace(
+                    id=len(said), agent=ask.agent, text=text, rewards={}, tags=dict(ask.tags), grade=None,
+                    role=ask.role, heard=ask.messages[-1]["content"], step=id(asks),
+                )  # fmt: skip
+                said.append(one)
+                replies.append(one)
+            asks = steps.send(replies)
+    except StopIteration as end:
+        return end.value, said

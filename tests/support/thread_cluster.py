@@ -1,0 +1,90 @@
+"""Groups of processes as threads of this process: what :class:`maporl.RayBackend` does, without Ray and in a moment.
+
+What crosses between processes is pickled here too. Only what Ray itself does is missing: starting, ending and reaching
+processes, which ``tests/system/test_ray.py`` tests.
+"""
+
+import os
+import pickle
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+
+from maporl.backends import ray_backend
+from maporl.backends.engine_process import EngineProcess
+from maporl.backends.learner_process import LearnerProcess
+from maporl.backends.member import MemberDied
+from trl_ext.learning.checkpoint import random_state, set_random_state
+
+_TURN = threading.RLock()
+"""Threads share torch's random state and the environment, so that one works at a time."""
+
+
+class Member:
+    """A part of a group that answers calls one after the other, in a thread of its own."""
+
+    def __init__(self, name, part, place):
+        self.name, self.part, self.place, self.ended = name, part, place, False
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def call(self, method, *arguments, kept=False):
+        if self.ended:
+            gone = Future()
+            gone.set_exception(MemberDied(f"{self.name}: the process has ended"))
+            return gone
+        sent = pickle.dumps(arguments)
+
+        def work():
+            with _TURN:
+                state = random_state()  # a process has one of its own
+                try:
+                    return pickle.loads(pickle.dumps(getattr(self.part, method)(*pickle.loads(sent))))
+                finally:
+                    set_random_state(state)
+
+        return self.thread.submit(work)
+
+    def answers(self, seconds):
+        return not self.ended
+
+    def stacks(self):
+        return ""
+
+    def end(self):
+        self.ended = True
+        self.thread.shutdown(wait=False)
+
+
+class Cluster:
+    """What :class:`maporl.backends.ray_cluster.Cluster` is to a backend."""
+
+    running = 0
+    """How many clusters have been started, and not ended."""
+
+    own = True
+
+    def __init__(self, address=None, memory=0, places=0, variables=(), reads_hub=()):
+        type(self).running += 1
+        self.started = []
+
+    def reserve(self, plan, section, use_cpu):
+        return SimpleNamespace(plan=plan, give_back=lambda: None)
+
+    def start(self, name, part, spec, number, places, place):
+        spec = pickle.loads(pickle.dumps(spec))
+        own = LearnerProcess(spec, number, "127.0.0.1") if part == "learner" else EngineProcess(spec)
+        member = Member(name, own, place)
+        self.started.append(member)
+        return member
+
+    def end(self):
+        type(self).running -= 1
+
+
+def use(monkeypatch):
+    """Let every :class:`maporl.RayBackend` use threads, also where Ray is not installed."""
+    monkeypatch.setattr(ray_backend, "Cluster", Cluster)
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    monkeypatch.setattr(Cluster, "running", 0)
+    for name in ("ACCELERATE_USE_CPU", "DS_ACCELERATOR"):  # what a process sets for itself is undone after the test
+        monkeypatch.setenv(name, os.environ.get(name, "true" if name.startswith("ACC") else "cpu"))

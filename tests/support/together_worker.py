@@ -1,0 +1,122 @@
+"""What two processes must do together although only one of them has work; started by tests/system/test_together.py.
+
+    torchrun --nproc_per_node 2 tests/support/together_worker.py FOLDER
+
+Each process writes what it found.
+"""
+
+import json
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from fake_vllm_server import FakeVLLM, team_of
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
+from maporl.config.schema import TinySection, VerifierSection, VLLMSection
+from maporl.engines.vllm.checks import PROBE
+from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.engines.vllm.server import VLLMFailure
+from maporl.rewards.verifier.cotraining import CoTraining
+from maporl.rewards.verifier.model import Verifier
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+from maporl.types import Dialogue, Example, Grade, Utterance
+from trl_ext.learning import invariants
+from trl_ext.ppo import maths
+from trl_ext.ppo.options import Decoding
+from trl_ext.process import distributed
+
+
+def build(alphabet):
+    torch.manual_seed(0)
+    section = TinySection(hidden_size=64, layers=2, alphabet=alphabet)
+    tokenizer = build_tiny_tokenizer(section)
+    return build_tiny_model(section, tokenizer), tokenizer
+
+
+def serve(model, tokenizer):
+    """Return the URL of a stand-in server, which the main process runs. It gives every completion one token."""
+    ids = tokenizer.encode(PROBE, add_special_tokens=False)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeVLLM)
+    here = float(maths.token_logprobs(logits, torch.tensor([5]), 1.0))
+    server.requests = []
+    server.says = {
+        "version": "0.32.0", "models": [{"id": "base", "parent": None}], "tokens": ids, "token": 5, "logprob": lambda body: here,
+    }  # fmt: skip
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = distributed.broadcast_from_main(server.server_port)
+    return server, f"http://127.0.0.1:{port}"
+
+
+def rollouts(folder):
+    """Train one update and evaluate on one question, which only the last process plays."""
+    model, tokenizer = build("".join(sorted(set(PROBE + "0456789=;"))))
+    server, url = serve(model, tokenizer)
+    team = team_of(model, tokenizer)
+    args = MultiAgentPPOConfig(
+        output_dir=str(folder / "run"), per_device_train_batch_size=1, gradient_accumulation_steps=1, total_episodes=2, temperature=1.0,
+        response_length=2, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, eval_questions=1, stop_token="none",
+    )  # fmt: skip
+    sections = dict.fromkeys(team.policies, VLLMSection(urls=[url], retries=0))
+    engine = VLLMEngine(team.policies, sections, 2, 1.0, folder / "adapters")
+    found = {}
+    try:
+        engine.complete([Wanted("early", "ann", [5, 6])], Decoding(1.0))
+    except VLLMFailure as error:
+        found["early"] = str(error)
+    trainer = MultiAgentPPOTrainer(
+        args, team, Arithmetic(largest=9), Debate(turns=1), Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}),
+        sources={"odd": lambda dialogues, task: [[1.0 for _ in d.utterances] for d in dialogues]}, engines={"vllm": engine},
+    )  # fmt: skip
+    trainer.train()
+    found["loads"] = [
+        body["lora_name"].split("-")[0] for path, body in server.requests if path == "/v1/load_lora_adapter"
+    ]
+    server.says["refusal"] = "no room for another adapter"
+    try:
+        engine.sync("bob")
+    except VLLMFailure as error:
+        found["refused"] = str(error)
+    return found
+
+
+def verifiers():
+    """Let the verifiers of the processes differ a little, as kernels make them differ, and train them together."""
+    _, tokenizer = build("0123456789+=")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    verifier = Verifier(LlamaForSequenceClassification(config), tokenizer, "here")
+    cotraining = CoTraining(verifier, VerifierSection("here", learn_every=1, learning_rate=1e-3))
+    with torch.no_grad():
+        for parameter in verifier.model.parameters():
+            parameter += 1e-4 * distributed.rank() * torch.randn_like(parameter)
+    before = verifier.digest()
+    answers = [
+        Utterance(n, "ann", "ann", 0, 0, [], text, grade=Grade(text, right, ""))
+        for n, (text, right) in enumerate([("4", True), ("7", False)])
+    ]
+    logged = [cotraining.after_update(n, [Dialogue(Example("a", "2+2=", "4"), answers)], Arithmetic()) for n in (1, 2)]
+    return {"before": before, "after": verifier.digest(), "logged": logged, "left": len(cotraining.pairs)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    invariants.MOST_GAP = {False: float("inf"), True: float("inf")}  # the server makes its log-probabilities up
+    PartialState(cpu=True)
+    folder = Path(sys.argv[1])
+    found = {"rollouts": rollouts(folder), "verifiers": verifiers()}
+    (folder / f"rank{distributed.rank()}.json").write_text(json.dumps(found))
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

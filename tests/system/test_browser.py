@@ -1,0 +1,336 @@
+"""The report in a real browser: Chromium, driven by Selenium. Skipped where either is missing."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+from written_runs import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
+
+from maporl.report.live import LivePage, PageSeat
+from maporl.report.page import write_report
+from maporl.types import Trace, to_record
+
+selenium = pytest.importorskip("selenium", reason="needs selenium (pip install -e '.[dev]')")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs Chromium and ChromeDriver (Debian: chromium, chromium-driver)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (
+        "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync",
+        "--disable-component-update", "--window-size=1280,900", f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ):  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def open_page(browser, address):
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(address)
+    WebDriverWait(browser, 10).until(
+        lambda b: b.execute_script("return document.documentElement.dataset.ready") == "yes"
+    )
+
+
+def no_complaints(browser):
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def count(browser):
+    return int(browser.find_element(By.ID, "count").text.split()[0])
+
+
+def traced(name):
+    dialogue = debate(name, (WRONG, RIGHT), (RIGHT, RIGHT), text="two is it")
+    for u in dialogue.utterances:
+        u.trace = Trace(["two", " is", " it"], [-0.1, -2.0, -0.3], [0.5, -1.0, 0.2], [0.3, 0.2, 0.1])
+    return dialogue
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = write_run(
+        tmp_path_factory.mktemp("runs") / "run", updates=30, dialogues=[traced(f"t{n}") for n in range(90)]
+    )
+    return f"file://{write_report([folder])}"
+
+
+def press(browser, key):
+    browser.find_element(By.TAG_NAME, "body").send_keys(key)
+
+
+def test_a_page_opens_from_a_file_without_a_complaint_and_says_what_was_learned(browser, report):
+    open_page(browser, report)
+    text = browser.find_element(By.TAG_NAME, "main").text
+    assert "What it learned" in text and "+75.0 points" in text and "Where it still fails" in text
+    assert len(browser.find_elements(By.CSS_SELECTOR, "figure canvas")) == 4, "charts are drawn"
+    browser.find_element(By.XPATH, "//summary[starts-with(., 'Speed, memory')]").click()
+    WebDriverWait(browser, 5).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, "figure canvas")) == 7)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#flips path")) > 0
+    no_complaints(browser)
+
+
+def test_names_that_are_written_from_right_to_left_stand_apart_from_what_is_around_them(browser, tmp_path):
+    name = "\u05d0\u05d1\u05d2"
+    dialogue = debate("q", (RIGHT, RIGHT), (RIGHT, RIGHT))
+    for u in dialogue.utterances:
+        u.agent, u.role = name, "\u202e" + name
+    open_page(
+        browser, f"file://{write_report([write_run(tmp_path / 'run', dialogues=[dialogue], before=None, after=None)])}"
+    )
+    names = browser.find_elements(By.CSS_SELECTOR, "h4 bdi")
+    assert {n.text for n in names} == {name, f"\u27e6U+202E\u27e7{name}"}
+    assert {n.value_of_css_property("unicode-bidi") for n in names} == {"isolate"}
+    no_complaints(browser)
+
+
+def test_the_matrix_of_cross_play_is_a_table_with_its_diagonal_marked(browser, tmp_path):
+    from crossplay_runs import TWO, played
+
+    folder = write_run(tmp_path / "one")
+    (folder / "crossplay.json").write_text(json.dumps(played(TWO).to_json()))
+    open_page(browser, f"file://{write_report([folder])}")
+    table = browser.find_element(By.XPATH, "//details[starts-with(summary, 'Cross-play')]//table")
+    assert [row.text for row in table.find_elements(By.CSS_SELECTOR, "tr")][1:] == [
+        "one 87.5% 39.6–98.7 50.0% 15.0–85.0", "two 37.5% 9.2–78.1 75.0% 30.1–95.4",
+    ]  # fmt: skip
+    marked = [cell.value_of_css_property("outline-style") for cell in table.find_elements(By.CSS_SELECTOR, "td")]
+    assert marked == ["solid", "none", "none", "solid"]
+    assert "Trained together minus mixed: +37.5 points" in browser.find_element(By.TAG_NAME, "main").text
+    no_complaints(browser)
+
+
+def test_groups_are_bars_over_the_time_of_the_updates(browser, tmp_path):
+    from written_runs import LEARNS, SAMPLES, of_group, run_with
+
+    short = [{what: seconds / 100 for what, seconds in own.items()} for own in (LEARNS, SAMPLES, {"learning": 2.0})]
+    updates = [of_group("ann", 0.1, *short[:2]) | of_group("bob", 0.1, short[2], short[1])] * 3
+    run = run_with(
+        tmp_path / "run", [*updates, of_group("ann", 0.3, {"learning": 0.03}, {"dead": 0.24, "sampling": 0.06})]
+    )
+    open_page(browser, f"file://{write_report([run.folder])}")
+    part = browser.find_element(By.ID, "groups")
+    assert "The engines of ann are dead 40% of the time, while the learner of bob is idle 80%" in part.text
+    lanes = part.find_elements(By.CSS_SELECTOR, ".work")
+    assert [lane.accessible_name.split(":")[0] for lane in lanes] == [
+        "ann, learner", "ann, engines", "bob, learner", "bob, engines",
+    ]  # fmt: skip
+    wide = browser.execute_script(
+        """return [...document.querySelectorAll("#groups .lane:nth-of-type(2) .update")].map((u) =>
+             [u.offsetWidth / u.parentNode.offsetWidth, ...[...u.children].map((c) => [c.className, c.offsetWidth / u.offsetWidth])])"""
+    )
+    assert [[name for name, _ in update[1:]] for update in wide[2:]] == [
+        ["sampling", "sending", "idle"], ["sampling", "dead"],
+    ]  # fmt: skip
+    whole, sampling, dead = wide[3][0], wide[3][1][1], wide[3][2][1]
+    assert (whole, sampling, dead) == pytest.approx((0.5, 0.2, 0.8), abs=0.02)
+    no_complaints(browser)
+
+
+def test_filters_search_and_keys_work_and_the_address_keeps_them(browser, report):
+    open_page(browser, report)
+    assert count(browser) == 110
+    buttons = {
+        b.text.rsplit(" ", 1)[0]: b for b in browser.find_elements(By.CSS_SELECTOR, "[aria-label='Show only'] button")
+    }
+    assert buttons["spoiled"].text == "spoiled 1" and "penalised" not in buttons, "what no dialogue has is not offered"
+    buttons["spoiled"].click()
+    assert count(browser) == 1 and buttons["spoiled"].get_attribute("aria-pressed") == "true"
+    assert not buttons["all right"].is_enabled() and buttons["all right"].text == "all right 0"
+    address = browser.current_url
+    assert "show=spoiled" in address
+    browser.back()
+    WebDriverWait(browser, 5).until(lambda b: count(b) == 110)
+    browser.forward()
+    WebDriverWait(browser, 5).until(lambda b: count(b) == 1)
+    buttons["spoiled"].click()
+    Select(browser.find_elements(By.CSS_SELECTOR, "select")[0]).select_by_value("train")
+    assert count(browser) == 90
+    press(browser, "/")
+    browser.switch_to.active_element.send_keys("t42=")
+    assert count(browser) == 1
+    open_page(browser, address)
+    assert count(browser) == 1, "an address brings back what one saw"
+    open_page(browser, report)
+    press(browser, "j")
+    press(browser, "j")
+    press(browser, "k")
+    assert "dialogue=0%2Fafter%2Fq1" in browser.current_url
+    browser.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("no such words")
+    assert count(browser) == 0
+    browser.find_element(By.XPATH, "//button[.='clear the filters']").click()
+    assert count(browser) == 110
+    no_complaints(browser)
+
+
+def test_show_them_shows_the_dialogues_that_were_counted(browser, report):
+    open_page(browser, report)
+    lines = browser.find_elements(By.CSS_SELECTOR, "[aria-label='Where it still fails'] li")
+    assert lines[0].text.startswith("Nobody is right at the end on 2 of 10 questions")
+    for line, expected in ((lines[0], 2), (lines[3], 1)):
+        line.find_element(By.TAG_NAME, "button").click()
+        WebDriverWait(browser, 5).until(lambda b, n=expected: count(b) == n)
+    assert "Of 5 wrong last answers" in browser.find_element(By.ID, "dialogues").text
+    address = browser.current_url
+    open_page(browser, address)
+    assert count(browser) == 1
+    browser.find_element(By.XPATH, "//button[.='show all']").click()
+    assert count(browser) == 110
+    no_complaints(browser)
+
+
+def test_runs_are_compared_side_by_side(browser, tmp_path):
+    one, two = write_run(tmp_path / "one", dialogues=[traced("t")]), write_run(tmp_path / "two", task={"name": "gsm8k"})
+    open_page(browser, f"file://{write_report([one, two], tmp_path / 'both.html')}")
+    text = browser.find_element(By.TAG_NAME, "main").text
+    assert "Side by side" in text and "cannot be compared" in text and count(browser) == 41
+    Select(browser.find_elements(By.CSS_SELECTOR, "select")[1]).select_by_visible_text("two")
+    assert count(browser) == 20
+    no_complaints(browser)
+
+
+def test_a_dialogue_shows_answers_grades_rewards_and_tokens(browser, report):
+    open_page(browser, f"{report}#dialogue=0%2F30%2Ft29")
+    cells = browser.find_elements(By.CSS_SELECTOR, ".said")
+    assert len(cells) == 4 and cells[0].text.startswith("ann ✗ wrong") and "differs from the label" in cells[0].text
+    tokens = cells[0].find_elements(By.CSS_SELECTOR, ".tok")
+    assert [t.text.strip() for t in tokens] == ["two", "is", "it"]
+    webdriver.ActionChains(browser).move_to_element(tokens[1]).perform()
+    assert (
+        cells[0].find_element(By.CSS_SELECTOR, ".tip").text
+        == '" is": log-probability -2 (13.5%), value 0.2, advantage -1'
+    )
+    assert "rgba" in tokens[1].get_attribute("style")
+    no_complaints(browser)
+
+
+def test_what_models_write_changes_nothing(browser, tmp_path):
+    hostile = debate(HOSTILE, (RIGHT, RIGHT), (RIGHT, RIGHT), label=HOSTILE, text=HOSTILE)
+    folder = write_run(tmp_path / "run", dialogues=[hostile], after=[hostile], task={"name": HOSTILE})
+    open_page(browser, f"file://{write_report([folder])}")
+    assert browser.title == "run · maporl"
+    assert HOSTILE.split("\u202e")[0] in browser.find_element(By.CSS_SELECTOR, ".said .text").text
+    assert browser.find_elements(By.CSS_SELECTOR, "main img, main b") == []
+    no_complaints(browser)
+
+
+def test_1000_dialogues_are_filtered(browser, tmp_path):
+    """``benchmarks/report_page.py`` measures how long it takes."""
+    folder = write_run(tmp_path / "run", dialogues=[traced(f"t{n}") for n in range(990)], before=None)
+    open_page(browser, f"file://{write_report([folder])}")
+    field = browser.find_element(By.CSS_SELECTOR, "input[type=search]")
+    assert count(browser) == 1000
+    for text, left in (("zzz", 0), ("t98", 11), ("", 1000)):
+        browser.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', { bubbles: true }))",
+            field,
+            text,
+        )
+        WebDriverWait(browser, 10).until(lambda b, left=left: count(b) == left)
+    no_complaints(browser)
+
+
+def test_a_phone_and_a_dark_page(browser, report):
+    phone = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}  # no window is as narrow
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        open_page(browser, report)
+        wide = browser.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert wide <= 0, "nothing sticks out"
+        high = browser.execute_script("""
+            document.querySelectorAll("details").forEach((part) => { part.open = true; });
+            return [...document.querySelectorAll("thead th")].map((cell) => [cell.innerText, cell.getBoundingClientRect().height / parseFloat(getComputedStyle(cell).lineHeight)])""")
+        assert len(high) > 10 and [cell for cell in high if cell[1] > 3.5] == [], (
+            "a table's header takes three lines at most"
+        )
+        button = browser.find_element(By.CSS_SELECTOR, "nav button")
+        before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        button.click()
+        assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+        no_complaints(browser)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_headings_labels_and_contrast_serve_a_screen_reader(browser, report):
+    open_page(browser, report)
+    levels = [int(h.tag_name[1]) for h in browser.find_elements(By.CSS_SELECTOR, "h1, h2, h3, h4")]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    unnamed = browser.execute_script("""
+        return [...document.querySelectorAll("button, input, select, textarea, [role=img]")].filter((e) => !(e.innerText || e.ariaLabel || e.labels?.length)).length""")
+    assert unnamed == 0
+    for theme in ("light", "dark"):
+        ratios = browser.execute_script(
+            """
+            document.documentElement.dataset.theme = arguments[0];
+            const style = getComputedStyle(document.documentElement), probe = document.body.appendChild(document.createElement("i"));
+            const light = (name) => { probe.style.color = style.getPropertyValue(name); const c = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map((v) => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * c[0] + .7152 * c[1] + .0722 * c[2]; };
+            const ratio = (a, b) => (Math.max(light(a), light(b)) + .05) / (Math.min(light(a), light(b)) + .05);
+            const found = [["--fg", "--bg"], ["--quiet", "--bg"], ["--quiet", "--panel"], ["--accent", "--bg"], ["--right", "--right-bg"], ["--wrong", "--wrong-bg"]].map(([a, b]) => ratio(a, b));
+            probe.remove(); return found;""",
+            theme,
+        )
+        assert min(ratios) >= 4.5, (theme, ratios)
+
+
+def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
+    folder, seat = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None), PageSeat()
+    page = LivePage(folder, 0, seat)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    answers = []
+    seat.show("[ann, turn 1]")
+    threading.Thread(target=lambda: answers.append(seat.read("ann> ")), daemon=True).start()
+    try:
+        open_page(browser, page.url)
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 2)
+        with (folder / "dialogues.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 9, **to_record(AFTER[9])}) + "\n")
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 3)
+        WebDriverWait(browser, 10).until(lambda b: b.find_elements(By.TAG_NAME, "textarea"))
+        browser.find_element(By.TAG_NAME, "textarea").send_keys("Answer: 2")
+        browser.find_element(By.CSS_SELECTOR, "form button").click()
+        deadline = time.time() + 5
+        while not answers and time.time() < deadline:
+            time.sleep(0.05)
+        assert answers == ["Answer: 2"]
+        no_complaints(browser)
+    finally:
+        seat.close()
+        page.shutdown()
+        page.server_close()
+
+
+def test_a_page_that_is_only_watched_asks_for_no_seat(browser, tmp_path):
+    folder = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None)
+    page = LivePage(folder, 0)
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    try:
+        open_page(browser, page.url)
+        WebDriverWait(browser, 10).until(lambda b: count(b) == 2)
+        asked = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+        assert any("/data?" in name for name in asked) and not any(name.endswith("/seat") for name in asked)
+        no_complaints(browser)
+    finally:
+        page.shutdown()
+        page.server_close()

@@ -1,0 +1,273 @@
+"""Two processes train what one trains: replicated (which ``torchrun`` starts), under DeepSpeed ZeRO, and sharded."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from folders import ROOT
+from launches import STRATEGIES, launch, skip_unless_here, trained
+from safetensors.torch import load_file
+
+from maporl.runs.export import export
+from trl_ext.process import distributed
+from trl_ext.sharding.choice import strategy_of
+from trl_ext.sharding.fsdp import FSDP_TORCH
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.shards import Shards
+
+NEW_TORCH = pytest.mark.skipif(torch.__version__ < FSDP_TORCH, reason=f"FSDP2 needs torch {FSDP_TORCH}")
+
+MARKS = {"Sharded": NEW_TORCH, "Zero-2": pytest.mark.slow, "Zero-3": pytest.mark.slow}
+TRIED = [pytest.param(name, marks=MARKS.get(name, ())) for name in STRATEGIES]
+
+
+class Trained(NamedTuple):
+    weights: dict
+    records: list
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The result of training with one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return Trained(*trained(folder, 1), folder / "run")
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
+    if name.startswith("Zero"):
+        pytest.importorskip("deepspeed")
+    zero = name.startswith("Zero")  # accelerate drops DeepSpeed where use_cpu is set
+    options = {"strategy": name.split("-")[0], "args": {"use_cpu": not zero}, "torchrun": name == "Replicated"}
+    weights, records = trained(tmp_path, 2, STRATEGIES[name], **options)
+    expected, expected_records = alone.weights, alone.records
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    for key in (
+        "ann/policy/approxkl_avg",
+        "bob/loss/value_avg",
+        "ann/objective/scores",
+        "eval_accuracy/turn_2",
+        "ann/grad_norm",
+    ):
+        own, one = ([r[key] for r in some if key in r] for some in (records, expected_records))
+        assert own and own == pytest.approx(one, abs=2e-5), key
+    dialogues = (tmp_path / "run/dialogues.jsonl").read_text().splitlines()
+    assert len(dialogues) == 12 and {json.loads(line)["step"] for line in dialogues} == {1, 2, 3}
+    final = sorted(p.name for p in (tmp_path / "final/ann").iterdir())
+    assert "model.safetensors" in final and (tmp_path / "final/ann/critic/value_head.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", ["Replicated", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3", "Sharded"))]
+)
+def test_minibatches_are_those_of_one_process(name, tmp_path):
+    """docs/scaling.md: with four steps in a pass, two and four processes end with the weights of one. Each of
+    the four has two dialogues, so it has nothing in half of the minibatches."""
+    skip_unless_here(name)
+    args = {"num_mini_batches": 4, "total_episodes": 16}
+    one, one_records = trained(tmp_path / "one", 1, args=args)
+    for number in (2, 4) if name == "Replicated" else (2,):
+        more = args | {"use_cpu": not name.startswith("Zero")}
+        weights, records = trained(tmp_path / str(number), number, STRATEGIES[name], args=more)
+        for key in ("ann/objective/scores", "ann/policy/approxkl_avg", "bob/loss/value_avg", "ann/grad_norm"):
+            own, expected = ([r[key] for r in some if key in r] for some in (records, one_records))
+            assert own and own == pytest.approx(expected, abs=2e-5), key
+        for key, value in one.items():
+            torch.testing.assert_close(
+                weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+def test_weights_have_moved(alone, tmp_path):
+    """The tests above compare weights that three updates have changed in every matrix."""
+    untrained, _ = trained(tmp_path, 1, args={"learning_rate": 0.0, "value_learning_rate": 0.0})
+    for key, value in alone.weights.items():
+        if value.dim() == 2:
+            assert (value - untrained[key]).abs().max() > 1e-4, key
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_checkpoint_of_one_process_goes_on_in_two(alone, tmp_path, name):
+    """A checkpoint does not depend on how weights and optimizer were distributed over processes."""
+    if name.startswith("Zero"):
+        pytest.importorskip("deepspeed")
+    checkpoint = alone.run / "checkpoint-2"
+    args = {"use_cpu": not name.startswith("Zero"), "save_strategy": "no"}
+    weights, records = trained(tmp_path, 2, STRATEGIES[name], resume=str(checkpoint), args=args)
+    assert [r["step"] for r in records] == [3, 3], "an update and the evaluation"
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Sharded", "Zero-3"])
+def test_past_opponents_speak_with_whole_weights(tmp_path, name):
+    """A snapshot of weights that are distributed over processes would hold this process's part only."""
+    skip_unless_here(name)
+    options = {
+        "pool": {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0},
+        # the untrained weights that restate answers are the references, which are distributed too
+        "args": {
+            "total_episodes": 16,
+            "eval_questions": 2,
+            "use_cpu": not name.startswith("Zero"),
+            "restate": "base_model",
+        },
+    }
+    one, _ = trained(tmp_path / "one", 1, **{**options, "args": {**options["args"], "use_cpu": True}})
+    two, _ = trained(tmp_path / "two", 2, STRATEGIES[name], **options)
+    restated = []
+    for part in ("one", "two"):
+        said = [json.loads(line) for line in (tmp_path / part / "run/dialogues.jsonl").read_text().splitlines()]
+        assert {u["policy"] for d in said if d["step"] == 2 for u in d["utterances"]} == {"ann", "ann-past"}
+        restated.append([u["restated"] for d in said for u in d["utterances"]])
+    assert restated[0] == restated[1] and any(restated[0])
+    snapshots = [
+        load_file(tmp_path / part / "run/checkpoint-2/others/opponents" / file)
+        for file in ("snapshot-0.safetensors", "snapshot-1.safetensors")
+        for part in ("one", "two")
+    ]
+    kept = [json.loads((tmp_path / f"two/snapshots{rank}").read_text()) for rank in (0, 1)]
+    assert kept == [[len(snapshots[1]), len(snapshots[3])], [0, 0]], "only the main process keeps whole models"
+    for expected, found in ((one, two), snapshots[:2], snapshots[2:]):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_rest_aside(alone, tmp_path):
+    args = {"save_steps": 1}
+    trained(tmp_path, 2, args=args)
+    weights, records = trained(tmp_path, 2, resume="checkpoint-1", args=args)
+    for key, value in alone.weights.items():
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert [r["step"] for r in records] == [1, 2, 3, 3]
+    aside = sorted(path.name for path in (tmp_path / "run").glob("*.abandoned*"))
+    assert aside == [
+        "checkpoint-2.abandoned", "checkpoint-3.abandoned", "dialogues.jsonl.abandoned", "evaluation_after.json.abandoned",
+        "evaluation_after.jsonl.abandoned", "final.abandoned", "metrics.jsonl.abandoned",
+    ]  # fmt: skip
+    refused = launch(tmp_path, 2, resume="checkpoint-7", args=args)
+    assert refused.returncode == 1 and "checkpoint-7: no MANIFEST.json" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Sharded", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3"))])
+def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, tmp_path):
+    """Two processes write it while they learn. They resume to the bit, and so do one process and four to 1e-5."""
+    skip_unless_here(name)
+    own = STRATEGIES[name]
+    args = {"use_cpu": not name.startswith("Zero"), "async_save": True, "save_steps": 1}
+    whole, _ = trained(tmp_path / "two", 2, own, args=args)
+    checkpoint = tmp_path / "two/run/checkpoint-2"
+    files = sorted(path.name for path in (checkpoint / "policies/bob/shards").iterdir())
+    assert files == ["process-0-0.safetensors", "process-1-0.safetensors"]
+    assert not (checkpoint / "policies/bob/model.safetensors").exists()
+    for number, environment in ((2, own), (1, {}), (4, own)):
+        if number == 4 and name != "Sharded":
+            continue
+        resumed, _ = trained(
+            tmp_path / str(number),
+            number,
+            environment,
+            resume=str(checkpoint),
+            args=args | {"save_strategy": "no", "use_cpu": args["use_cpu"] or number == 1},
+        )
+        for key, value in (whole if number == 2 else alone.weights).items():
+            close = 0 if number == 2 else 1e-5
+            torch.testing.assert_close(
+                resumed[key], value, atol=close, rtol=0, msg=lambda text, key=key: f"{key}: {text}"
+            )
+    exported = export(checkpoint, tmp_path / "exported")
+    assert [path.name for path in exported] == ["ann", "bob"]
+    team = Shards(checkpoint / "policies/bob/shards")
+    for key, value in load_file(exported[1] / "model.safetensors").items():
+        assert torch.equal(value, team.whole(f"models.policy.{key}", "weight", value.shape)), key
+
+
+def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path):
+    one, _ = trained(tmp_path / "one", 1, lora="shared")
+    two, _ = trained(tmp_path / "two", 2, lora="shared")
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    assert any("lora_B" in key and value.abs().max() > 1e-3 for key, value in one.items())
+
+
+@NEW_TORCH
+def test_adapters_of_one_base_are_not_sharded_once_for_each(tmp_path):
+    refused = launch(tmp_path / "cut", 2, STRATEGIES["Sharded"], lora="shared")
+    assert refused.returncode != 0
+    assert (
+        "policies 'ann' and 'bob' are adapters of one base, which Sharded would shard once for each" in refused.stderr
+    )
+
+
+def test_running_means_are_those_of_all_processes(tmp_path):
+    advantage = {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]}
+    one, _ = trained(tmp_path / "one", 1, advantage=advantage)
+    two, _ = trained(tmp_path / "two", 2, advantage=advantage)
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+    states = [
+        json.loads((tmp_path / n / "run/checkpoint-3/state.json").read_text())["baselines"] for n in ("one", "two")
+    ]
+    assert states[0] == pytest.approx(states[1]) and len(states[0]) == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"aggregation": "per_main_rollout"}, {"critic": "central", "critic_context": "joint"}],
+    ids=["rollouts", "critic"],
+)
+def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path):
+    one, _ = trained(tmp_path / "one", 1, args=args)
+    two, _ = trained(tmp_path / "two", 2, args=args)
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_process_that_dies_ends_the_others(tmp_path):
+    done = launch(tmp_path, 2, die=1, torchrun=True)
+    assert done.returncode != 0
+    assert "this rank dies on purpose" in done.stderr
+
+
+def test_processes_that_do_not_train_together_are_an_error():
+    distributed.check_launcher({})
+    with pytest.raises(distributed.WorldError, match=r"4 processes were started .* but 1 train together"):
+        distributed.check_launcher({"WORLD_SIZE": "4"})
+    with pytest.raises(distributed.WorldError, match="asked for several processes and started one"):
+        distributed.check_launcher({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_MIXED_PRECISION": "no"})
+
+
+@pytest.mark.slow
+def test_accelerates_silent_single_process_is_refused(tmp_path):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "train_multi_agent.py",
+        "--config", "configs/ppo/quickstart.yaml", "--set", f"output_dir={tmp_path / 'run'}", "--set", "warm_start.steps=0",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode != 0
+    assert "asked for several processes and started one" in " ".join(done.stderr.split())
+    assert not any((tmp_path / "run").iterdir()), "a corrected start may have the folder"
+
+
+def test_fsdp_is_refused_where_torch_would_train_other_weights(monkeypatch):
+    wanted = STRATEGIES["Sharded"]
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.8.0+cpu"))
+    with pytest.raises(distributed.WorldError, match=r"FSDP2 needs torch 2\.13 or newer, got 2\.8\.0"):
+        strategy_of(None, wanted)
+    assert strategy_of(None, {}) is Replicated
+
+
+def test_deepspeed_that_accelerate_would_drop_is_refused(tmp_path):
+    refused = launch(tmp_path, 2, STRATEGIES["Zero-2"] | {"ACCELERATE_USE_CPU": "true"})
+    assert refused.returncode != 0 and "which accelerate turns off with use_cpu: true" in refused.stderr

@@ -1,0 +1,312 @@
+"""A team that calls tools is trained: through configuration, trainer, record and metrics."""
+
+import json
+import sys
+
+import pytest
+import yaml
+from tool_runs import (
+    AGENT,
+    worldly,  # noqa: F401  # fixtures
+    written,
+)
+from typer.testing import CliRunner
+
+from maporl.cli.main import app
+from maporl.engines import transformers as engine
+from maporl.errors import ConfigError
+from maporl.report.metric_panels import METRICS
+from maporl.runs.build import build_trainer
+from maporl.types import Stop, from_record
+from maporl.validation.load import load
+from maporl.validation.preflight import check_run
+
+
+def calls_of(monkeypatch, words):
+    """Let every completion be read as ``words``, so that untrained models call."""
+    from maporl.environments import calls
+
+    kept = calls.JsonFormat.read
+    monkeypatch.setattr(calls.JsonFormat, "read", lambda self, text, prompt, response: kept(self, words(self), [], []))
+
+
+def _ends_by_itself(monkeypatch):
+    """Untrained models hardly ever end a completion. Let every completion count as ended."""
+    kept = engine.reply_of
+
+    def whole(*parts):
+        reply = kept(*parts)
+        reply.stop = Stop.EOS
+        return reply
+
+    monkeypatch.setattr(engine, "reply_of", whole)
+
+
+def _given():
+    """Changes of :func:`written` that give both agents the three functions and the environment."""
+    agents = {name: {**AGENT, "tools": ["double", "add", "fail"]} for name in ("ann", "bob")}
+    return {"agents": agents, "reward": {"sources": {"label": 1.0, "shop": 0.5}}}
+
+
+def test_check_says_what_agents_may_call(tmp_path):
+    lines = check_run(load(written(tmp_path)))
+    told = [line for line in lines if line.startswith("tools: ")]
+    assert told == [
+        "tools: ann may call double, add, fail (json, 0 tokens of its first prompt)",
+        "tools: bob may call up (json, 0 tokens of its first prompt)",
+    ]
+
+
+def test_an_environment_that_nobody_uses_is_named(tmp_path):
+    idle = {"counter": {"use": "worldly:Counter", "agents": ["bob"]}, "spare": {"use": "worldly:Counter", "agents": []}}
+    lines = check_run(load(written(tmp_path, environments=idle)))
+    assert [line for line in lines if line.startswith("warning: environments")] == [
+        "warning: environments.spare: no agent acts in it or hears of it, because its agents are []; list some, or remove it"
+    ]
+
+
+def test_two_updates(tmp_path, monkeypatch):
+    def words(form):
+        if "up" in form.tools:
+            return '<call>{"name": "up", "arguments": {}}</call>'
+        return '<call>{"name": "double", "arguments": {"n": 4}}</call> <call>{"name": "fail"}</call>'
+
+    calls_of(monkeypatch, words)
+    config = load(written(tmp_path))
+    _ends_by_itself(monkeypatch)
+    trainer = build_trainer(config, quiet=True)
+    metrics = trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if "tools/double/calls" in row][-1]
+    # 2 dialogues, in each of which ann makes 8 calls in 4 segments, and bob 8 in 8
+    assert (last["tools/double/calls"], last["tools/fail/failed"], last["tools/up/calls"]) == (8.0, 8.0, 16.0)
+    assert (last["env/counter/opened"], last["env/counter/closed"]) == (2.0, 2.0)
+    assert last["turns/end/limit"] == 4.0
+    defined = [metric.pattern for metric in METRICS]
+    assert [name for row in rows for name in row if not any(p.fullmatch(name) for p in defined)] == []
+    assert metrics
+    records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])
+    bobs = [u for u in dialogue.utterances if u.agent == "bob"]
+    assert [u.calls[0].result.text for u in bobs[:-1]] == [str(n) for n in range(1, 9)]
+    assert bobs[-1].rewards["counter"] == 8.0 and bobs[-1].answers
+    # a segment that called has the credit of what it led to
+    assert bobs[0].rewards["credit"] == bobs[-1].rewards["credit"]
+
+
+def test_agents_that_call_nothing_are_named_once(tmp_path, monkeypatch, caplog):
+    build_trainer(load(written(tmp_path)), quiet=True).train()
+    (said,) = [r.getMessage() for r in caplog.records if "called none of them" in r.getMessage()]
+    assert said.startswith("agents with tools that called none of them in the first update: ann, bob; perhaps")
+    caplog.clear()
+    names = {True: "up", False: "fail"}
+    calls_of(monkeypatch, lambda form: f'<call>{{"name": "{names["up" in form.tools]}"}}</call>')
+    _ends_by_itself(monkeypatch)
+    other = tmp_path / "other"
+    other.mkdir()
+    build_trainer(load(written(other, updates=1)), quiet=True).train()
+    assert not [r for r in caplog.records if "called none of them" in r.getMessage()]
+
+
+def test_calls_of_other_agents_are_counted(tmp_path, monkeypatch, caplog):
+    """An orchestrator's tools are the other agents. The run has neither tools nor environments of its own."""
+    calls_of(monkeypatch, lambda form: '<call>{"name": "ask_bob", "arguments": {"question": "1+2="}}</call>')
+    _ends_by_itself(monkeypatch)
+    changes = {
+        "agents": {"ann": AGENT, "bob": AGENT},
+        "tools": {},
+        "environments": {},
+        "updates": 1,
+        "dialogues_logged": 99,
+    }
+    changes |= {"protocol": {"name": "call_return", "call": "tool", "planner": "ann", "plan": "{question}"}}
+    build_trainer(load(written(tmp_path, reward={"sources": {"label": 1.0}}, **changes)), quiet=True).train()
+    assert not [r for r in caplog.records if "called none of them" in r.getMessage()]
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    played = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    assert first["calls/ann"] == sum(len(u["calls"]) for d in played for u in d["utterances"]) > 0
+
+
+def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
+    """Five lines of YAML give two policies tools and an environment: two under agents, and these three."""
+    uses = {name: {"use": f"worldly:{name}"} for name in ("double", "add", "fail")}
+    config = load(written(tmp_path, tools=uses, environments={"shop": {"use": "worldly:Shop"}}, **_given()))
+    calls_of(monkeypatch, lambda form: '<call>{"name": "buy", "arguments": {"count": 3}}</call>')
+    _ends_by_itself(monkeypatch)
+    trainer = build_trainer(config, quiet=True)
+    trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "run/dialogues.jsonl").read_text().splitlines()]
+    dialogue = from_record(records[0]["dialogue"] if "dialogue" in records[0] else records[0])
+    # both act in one shop, at the same time: 8 calls each, ann first
+    assert [u.calls[0].result.text for u in dialogue.utterances[:4]] == ["3 sold", "6 sold", "9 sold", "12 sold"]
+    last = {u.agent: u.rewards["shop"] for u in dialogue.utterances if u.answers}
+    assert last == {"ann": 4.8, "bob": 4.8}
+    assert dialogue.utterances[0].messages[-1]["content"].endswith(" sale")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
+        ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
+        ({"tools": {"add": {"use": "wordly:add"}}}, r"tools\.add\.use: .*wordly"),
+        (
+            {"tools": {"add": {"use": "worldly:Counter"}}},
+            r"tools\.add: expected a typed function, a maporl\.Tool or a maporl\.Toolbox, got a value of type Counter",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:__name__", "agents": ["bob"]}}},
+            r"environments\.counter\.use: expected a class or a function that makes an environment, got a value of type str",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:Countre", "agents": ["bob"]}}},
+            r"environments\.counter\.use: worldly:Countre: unknown 'Countre'; did you mean 'Counter'",
+        ),
+        (
+            {"branching": {"how": "fork_every", "group": 2, "joint": "cross"}},
+            r"branching\.joint: cross combines answers that were given in different worlds; use joint: aligned",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["bob", "cy"]}}},
+            r"environments\.counter\.agents: agent 'cy' does not play",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:add", "agents": ["bob"]}}},
+            r"environment 'counter' cannot be made",
+        ),
+        (
+            {"environments": {"counter": {"use": "worldly:Counter", "agents": ["ann"]}}},
+            r"agents\.bob\.tools: environment 'counter' is for \['ann'\]; add 'bob'",
+        ),
+        (
+            {"branching": {"how": "tree", "group": 2}, "reward": {"sources": {"label": 1.0}, "rules": ["own"]}},
+            "tree compares what agents say right after they said it",
+        ),
+        (
+            {"ppo": {"response_length": 8, "aggregation": "sequence_sum"}},
+            r"ppo\.aggregation: sequence_sum looks at each",
+        ),
+        ({"ppo": {"response_length": 8, "ratio": "sequence"}}, r"ppo\.ratio: sequence looks at each completion"),
+        (
+            {
+                "branching": {"how": "fork_every", "group": 2},
+                "environments": {"counter": {"use": "worldly:Counter", "agents": ["bob"], "forks": "no"}},
+            },
+            "environment 'counter' can be neither copied nor replayed",
+        ),
+    ],
+)
+def test_what_is_refused_before_models_load(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_run(load(written(tmp_path, **changes)))
+
+
+def test_the_command_says_it_in_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["check", str(written(tmp_path, tools={}))])
+    assert result.exit_code == 2 and "unknown 'double'" in result.output
+
+
+def test_supervised_training_on_solutions_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["sft", str(written(tmp_path)), "--output", str(tmp_path / "sft")])
+    assert result.exit_code == 2 and "call no tools" in result.output
+
+
+def test_a_person_types_calls(tmp_path):
+    from maporl.runs.play import Game
+
+    seen, typed = [], iter(["/double 4", '/add {"a": 1, "b": 2}', "/sell", "3"])
+    game = Game(load(written(tmp_path)), "ann", None, tmp_path / "played", seen.append, lambda prompt: next(typed))
+    (dialogue,) = game.play(1)
+    anns = [u for u in dialogue.utterances if u.agent == "ann"]
+    assert [c.result.text for u in anns for c in u.calls] == ["8", "3", "unknown 'sell'; known: add, double, fail"]
+    assert anns[-1].text == "3" and anns[-1].answers
+    assert any("/NAME" in line for line in seen) and "=8;" in seen
+
+
+class TestInPython:
+    """The same team, made in Python with functions and a class."""
+
+    def trainer(self, tmp_path, **given):
+        from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+        from maporl.config.schema import TinySection
+        from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+
+        section = TinySection(**AGENT["tiny"])
+        tokenizer = build_tiny_tokenizer(section)
+        team = Team([Agent(name, build_tiny_model(section, tokenizer), tokenizer) for name in ("ann", "bob")])
+        args = MultiAgentPPOConfig(
+            str(tmp_path / "run"), per_device_train_batch_size=2, total_episodes=2, response_length=8, use_cpu=True
+        )
+        return MultiAgentPPOTrainer(args, team, Arithmetic(largest=9), Debate(turns=1), **given)
+
+    def test_functions_of_a_module_are_written_into_the_configuration(self, tmp_path, monkeypatch):
+        load(written(tmp_path))  # imports the module
+        worldly = sys.modules["worldly"]
+        calls_of(monkeypatch, lambda form: '<call>{"name": "double", "arguments": {"n": 4}}</call>')
+        _ends_by_itself(monkeypatch)
+        given = {"ann": [worldly.double, "counter"], "bob": [worldly.double]}
+        self.trainer(tmp_path, tools=given, environments={"counter": worldly.Counter}).train()
+        config = load(tmp_path / "run/config.yaml")
+        assert config.tools["double"].use == "worldly:double"
+        assert config.environments["counter"].use == "worldly:Counter"
+        assert (config.agents["ann"].tools, config.agents["bob"].tools) == (["double", "counter"], ["double"])
+        assert config.only_in_python == {}
+
+    def test_a_lambda_stays_in_python(self, tmp_path):
+        def local(n: int) -> int:
+            """Return it.
+
+            Args:
+                n: a number
+            """
+            return n
+
+        self.trainer(tmp_path, tools={"ann": [local]}).train()
+        config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert list(config["only_in_python"]) == ["tools.local"]
+
+    def test_a_tool_without_a_docstring_is_refused_before_anything_is_built(self, tmp_path):
+        def mute(n: int) -> int:
+            return n
+
+        with pytest.raises(ConfigError, match="mute: it has no docstring"):
+            self.trainer(tmp_path, tools={"ann": [mute]})
+
+
+def test_a_completion_ends_with_its_call(tmp_path):
+    """A model that says only ``</call>`` stops after it, and the record says so."""
+    import torch
+
+    config = load(written(tmp_path))
+    trainer = build_trainer(config, quiet=True)
+    policy = trainer.team.policies["ann"]
+    ids = policy.tokenizer.encode("</call>", add_special_tokens=False)
+    model = policy.model
+
+    class Says(torch.nn.Module):
+        """The logits of one text after the other, whatever is read."""
+
+        def forward(self, input_ids, **options):
+            step = self.step
+            self.step += 1
+            logits = torch.full((*input_ids.shape, model.config.vocab_size), -30.0)
+            logits[:, -1, ids[step % len(ids)]] = 30.0
+            return logits
+
+    says = Says()
+    says.step = 0
+    kept = type(model).forward
+
+    def forward(self, input_ids=None, **options):
+        output = kept(self, input_ids=input_ids, **options)
+        output.logits = says(input_ids).to(output.logits.dtype)[:, -output.logits.shape[1] :]
+        return output
+
+    type(model).forward = forward
+    try:
+        (dialogue,) = trainer.player.play([trainer.task[0]], trainer.task, trainer.args.decoding)
+    finally:
+        type(model).forward = kept
+    first = dialogue.utterances[0]
+    assert first.text.endswith("</call>")
+    assert first.stop is Stop.STOP and len(first.response_ids) <= 2 * len(ids)

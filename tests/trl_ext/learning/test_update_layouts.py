@@ -1,0 +1,320 @@
+"""What a forward of the update reads: shared prefixes once, a token budget, logits in chunks. Results do not change."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from plain_layouts import Plain, learner_of
+from tiny_models import build
+
+from trl_ext import PPOv2Config
+from trl_ext.learning.learner import Learner
+from trl_ext.ppo.advantages import assign_advantages
+from trl_ext.ppo.batch import Completion, GlobalBatch, build_token_batch
+from trl_ext.process import distributed
+
+
+def conversations():
+    """Completions of six conversations: four of three turns, one of two turns, and one of a single turn.
+
+    The prompt of a turn holds all earlier turns.
+    """
+    generator = torch.Generator().manual_seed(3)
+
+    def words(least, most):
+        count = int(torch.randint(least, most + 1, (1,), generator=generator))
+        return torch.randint(3, 20, (count,), generator=generator).tolist()
+
+    answers = []
+    for name, turns in enumerate((3, 1, 3, 2, 3, 3)):
+        so_far = words(2, 9)
+        for turn in range(turns):
+            sampled = words(1, 6)
+            answers.append(Completion(list(so_far), sampled, True, f"{name}, turn {turn}", head=turn, score=1.0))
+            so_far += sampled + words(1, 3)
+    return answers
+
+
+def apart(tree):
+    """The same rows, of which each is read alone."""
+    return replace(tree, shared=[0] * len(tree.shared))
+
+
+def rows_with_old_logprobs(learner, together=True):
+    rows = build_token_batch(conversations(), "cpu")
+    if not together:
+        rows.tree = apart(rows.tree)
+    learner.compute_old_logprobs_and_values(rows)
+    generator = torch.Generator().manual_seed(4)
+    rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
+    rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
+    return rows
+
+
+def gradients(learner, rows):
+    measures = learner.accumulate(rows, torch.arange(len(rows)))
+    found = [
+        p for m in (learner.model, learner.value_head, learner.value_model) if m is not None for p in m.parameters()
+    ]
+    return measures, torch.cat([p.grad.flatten() for p in found if p.grad is not None])
+
+
+def test_a_conversation_is_read_once_and_its_turns_are_found_in_it():
+    rows = build_token_batch(conversations(), "cpu")
+    assert len(rows) == 15 and len(set(rows.tree.chains)) == 6
+    assert rows.tree.chains[:3] == [2, 2, 2], "the last turn holds the earlier ones"
+    found = rows.to_read(None)
+    read, index = found.input_ids, found.index
+    assert read.shape[0] == 6 and len(index) == int(rows.sampled_mask.sum())
+    inside = (index + 1) % read.shape[1] != 0  # the token after a position that is scored is the action itself
+    assert torch.equal(read.flatten()[index[inside] + 1], rows.input_ids[rows.sampled_mask][inside])
+    half = rows.take(torch.tensor([1, 0, 3]))  # without the longest row of its group, the next longest serves
+    assert half.to_read(None).input_ids.shape[0] == 2
+
+
+def test_sequences_that_only_share_a_beginning_are_read_apart():
+    answers = [
+        Completion([7, 8], [9], True, "a"),
+        Completion([7, 8], [10], True, "b"),
+        Completion([7, 8], [9], True, "a again"),
+    ]
+    rows = build_token_batch(answers, "cpu")
+    group = rows.tree.chains
+    assert group[0] == group[2] != group[1]
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_reading_conversations_once_gives_the_gradient_of_reading_every_turn(tiny, tmp_path, architecture, critic):
+    found = []
+    for together in (True, False):
+        model, tokenizer = build(tiny, architecture)
+        learner = learner_of(
+            model, tokenizer, tmp_path, critic=critic, entropy_coef=0.01, kl_coef=0.1, kl_in="loss", kl_estimator="k3"
+        )
+        rows = rows_with_old_logprobs(learner, together)
+        found.append((rows, *gradients(learner, rows)))
+    (rows, measures, gradient), (plain_rows, plain_measures, plain) = found
+    torch.testing.assert_close(rows.old_logprobs, plain_rows.old_logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.values, plain_rows.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient, plain, atol=1e-5, rtol=1e-5)
+    assert plain.abs().max() > 1e-2
+    assert measures["loss"] == pytest.approx(plain_measures["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_tokens_per_microbatch": 40}, {"max_tokens_per_microbatch": 1}, {"logits_chunk": 7},
+                {"per_device_train_batch_size": 2}, {"logits_chunk": 7, "gradient_checkpointing": True}],
+)  # fmt: skip
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_budgets_and_chunks_change_memory_and_no_gradient(tiny, tmp_path, architecture, options):
+    results = []
+    for more in ({}, options):
+        model, tokenizer = build(tiny, architecture)
+        learner = learner_of(model, tokenizer, tmp_path, entropy_coef=0.01, **more)
+        results.append(gradients(learner, rows_with_old_logprobs(learner))[1])
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
+
+
+def test_pieces_keep_to_the_budget_with_padding_and_read_what_is_longer_alone():
+    rows = build_token_batch(conversations(), "cpu")
+    everything = torch.arange(len(rows))
+    for budget in (20, 45, 80):
+        parts = rows.microbatches(everything, most_rows=16, most_tokens=budget)
+        assert sorted(torch.cat(parts).tolist()) == list(range(15))
+        for part in parts:
+            microbatch = rows.take(part)
+            groups = len(set(microbatch.tree.chains))
+            assert groups * microbatch.input_ids.shape[1] <= budget or groups == 1
+    assert [len(set(rows.take(p).tree.chains)) for p in rows.microbatches(everything, most_rows=4)] == [4, 2]
+
+
+def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
+    model, tokenizer = tiny("llama")
+    learner = learner_of(model, tokenizer, tmp_path, logits_chunk=7)
+    learner.checked = True  # as after the first update, which repeats the forward
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
+    rows = rows_with_old_logprobs(learner)
+    seen.clear()
+    gradients(learner, rows)
+    assert max(seen) == 7 and sum(seen) == int(rows.sampled_mask.sum()), (
+        "the kept forward's chunks, again in the backward"
+    )
+
+
+def test_minibatches_keep_conversations_whole(tiny, tmp_path):
+    from trl_ext import PPOv2Trainer
+
+    model, tokenizer = tiny("llama")
+    args = PPOv2Config(
+        output_dir=str(tmp_path), report_to=[], use_cpu=True, num_mini_batches=3, gradient_accumulation_steps=3
+    )
+    trainer = PPOv2Trainer(
+        args, tokenizer, model, reward_funcs=lambda prompts, completions: [], train_dataset=[{"prompt": "a"}]
+    )
+    rows = build_token_batch(conversations(), "cpu")
+    parts = [set(part.tolist()) for part in trainer.learning.minibatches(rows, 0, epoch=0)]
+    assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
+    whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
+    assert all(any(one <= part for part in parts) for one in whole)
+
+
+def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from trl_ext.learning.joint import accumulate_together, groups_of
+
+    found = []
+    for together in (False, True):
+        model, tokenizer = build(tiny, "llama")
+        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        torch.manual_seed(2)
+        shared = get_peft_model(model, lora, adapter_name="ann")
+        shared.add_adapter("bob", lora)
+        for name, parameter in shared.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter)
+        defaults = {
+            "output_dir": str(tmp_path),
+            "report_to": [],
+            "use_cpu": True,
+            "temperature": 1.0,
+            "max_grad_norm": 0,
+        }
+        args = PPOv2Config(
+            **defaults,
+            per_device_train_batch_size=3,
+            num_mini_batches=2,
+            gradient_accumulation_steps=2,
+            entropy_coef=0.01,
+        )
+        learners, rows, index = {}, {}, {}
+        for name in ("ann", "bob"):
+            learners[name] = Learner(name, shared, tokenizer, args, adapter=name, outputs=3)
+            learners[name].prepare(Plain(), updates=1)
+            torch.manual_seed(6)
+            torch.nn.init.normal_(learners[name].value_head.linear.weight)
+            rows[name] = rows_with_old_logprobs(learners[name])
+            index[name] = torch.arange(len(rows[name]))[: 9 if name == "ann" else 4]
+        assert groups_of(learners, ["ann", "bob"]) == [["ann", "bob"]]
+        if together:
+            measures = accumulate_together(learners, rows, index)
+        else:
+            measures = {name: learners[name].accumulate(rows[name], index[name]) for name in learners}
+        gradients = {n: p.grad.clone() for n, p in shared.named_parameters() if p.grad is not None}
+        heads = [learner.value_head.linear.weight.grad for learner in learners.values()]
+        found.append((measures, gradients, heads))
+    (measures, gradients, heads), (joint_measures, joint_gradients, joint_heads) = found
+    assert gradients.keys() == joint_gradients.keys() and {n.split(".")[-2] for n in gradients} == {"ann", "bob"}
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(joint_gradients[name], gradient, atol=1e-5, rtol=1e-5)
+        assert gradient.abs().max() > 1e-4
+    torch.testing.assert_close(joint_heads, heads, atol=1e-5, rtol=1e-5)
+    for name, own in measures.items():
+        assert joint_measures[name] == pytest.approx(own, abs=1e-5, rel=1e-5)
+
+
+def lora_learner(tiny, folder, dtype=torch.bfloat16, **options):
+    from peft import LoraConfig, get_peft_model
+
+    model, tokenizer = build(tiny, "llama")
+    torch.manual_seed(2)
+    shared = get_peft_model(
+        model.to(dtype), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+    return learner_of(shared, tokenizer, folder, **options)
+
+
+def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small_steps(tiny, tmp_path):
+    """A step of 1e-5 is lost in a bfloat16 weight of 0.1, whose neighbours are 5e-4 away; in its float32 copy it is not."""
+    learner = lora_learner(tiny, tmp_path, learning_rate=1e-5, kl_coef=0.0)
+    adapter = {n: p for n, p in learner.model.named_parameters() if "lora_A" in n}
+    assert {p.dtype for p in adapter.values()} == {torch.bfloat16}
+    assert {p.dtype for g in learner.optimizer.param_groups for p in g["params"]} == {torch.float32}
+    before = {n: p.detach().clone() for n, p in adapter.items()}
+    start = [m.detach().clone() for _, m in learner.strategy.masters]
+    for parameter, _ in learner.strategy.masters:
+        parameter.requires_grad_(True)
+    for _ in range(100):
+        for parameter, _ in learner.strategy.masters:
+            parameter.grad = torch.ones_like(parameter)
+        learner.step()
+    moved = [float((m - s).mean()) for (_, m), s in zip(learner.strategy.masters, start, strict=True)]
+    assert moved == pytest.approx([-1e-3] * len(moved), rel=0.02), "100 steps of Adam by 1e-5"
+    for name, parameter in adapter.items():
+        assert float((parameter.float() - before[name].float()).mean()) == pytest.approx(-1e-3, rel=0.1)
+
+
+def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
+    from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
+
+    ends = []
+    for interrupted in (False, True):
+        learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
+        for step in range(4):
+            rows = rows_with_old_logprobs(learner)
+            learner.accumulate(rows, torch.arange(len(rows)))
+            learner.step()
+            if interrupted and step == 1:
+                write_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner), {"seed": 1})
+                learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
+                read_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner))
+        ends.append([m.detach().clone() for _, m in learner.strategy.masters])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8
+
+
+def test_rows_that_are_dropped_are_indexed_on_the_device_of_the_rows():
+    """Rows of weight 0 leave a batch by an index on the rows' device; an index of another device would be refused."""
+    rows = GlobalBatch.of(build_token_batch(conversations(), "meta"))
+    assert {rows.process.device.type, rows.row.device.type} == {"meta"}
+    own = build_token_batch(conversations(), "cpu")
+    kept = GlobalBatch.of(own).take(torch.tensor([4, 1]))
+    assert kept.process.tolist() == [0, 0] and kept.row.tolist() == [4, 1]
+    assert [len(kept.rows), kept.back(own).labels] == [2, [own.labels[4], own.labels[1]]]
+
+
+def scored(completions):
+    """Rows with log-probabilities, values and scores that differ."""
+    rows = build_token_batch(completions, "cpu")
+    torch.manual_seed(2)
+    for name in ("old_logprobs", "ref_logprobs", "values"):
+        setattr(rows, name, torch.where(rows.sampled_mask, torch.randn(rows.input_ids.shape), 0.0))
+    rows.weight[1::3] = 0.0
+    return rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_rows_of_two_processes_have_advantages_over_all_rows(monkeypatch, tmp_path, rank, dropped):
+    """What processes send each other, without prompts, gives the advantages that all rows together would have."""
+    options = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, kl_coef=0.1, lam=0.9)
+    whole = scored([replace(c, score=float(n)) for n, c in enumerate(conversations())])
+    parts = [whole.take(torch.arange(4)), whole.take(torch.arange(4, len(whole)))]
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: rank)
+    sent = [pickle.loads(pickle.dumps(part.without_prompts())) for part in parts]
+    monkeypatch.setattr(distributed, "all_gather", lambda value: sent)
+    gathered = GlobalBatch.of(parts[rank])
+    metrics, expected = assign_advantages(gathered.rows, options), assign_advantages(whole, options)
+    assert metrics == pytest.approx(expected, abs=1e-6)
+    kept = gathered.rows.weight.nonzero().flatten() if dropped else torch.arange(len(whole))
+    found = gathered.take(kept).back(parts[rank])
+    places = [row for row in kept.tolist() if (row >= 4) == bool(rank)]
+    right = whole.take(torch.tensor(places))
+    assert found.labels == right.labels and found.tree.lengths == right.tree.lengths and found.first == right.first
+    for name in ("advantages", "returns", "values", "old_logprobs"):
+        torch.testing.assert_close(getattr(found, name), getattr(right, name))
+    for name in ("input_ids", "value_mask", "sampled_mask", "weight", "group", "sample"):
+        assert torch.equal(getattr(found, name), getattr(right, name)), name
+    assert float(right.advantages.abs().sum()) > 1.0
+
+
+def test_what_processes_send_each_other_does_not_grow_with_prompts():
+    def sent(prompt):
+        rows = build_token_batch([Completion([3] * prompt, [4, 5], True, f"row {n}") for n in range(64)], "cpu")
+        return len(pickle.dumps(rows.without_prompts()))
+
+    assert sent(2000) == sent(2)
+    assert sent(2) < 64 * 400

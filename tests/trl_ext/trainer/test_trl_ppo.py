@@ -1,0 +1,524 @@
+"""What users of TRL 1.12's ``PPOTrainer`` bring: its options, command lines, scripts, tests and tokenizers.
+
+``TRL_DEFAULTS`` is the table of ``trl.experimental.ppo.PPOConfig`` in TRL 1.12, which TRL 1.13 removed.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from folders import ROOT
+from one_policy import QUESTIONS, config, count_a
+from peft import LoraConfig, PeftModel, get_peft_model
+from tiny_models import build
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithPadding,
+    HfArgumentParser,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
+    TrainingArguments,
+)
+from transformers import (
+    trainer as transformers_trainer,
+)
+from trl import ModelConfig, ScriptArguments, TrlParser
+from trl_classifiers import classifier
+
+from maporl import MultiAgentPPOConfig
+from trl_ext import PPOv2Config, PPOv2Trainer
+from trl_ext.learning.arguments import COUNTS
+from trl_ext.ppo.maths import masked_mean, masked_var, masked_whiten
+from trl_ext.trainer.scoring import RewardError
+
+TRL_DEFAULTS = {
+    "dataset_num_proc": None, "num_mini_batches": 1, "total_episodes": None, "local_rollout_forward_batch_size": 64,
+    "num_sample_generations": 10, "response_length": 53, "stop_token": None, "stop_token_id": None, "temperature": 0.7,
+    "missing_eos_penalty": None, "sft_model_path": "EleutherAI/pythia-160m", "world_size": None,
+    "num_total_batches": None, "micro_batch_size": None, "local_batch_size": None, "batch_size": None,
+    "local_mini_batch_size": None, "mini_batch_size": None, "push_to_hub": False,
+    "reward_model_path": "EleutherAI/pythia-160m", "model_adapter_name": None, "ref_adapter_name": None,
+    "num_ppo_epochs": 4, "whiten_rewards": False, "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2,
+    "vf_coef": 0.1, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "ds3_gather_for_generation": True,
+    "learning_rate": 3e-6, "logging_steps": 10, "gradient_checkpointing": True, "bf16": None,
+    "lr_scheduler_kwargs": None, "use_liger_kernel": False, "torch_empty_cache_steps": None,
+}  # fmt: skip
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_trl_has_trls_default_or_is_listed_as_different():
+    ours = {field.name: field.default for field in dataclasses.fields(PPOv2Config)}
+    different = {name for name, value in TRL_DEFAULTS.items() if ours[name] != value}
+    page = (ROOT / "docs/howto/from_trl.md").read_text()
+    section = page.split("## Defaults that differ")[1].split("\n## ")[0]
+    listed = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+    assert different == listed - {"stop_token"}  # its default is TRL's, and means something else
+    assert "stop_token" in listed
+
+
+TRAINING_ARGUMENTS = {f.name for f in dataclasses.fields(TrainingArguments)} - {"learning_rate", "logging_steps"}
+OTHER_VALUES = {
+    "lr_scheduler_type": "cosine", "objective": "reinforce", "critic": "adapter", "output_dir": "o", "optim": "sgd",
+    "kl_in": "loss", "schedule": "x", "top_p": 0.5, "dual_clip": 3.0, "stop_strings": ["</answer>", "a b"],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def types():
+    """The types of options, as they were. The parsers of transformers and TRL write others into the classes."""
+    before = [(own, own.type) for kind in (PPOv2Config, MultiAgentPPOConfig) for own in dataclasses.fields(kind)]
+    yield
+    for own, kind in before:
+        own.type = kind
+
+
+NEEDED = {"kl_in": ["--kl_estimator", "k3"], "engine_tis_mode": ["--engine_tis_cap", "2"]}
+
+
+def other_value(name: str, hint, default):
+    """A value of the option's type that is not its default."""
+    options = [part for part in (*typing.get_args(hint), hint) if part is not type(None)]
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    literal = next((part for part in options if typing.get_origin(part) is typing.Literal), None)
+    if literal is not None or typing.get_origin(hint) is typing.Literal:
+        return next(value for value in typing.get_args(literal or hint) if value not in (default, None))
+    if bool in options:
+        return not default
+    if str in options:
+        return "words"
+    for part in options:
+        if typing.get_origin(part) is list:
+            return ["3", "4"] if typing.get_args(part) == (str,) else [3, 4]
+    return 7 if int in options else 0.25
+
+
+@pytest.mark.parametrize("kind", [PPOv2Config, MultiAgentPPOConfig])
+def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_path):
+    """The union in ``stop_token_id`` stopped both parsers."""
+    refused = set(COUNTS)
+    refused |= {"num_generations", "critic_warmup"} if kind is MultiAgentPPOConfig else set()  # of one policy only
+    names = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in TRAINING_ARGUMENTS | refused}
+    assert {"stop_token_id", "response_length", "critic", "learning_rate"} <= set(names)
+    hints = typing.get_type_hints(kind)
+    parser = HfArgumentParser(kind)
+    for name, default in names.items():
+        value = other_value(name, hints[name], default)
+        words = [str(v) for v in (value if isinstance(value, list) else [value])]
+        line = [f"--{name}", *words, *NEEDED.get(name, []), "--use_cpu", "--output_dir", str(tmp_path)]
+        (parsed,) = parser.parse_args_into_dataclasses(line)
+        if name != "world_size":  # the launcher decides
+            assert getattr(parsed, name) == value, name
+    values = {
+        n: other_value(n, hints[n], d) for n, d in names.items() if n not in ("stop_token", "world_size", *NEEDED)
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    line = ["--config", str(tmp_path / "config.yaml"), "--use_cpu", "--output_dir", str(tmp_path)]
+    (parsed,) = TrlParser(kind).parse_args_and_config(line)
+    assert {name: getattr(parsed, name) for name in values} == values
+
+
+def test_one_stop_id_serves_in_python_and_on_every_command_line(tiny, tmp_path):
+    model, tokenizer = tiny()
+    (tmp_path / "config.yaml").write_text("stop_token_id: 5\n")
+    common = ["--use_cpu", "--output_dir", str(tmp_path), "--report_to", "none"]
+    (typed,) = HfArgumentParser(PPOv2Config).parse_args_into_dataclasses([*common, "--stop_token_id", "5"])
+    (read,) = TrlParser(PPOv2Config).parse_args_and_config([*common, "--config", str(tmp_path / "config.yaml")])
+    for args in (PPOv2Config(str(tmp_path), stop_token_id=5, use_cpu=True, report_to=[]), typed, read):
+        trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+        assert trainer._stop_ids == {5}
+
+
+# -- padding tokens ---------------------------------------------------------------------------------------------------
+
+
+def with_new_pad(tokenizer):
+    """The tokenizer after what TRL's scripts do to it: a padding token that the model has no embedding for."""
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id == size
+    return tokenizer
+
+
+def mamba(tiny):
+    """A recurrent model, which transformers' own ``generate`` samples from."""
+    _, tokenizer = tiny()
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "state_size": 4, "vocab_size": len(tokenizer)}
+    return MambaForCausalLM(MambaConfig(**size, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)), tokenizer
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "gemma2", "mamba"))]
+)
+def test_a_pad_token_without_an_embedding_changes_nothing(tiny, tmp_path, architecture, side):
+    """TRL masks it. Here no id of padding reaches a model: not in sampling, in training, or in reward and value models."""
+    texts, scores = [], []
+    for new in (False, True):
+        model, tokenizer = mamba(tiny) if architecture == "mamba" else build(tiny, architecture)
+        reward, value = classifier(tokenizer), classifier(tokenizer, 1)
+        tokenizer = with_new_pad(tokenizer) if new else tokenizer
+        tokenizer.padding_side = side
+        rows = [{"input_ids": tokenizer.encode(q["prompt"] * (1 + q["number"] % 3))} for q in QUESTIONS]
+        args = config(tmp_path / str(new), total_episodes=16)
+        collator = DataCollatorWithPadding(tokenizer)
+        trainer = PPOv2Trainer(args, tokenizer, model, None, reward, rows, value, collator, rows[:3])
+        trainer.train()
+        texts.append(trainer.generate_completions())
+        scores.append(trainer.evaluate())
+    assert texts[0] == texts[1] and scores[0] == scores[1]
+
+
+def test_padding_in_the_rows_themselves_is_dropped_as_trl_masks_it(tiny, tmp_path):
+    model, tokenizer = tiny()
+    tokenizer = with_new_pad(tokenizer)
+    pad, ids = tokenizer.pad_token_id, tokenizer.encode("1+1=")
+    masked = {"input_ids": [0, 0, *ids], "attention_mask": [0, 0, 1, 1, 1, 1]}
+    rows = [{"input_ids": [pad, pad, *ids]}, {"input_ids": [*ids, pad]}, masked]
+    args = config(tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=1)
+    trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=rows, reward_funcs=count_a)
+    assert [c.prompt_ids for c in trainer.collect(trainer.next_batch()).completions] == [ids] * 3
+    with pytest.raises(ValueError, match="its input_ids are padding only"):
+        PPOv2Trainer(args, tokenizer, model, train_dataset=[{"input_ids": [pad]}], reward_funcs=count_a)
+
+
+def test_the_eos_token_of_a_prompt_stays_where_it_is_also_the_pad_token(tiny, tmp_path):
+    """TRL masks it, so a model never saw where a message ended. Here masks are never inferred from such an id."""
+    model, tokenizer = tiny()
+    tokenizer.pad_token = tokenizer.eos_token
+    ids = [*tokenizer.encode("1+1="), tokenizer.eos_token_id, *tokenizer.encode("2")]
+    trainer = PPOv2Trainer(
+        config(tmp_path), tokenizer, model, train_dataset=[{"input_ids": ids}] * 16, reward_funcs=count_a
+    )
+    assert trainer.collect(trainer.next_batch()).completions[0].prompt_ids == ids
+
+
+def test_ids_that_a_model_lacks_are_refused_in_one_line(tiny, tmp_path):
+    model, tokenizer = tiny()
+    size = len(tokenizer)
+    rows = [{"input_ids": [3]}] * 15 + [{"input_ids": [3, size]}]
+    message = (
+        rf"^train_dataset\[15\], prompt .*: token id {size} is outside the model's vocabulary of {size}; tokenise with"
+    )
+    with pytest.raises(ValueError, match=message):
+        PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=rows, reward_funcs=count_a)
+    small = classifier(tokenizer, size=8)
+    rows = [{"prompt": q["prompt"]} for q in QUESTIONS]
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, small, rows)
+    with pytest.raises(RewardError, match=r"outside its vocabulary of 8; pass its own tokenizer as reward_processing_"):
+        trainer.train()
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, None, classifier(tokenizer), rows, small)
+    with pytest.raises(ValueError, match=r"outside the value model's vocabulary of 8"):
+        trainer.train()
+    other = LlamaForCausalLM(classifier(tokenizer, size=8).config)
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, other, classifier(tokenizer), rows)
+    with pytest.raises(ValueError, match=r"outside the reference's vocabulary of 8"):
+        trainer.train()
+
+
+# -- what scripts ask of the trainer ----------------------------------------------------------------------------------
+
+
+def test_trainer_model_answers_as_trls_wrapper_does(tiny, tmp_path):
+    model, tokenizer = tiny()
+    value = classifier(tokenizer)
+    rows = [{"prompt": q["prompt"]} for q in QUESTIONS]
+    trainer = PPOv2Trainer(config(tmp_path / "a"), tokenizer, model, None, classifier(tokenizer), rows, value)
+    assert trainer.model.policy is model and trainer.model.value_model is value
+    assert trainer.model.config is model.config
+    ids = torch.tensor([tokenizer.encode("1+1=")])
+    torch.testing.assert_close(trainer.model(ids).logits, model(ids).logits)
+    trainer.model.policy.save_pretrained(tmp_path / "policy")
+    trainer.model.value_model.save_pretrained(tmp_path / "value")
+    assert LlamaForSequenceClassification.from_pretrained(tmp_path / "value").score.out_features == 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy").config.vocab_size == model.config.vocab_size
+
+
+def test_a_head_is_no_value_model_and_the_error_says_where_it_is(tiny, tmp_path):
+    model, tokenizer = tiny()
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+    assert not hasattr(trainer.model, "value_model")
+    with pytest.raises(
+        AttributeError, match=r"the critic 'head' is not a separate model; trainer\.learners\['policy'\]"
+    ):
+        _ = trainer.model.value_model
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = trainer.model.no_such_thing
+    own = PPOv2Trainer(
+        config(tmp_path, critic="model"), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a
+    )
+    assert own.model.value_model is own.learners["policy"].value_model
+
+
+def test_completions_are_shown_and_need_no_evaluation_set(tiny, tmp_path, capsys):
+    model, tokenizer = tiny()
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+    assert trainer.generate_completions() == []
+    rows = [{"prompt": "1+1="}, {"prompt": "a\x1b[31mb"}]
+    trainer = PPOv2Trainer(
+        config(tmp_path), tokenizer, model, train_dataset=QUESTIONS, eval_dataset=rows, reward_funcs=count_a
+    )
+    capsys.readouterr()
+    assert len(trainer.generate_completions()) == 2
+    shown = capsys.readouterr().out
+    assert "1+1=" in shown and "model response" in shown and "score" in shown and "\x1b[31m" not in shown
+
+
+def test_a_policy_is_pushed_with_a_card_that_names_its_data(tiny, tmp_path, monkeypatch):
+    model, tokenizer = tiny()
+    pushed = []
+
+    def upload_folder(**given):
+        pushed.append(given)
+        return "done"
+
+    hub = SimpleNamespace(
+        upload_folder=upload_folder, create_repo=lambda *a, **k: SimpleNamespace(repo_id="someone/policy")
+    )
+    monkeypatch.setattr(transformers_trainer, "hf_api", lambda *a, **k: hub)
+    args = config(tmp_path / "policy", total_episodes=16)
+    trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a)
+    trainer.train()
+    assert trainer.push_to_hub(dataset_name="trl-lib/tldr") == "done"
+    assert pushed[0]["repo_id"] == "someone/policy" and pushed[0]["folder_path"] == str(tmp_path / "policy")
+    card = (tmp_path / "policy/README.md").read_text()
+    assert "trl-lib/tldr" in card and "# policy" in card and "updates: 1, completions: 16" in card
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["datasets"] == ["trl-lib/tldr"] and {"trl", "ppo"} <= set(front["tags"])
+    assert (tmp_path / "policy/model.safetensors").is_file()
+
+
+def test_peft_config_is_checked(tiny, tmp_path):
+    model, tokenizer = tiny()
+    options = {"train_dataset": QUESTIONS, "reward_funcs": count_a}
+    with pytest.raises(ValueError, match=r"peft_config: expected a peft\.PeftConfig such as .* got dict"):
+        PPOv2Trainer(config(tmp_path), tokenizer, model, peft_config={"r": 4}, **options)
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = PPOv2Trainer(config(tmp_path), tokenizer, model, peft_config=lora, **options)
+    assert isinstance(trainer.model.policy, PeftModel)
+    with pytest.raises(ValueError, match=r"the model is a PeftModel already; pass it without peft_config"):
+        PPOv2Trainer(config(tmp_path), tokenizer, trainer.model.policy, peft_config=lora, **options)
+
+
+# -- TRL's own tests (TestCore, TestPPOTrainer), in our words ---------------------------------------------------------
+
+
+def test_core_masked_mean_variance_and_whitening():
+    """TRL's TestCore: masked statistics are those of the unmasked entries, and whitening has mean 0 and variance 1."""
+    values, mask = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, True, False])
+    assert masked_mean(values, mask) == 2.5
+    assert masked_var(values, mask) == 0.5  # unbiased, as TRL's
+    expected = torch.tensor([-0.5, 0.5]) * torch.rsqrt(torch.tensor(0.5) + 1e-8)
+    torch.testing.assert_close(masked_whiten(values, mask)[mask], expected)
+
+
+@pytest.fixture
+def trls_parts(tiny):
+    """What TRL's setup_method builds: models, a tokenizer with a new pad token, and rows that end with EOS."""
+    model, tokenizer = tiny()
+    tokenizer = with_new_pad(tokenizer)
+    tokenizer.padding_side = "left"
+    rows = [{"input_ids": [*tokenizer.encode(q["prompt"]), tokenizer.eos_token_id]} for q in QUESTIONS]
+    return SimpleNamespace(
+        model=model, tokenizer=tokenizer, rows=Dataset.from_list(rows),
+        reward=classifier(tokenizer, 0, len(tokenizer) - 1), value=classifier(tokenizer, 1, len(tokenizer) - 1),
+    )  # fmt: skip
+
+
+def trls_trainer(parts, folder, **more):
+    args = PPOv2Config(
+        str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=2, num_ppo_epochs=2, report_to="none",
+        response_length=6, learning_rate=1e-3, use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    given = {
+        "args": args, "processing_class": parts.tokenizer, "model": parts.model, "reward_model": parts.reward,
+        "value_model": parts.value, "train_dataset": parts.rows, "eval_dataset": parts.rows.select(range(3)),
+    }  # fmt: skip
+    return PPOv2Trainer(**given | more)
+
+
+def changed(before: dict, module) -> set:
+    return {name for name, p in module.named_parameters() if name in before and not torch.equal(before[name], p)}
+
+
+def copied(module) -> dict:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def test_basic_training_updates_policy_and_critic(trls_parts, tmp_path, tiny):
+    """TRL's test_basic_training: after ``train()`` both differ, as ``trainer.model.policy`` and ``.value_model``.
+
+    TRL asks for one changed parameter. Here every layer must have changed, and the reward and reference models not.
+    """
+    parts, reference = trls_parts, tiny()[0]
+    policy, value = copied(parts.model), copied(parts.value)
+    frozen = copied(parts.reward), copied(reference)
+    trainer = trls_trainer(parts, tmp_path, ref_model=reference)
+    trainer.train()
+    assert trainer.state.global_step == 12  # 3 epochs of 16 rows, 4 at a time
+    assert {name.split(".")[2] for name in changed(policy, trainer.model.policy) if "layers" in name} == {"0", "1"}
+    assert "score.weight" in changed(value, trainer.model.value_model)
+    assert not changed(frozen[0], parts.reward) and not changed(frozen[1], reference)
+
+
+def test_peft_training_updates_the_adapter_and_the_critic(trls_parts, tmp_path):
+    """TRL's test_peft_training: LoRA weights and the critic learn. Here the base model must also stay as it was."""
+    parts = trls_parts
+    value, base = copied(parts.value), copied(parts.model)
+    lora = LoraConfig(
+        r=4, lora_alpha=16, lora_dropout=0.05, bias="none", task_type="CAUSAL_LM", target_modules="all-linear"
+    )
+    trainer = trls_trainer(parts, tmp_path, ref_model=None, peft_config=lora)
+    trainer.train()
+    assert changed(value, trainer.model.value_model)
+    moved = {n for n, p in trainer.model.policy.named_parameters() if "lora_B" in n and bool(p.any())}
+    assert moved and all(p.requires_grad for n, p in trainer.model.policy.named_parameters() if n in moved)
+    now = {
+        n.replace("base_model.model.", "").replace(".base_layer", ""): p
+        for n, p in trainer.model.policy.named_parameters()
+    }
+    assert all(torch.equal(now[name], weight) for name, weight in base.items())
+
+
+def test_missing_arguments_are_named(trls_parts, tmp_path):
+    """TRL's constructor: no data set, and a reference that is the policy itself, are errors."""
+    parts = trls_parts
+    with pytest.raises(ValueError, match="model and ref_model have the same weights; load"):
+        trls_trainer(parts, tmp_path, ref_model=parts.model)
+    parts.rows = Dataset.from_list([])
+    with pytest.raises(ValueError, match="train_dataset: expected at least one row"):
+        trls_trainer(parts, tmp_path)
+
+
+def test_models_that_share_weights_are_refused(trls_parts, tmp_path):
+    """The reward model is frozen, so a critic that is the same object would never learn."""
+    parts = trls_parts
+    with pytest.raises(
+        ValueError, match="reward_model and value_model have the same weights; load each model of its own"
+    ):
+        trls_trainer(parts, tmp_path, value_model=parts.reward)
+    base = parts.model
+    with pytest.raises(ValueError, match="model and ref_model have the same weights"):
+        trls_trainer(parts, tmp_path, model=get_peft_model(base, LoraConfig(target_modules=["q_proj"])), ref_model=base)
+
+
+def test_models_of_the_wrong_kind_are_named(trls_parts, tmp_path):
+    parts = trls_parts
+    with pytest.raises(ValueError, match="model: expected a loaded model, got 'org/model'; load it with AutoModelForC"):
+        trls_trainer(parts, tmp_path, model="org/model")
+    with pytest.raises(
+        ValueError, match="model: LlamaForSequenceClassification has no output head, so it samples no tokens"
+    ):
+        trls_trainer(parts, tmp_path, model=classifier(parts.tokenizer, 3))
+    two = classifier(parts.tokenizer, 3)
+    two.config.num_labels = 2
+    with pytest.raises(
+        ValueError, match="value_model has 2 outputs for each token, and the critic needs 1; load it with n"
+    ):
+        trls_trainer(parts, tmp_path, value_model=two)
+    with pytest.raises(ValueError, match="a reward model is passed as reward_model"):
+        trls_trainer(parts, tmp_path, reward_model=None, reward_funcs=[parts.reward])
+    with pytest.raises(
+        ValueError, match=r"args: expected a PPOv2Config, got a TrainingArguments; docs/howto/from_grpo\.md"
+    ):
+        PPOv2Trainer(
+            TrainingArguments(output_dir=str(tmp_path)), parts.tokenizer, parts.model, train_dataset=parts.rows
+        )
+
+
+# -- TRL's two example scripts, in our words --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_models(tiny, tmp_path, monkeypatch):
+    """A policy, a reward model and a data set in folders, in place of names on the hub."""
+    model, tokenizer = tiny()
+    model.save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    classifier(tokenizer).save_pretrained(tmp_path / "reward")
+    (tmp_path / "data").mkdir()
+    for split, number in (("train", 20), ("validation", 4)):
+        rows = [json.dumps({"prompt": f"{i % 10}+1=", "completion": "x"}) for i in range(number)]
+        (tmp_path / f"data/{split}.jsonl").write_text("\n".join(rows))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+COMMON = (
+    "--dataset_name data --model_name_or_path policy --sft_model_path policy --reward_model_path reward "
+    "--missing_eos_penalty 1.0 --total_episodes 8 --response_length 6 --use_cpu --report_to none --disable_tqdm true"
+)
+
+
+SCRIPTS = [
+    ("ppo.py", "--per_device_train_batch_size 4", "model.safetensors"),
+    (
+        "ppo_tldr.py",
+        "--dataset_test_split validation --per_device_train_batch_size 1 --gradient_accumulation_steps 4 "
+        "--stop_token eos --eval_strategy steps --eval_steps 1 --use_peft --lora_target_modules all-linear",
+        "adapter_model.safetensors",
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "options", "weights"), SCRIPTS)
+def test_trls_example_scripts_run(local_models, monkeypatch, capsys, script, options, weights):
+    """Two updates of each script, from its command line to the saved weights and the table of completions."""
+    monkeypatch.setattr(sys, "argv", [script, *f"{COMMON} {options} --output_dir out".split()])
+    runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+    state = json.loads((local_models / "out/checkpoint-2/state.json").read_text())
+    assert state["global_step"] == 2 and state["episodes"] == 8
+    assert (local_models / "out" / weights).is_file()
+    shown = capsys.readouterr().out
+    assert "model response" in shown and "+1=" in shown
+    assert ("eval_score" in shown) == ("--eval_strategy" in options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(("script", "options", "weights"), SCRIPTS)
+def test_trls_example_scripts_run_in_two_processes_under_zero(local_models, stage, script, options, weights):
+    pytest.importorskip("deepspeed")
+    setting = (ROOT / f"configs/accelerate/zero{stage}.yaml").read_text()
+    Path("zero.yaml").write_text(setting.replace("num_processes: 8", "num_processes: 2"))
+    flags = f"{COMMON} {options} --output_dir out".replace("--use_cpu ", "")  # accelerate drops DeepSpeed with it
+    flags = flags.replace("--total_episodes 8", "--total_episodes 16")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "zero.yaml"]
+    variables = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*launcher, str(ROOT / "examples" / script), *flags.split()],
+        env=variables, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    state = json.loads((local_models / "out/checkpoint-2/state.json").read_text())
+    assert state["global_step"] == 2 and state["episodes"] == 16
+    assert (local_models / "out" / weights).is_file()
+
+
+def test_the_parsers_of_trls_scripts_read_all_their_dataclasses(tmp_path):
+    line = ["--dataset_name", "data", "--output_dir", str(tmp_path), "--use_cpu", "--learning_rate", "1e-5"]
+    kinds = (ScriptArguments, PPOv2Config, ModelConfig)
+    for script, training, model in (
+        HfArgumentParser(kinds).parse_args_into_dataclasses(line),
+        TrlParser(kinds).parse_args_and_config(line),
+    ):
+        assert script.dataset_name == "data" and training.learning_rate == 1e-5 and model.use_peft is False
+    for parser in (HfArgumentParser(kinds), TrlParser(kinds)):
+        assert "--stop_token_id" in parser.format_help()

@@ -1,0 +1,618 @@
+"""What newcomers met in their first hour: mistakes that were found late, not at all, or were told in words that did not help."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import yaml
+from folders import ROOT
+from typer.testing import CliRunner
+
+from maporl.advantages.estimator import GroupOfOne
+from maporl.advantages.transforms import TRANSFORMS, Transform
+from maporl.cli.main import app
+from maporl.config.parse import parse_config, read_values, to_yaml
+from maporl.config.recipes import recipe_files, tiny_version
+from maporl.config.safe_yaml import dump_yaml, parse_yaml
+from maporl.environments.build import TeamTools
+from maporl.errors import ConfigError, install_command
+from maporl.protocols import PROTOCOLS, Protocol
+from maporl.protocols.base import must_be_protocol
+from maporl.rewards.rules import RULES, Rule
+from maporl.runs.train import train
+from maporl.tasks import build_task
+from maporl.team.team import Team
+from maporl.types import Ask
+from maporl.validation.load import from_dict, load
+from maporl.validation.model_checks import check_lora
+from maporl.validation.preflight import check_run
+from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+
+TINY = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2}
+BASE = {
+    "output_dir": "runs/first_hour",
+    "task": {"name": "toy_sum", "largest": 9},
+    "agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY}},
+    "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
+    "ppo": {"response_length": 4, "kl_in": "loss", "kl_estimator": "k3"},
+    "training": {"per_device_train_batch_size": 8, "use_cpu": True},
+    "evaluation": {"questions": 0},
+}
+MEAN = {"returns": "utterance", "baseline": "mean"}
+
+
+def written(folder, changes=None):
+    file = folder / "mine.yaml"
+    file.write_text(yaml.safe_dump({**BASE, "output_dir": str(folder / "run"), **(changes or {})}))
+    return file
+
+
+# -- what a bare word in YAML and in an override means ------------------------------------------------------------------
+
+WORDS = {
+    "0123": "0123", "-012": "-012", "00": "00", "0": 0, "7": 7, "+7": 7, "1_000": 1000, "0x1F": 31, "0b11": "0b11",
+    "1e5": 1e5, "1e-5": 1e-5, "2E+3": 2e3, "1.e5": 1e5, ".5": 0.5, "1.5e3": 1.5e3, "012.5": 12.5, "1e": "1e", "e5": "e5",
+    "1.2.3": "1.2.3", "._": "._", ".inf": float("inf"), "12:30:45": "12:30:45", "190:20:30.15": "190:20:30.15",
+    "2024-01-31": "2024-01-31", "2024-99-99": "2024-99-99", "2001-12-14 21:59:43": "2001-12-14 21:59:43", "=": "=", "<<": "<<",
+    "yes": True, "off": False, "y": "y", "~": None, "null": None, "": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "value"), WORDS.items())
+def test_a_bare_word_means_what_people_expect(word, value):
+    assert (parse_yaml(word), type(parse_yaml(word))) == (value, type(value))
+
+
+@pytest.mark.parametrize("word", [*WORDS, "'", '"', "a: b", "# a", "1e5\n", " x", "\u2028", "é"])
+def test_what_is_written_is_read_again(word):
+    for value in (word, {word: word}, [word], 1e-5, 1e22, float("inf"), True, None, 0, -7, ("a", 1)):
+        read = parse_yaml(dump_yaml(value))
+        assert read == ([*value] if isinstance(value, tuple) else value) and type(read) is not tuple
+
+
+def test_an_override_is_a_text_where_a_text_is_expected_and_a_number_where_a_number_is(tmp_path):
+    overrides = [
+        "agents.ann.tiny.alphabet=0123",
+        "training.learning_rate=1e-4",
+        "updates=1e2",
+        "seed=010",
+        "output_dir=2024-01-31",
+    ]
+    config = parse_config(read_values(written(tmp_path), [*overrides, "protocol.separator=="]))
+    assert config.agents["ann"].tiny.alphabet == "0123" and config.protocol["separator"] == "="
+    assert (config.training.learning_rate, config.updates, config.seed, config.output_dir) == (
+        1e-4,
+        100,
+        10,
+        "2024-01-31",
+    )
+    assert parse_config(yaml.safe_load(to_yaml(config))) == parse_config(parse_yaml(to_yaml(config))) == config
+    options = parse_config(read_values(written(tmp_path), ["training.lr_scheduler_kwargs={min_lr: 1e-6}"])).training
+    assert options.lr_scheduler_kwargs == {"min_lr": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "got"),
+    [
+        ("agents.ann.tiny.alphabet=1234", "agents.ann.tiny.alphabet", "1234"),
+        ("agents.ann.role=no", "agents.ann.role", "False"),
+        ("output_dir=1e5", "output_dir", "100000.0"),
+        ("protocol.later={question}", "later", r"\{'question': None\}"),
+    ],
+)
+def test_a_text_that_needs_quotes_is_told_so(tmp_path, override, key, got):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{key}: expected a text, got {got}; put a text .* in quotes: {key.split('.')[-1]}: \"TEXT\"",
+    ):
+        from_dict(read_values(written(tmp_path), [override]))
+    quoted = override.replace("=", '="', 1) + '"'
+    from_dict(read_values(written(tmp_path), [quoted])) if "alphabet" in key or "role" in key else None
+
+
+# -- names of a protocol's rewards and columns ---------------------------------------------------------------------------
+
+
+def protocol_with(**names):
+    @dataclass(frozen=True)
+    class Mine(Protocol):
+        def play(self, example, agents):
+            (said,) = yield [Ask(agents[0], [{"role": "user", "content": example.question}])]
+            said.rewards["bonus"] = 1.0
+
+    for name, value in names.items():
+        setattr(Mine, name, value)
+    return Mine
+
+
+@pytest.mark.parametrize("name", ["pays", "records"])
+@pytest.mark.parametrize("value", [("bonus",), ["bonus"], "bonus", {"bonus": 1}, frozenset({1}), None])
+def test_names_that_are_no_set_are_refused_in_one_line(monkeypatch, name, value):
+    monkeypatch.setitem(PROTOCOLS, "mine", protocol_with(**{name: value}))
+    with pytest.raises(
+        ConfigError, match=rf"Mine\.{name}: expected a set of names, as frozenset\(\{{'\w+'\}}\), got"
+    ) as caught:
+        from_dict({**BASE, "protocol": {"name": "mine"}})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=rf"Mine\.{name}: expected a set of names"):
+        must_be_protocol(protocol_with(**{name: value})(), "protocol")
+
+
+@pytest.mark.parametrize("value", [{"bonus"}, frozenset({"bonus"})])
+def test_a_protocols_own_reward_can_be_a_source_and_be_read_by_a_rule(monkeypatch, value):
+    monkeypatch.setitem(PROTOCOLS, "mine", protocol_with(pays=value))
+    own = {"name": "mine"}
+    from_dict({**BASE, "protocol": own, "reward": {"sources": {"bonus": 1.0}}})
+    from_dict({**BASE, "protocol": own, "reward": {"rules": [{"mix": {"weights": {"bonus": 0.5}}}]}})
+
+
+def test_what_a_rule_and_a_slot_need_is_told_apart_from_letters(monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(Rule):
+        needs = "caller"
+
+    @dataclass(frozen=True)
+    class Late(Transform):
+        needs = "caller"  # ("caller") is a text, too
+
+    monkeypatch.setitem(RULES, "mine", Mine)
+    monkeypatch.setitem(TRANSFORMS, "late", Late)
+    with pytest.raises(
+        ConfigError, match=r"Mine\.needs: expected a set of names, as frozenset\(\{'caller'\}\), got 'caller'"
+    ):
+        from_dict({**BASE, "reward": {"rules": ["mine"]}})
+    with pytest.raises(
+        ConfigError, match=r"post: late: its needs are a tuple of columns, as \('caller',\), got 'caller'"
+    ):
+        from_dict({**BASE, "advantage": {**MEAN, "key": ["prompt"], "post": ["late"]}})
+    with pytest.raises(ConfigError, match=r"between_turns\(\): expected a set of names"):
+        must_be_protocol(protocol_with(between_turns=lambda self: ["label"])(), "protocol")
+
+
+# -- groups of one row ---------------------------------------------------------------------------------------------------
+
+FROZEN = {"agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY, "trainable": False}}}
+GAME = {"task": {"name": "episodes"}, "protocol": {"name": "game"}, "reward": {"sources": {"env": 1.0}}}
+LONE = {
+    "one dialogue": {"advantage": {**MEAN, "key": ["prompt", "agent", "turn"]}},
+    "a frozen partner": {"advantage": {**MEAN, "key": ["prompt", "turn"]}, **FROZEN},
+    "one learner at a time": {"advantage": {**MEAN, "key": ["prompt", "turn"]}, "schedule": {"round_robin": {"every": 2}}},
+    "one turn at a time": {"advantage": {**MEAN, "key": ["prompt", "agent"]}, "schedule": {"preset": "one_turn_at_a_time"}},
+    "one rollout": {"advantage": {**MEAN, "key": ["prompt", "agent"], "unit": "rollout"}},
+    "a chain by order": {"advantage": {**MEAN, "key": ["prompt", "order"]}, "protocol": {"name": "chain"}},
+    "one question": {"advantage": {**MEAN, "key": ["agent", "turn"]}, "training": {"per_device_train_batch_size": 1, "use_cpu": True}},
+    "scaled over the batch": {
+        "advantage": {"returns": "utterance", "baseline": "none", "scale": "batch_std", "key": []}, **FROZEN,
+        "protocol": {"name": "chain"}, "training": {"per_device_train_batch_size": 1, "use_cpu": True},
+    },
+    "a game that is over at once": {**GAME, "protocol": {"name": "game", "game": "sokoban"}, "advantage": {**MEAN, "key": ["prompt", "agent"]}},
+}  # fmt: skip
+TOGETHER = {
+    "two dialogues": {"advantage": {**MEAN, "key": ["prompt", "agent", "turn"]}, "branching": {"group": 2}},
+    "agents of a turn": {"advantage": {**MEAN, "key": ["prompt", "turn"]}},
+    "agents of a rollout": {"advantage": {**MEAN, "key": ["prompt", "rollout"]}},
+    "turns of an agent": {"advantage": {**MEAN, "key": ["prompt", "agent"]}},
+    "zero": {"advantage": {**MEAN, "key": ["prompt", "agent", "turn"], "singleton": "zero"}},
+    "forks": {"advantage": {**MEAN, "key": ["state"]}, "branching": {"how": "fork_every", "group": 3}},
+    "players": {**GAME, "advantage": {**MEAN, "key": ["game", "role"]}},
+    "per token": {},
+}  # fmt: skip
+
+
+def rehearsed(changes):
+    config = from_dict({**BASE, **changes})
+    return check_groups(config, build_task(config.task, "train", 0))
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_a_group_of_one_is_found_before_a_model_loads(case):
+    with pytest.raises(ConfigError, match=r"the group \{.*\} has a single member"):
+        rehearsed(LONE[case])
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_no_alarm_where_rows_have_company(case):
+    assert rehearsed(TOGETHER[case]) == []
+
+
+def test_a_group_of_one_that_depends_on_the_words_is_a_warning():
+    (line,) = rehearsed({**GAME, "advantage": {**MEAN, "key": ["prompt", "agent"]}})
+    assert line.startswith("warning: ") and line.endswith("This happens to dialogues with empty or illegal answers.")
+
+
+@pytest.mark.parametrize("case", ["a frozen partner", "agents of a rollout"])
+def test_the_rehearsal_says_what_a_run_does(tmp_path, case):
+    alone = case in LONE
+    config = from_dict({**BASE, **(LONE | TOGETHER)[case], "output_dir": str(tmp_path / "run"), "updates": 1})
+    with pytest.raises(GroupOfOne, match="has a single member") if alone else nullcontext():
+        train(config, resume=False, quiet=True)
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_no_recipe_is_alarmed(name, tmp_path):
+    config = from_dict(tiny_version(name, str(tmp_path / "run")), name)
+    task = build_task(config.task, "train", 0)
+    world = TeamTools.from_config(config, tuple(config.agents)).world
+    assert [
+        *check_questions(config, task),
+        *check_groups(config, task, world),
+        *check_hearing(config, task, world),
+    ] == []
+    world.close()
+
+
+# -- who is shown what, and who is asked what ----------------------------------------------------------------------------
+
+
+def warned(changes):
+    config = from_dict({**BASE, **changes})
+    task = build_task(config.task, "train", 0)
+    return [
+        line for line in (*check_questions(config, task), *check_hearing(config, task)) if line.startswith("warning: ")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "deaf"),
+    [
+        ({"name": "debate", "later": "{question}"}, "ann, bob"),
+        ({"name": "debate", "quote": "Agent {number} has answered."}, "ann, bob"),
+        ({"name": "chain", "later": "{question}"}, "bob"),
+        ({"name": "chain", "prompts": {"bob": "{question}"}}, "bob"),
+        ({"name": "debate", "summariser": "bob", "agents": ["ann", "sue", "bob"], "summary": "{question}"}, "bob"),
+    ],
+)  # fmt: skip
+def test_agents_that_are_shown_nothing_of_each_other_are_named(protocol, deaf):
+    changes = {
+        "protocol": protocol,
+        "agents": {name: {"tiny": TINY} for name in ("ann", "bob", "sue")[: 2 + ("summary" in protocol)]},
+    }
+    (line,) = warned(changes)
+    assert f"the prompts of {deaf} show nothing of what other agents said" in line
+
+
+@pytest.mark.parametrize(
+    "protocol", [{"name": "debate"}, {"name": "chain"}, {"name": "refine"}, {"name": "collaboration"}, {"name": "debate", "turns": 1, "later": "x"}]
+)  # fmt: skip
+def test_protocols_that_tell_are_not_warned_of(protocol):
+    assert warned({"protocol": protocol}) == []
+
+
+def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refused():
+    (line,) = warned({**GAME, "task": {"name": "toy_sum"}})
+    assert "nobody is asked those of task toy_sum; set task: {name: episodes}" in line
+    assert warned(GAME) == []
+    with pytest.raises(
+        ConfigError,
+        match=r"task .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game.",
+    ):
+        from_dict({**BASE, "task": {"name": "episodes"}})
+
+
+# -- what a machine lacks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_quantised_models_need_their_package_and_a_model(monkeypatch, bits):
+    lora = {"lora": {}, bits: True}
+    with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is not quantised"):
+        from_dict({**BASE, "agents": {"ann": {"tiny": TINY, **lora}}})
+    monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError,
+        match=rf"agents.ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'",
+    ):
+        from_dict({**BASE, "agents": {"ann": {"model": "org/name", **lora}}})
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["qq"], "unknown 'qq'; known: down_proj"),
+        (["q_proj", "v_prj"], "unknown 'v_prj'; did you mean 'v_proj'"),
+        ([], "expected all-linear or at least one of down_proj"),
+        (["self_attn"], "unknown 'self_attn'"),
+        ("q_proj", "the regular expression 'q_proj' is the whole name of no module, such as 'lm_head'; give a list"),
+        ("(", "is not a regular expression"),
+        ("all_linear", "give a list of some of down_proj, .* or all-linear"),
+        (["q_proj", "v_proj"], None),
+        (["layers.0.self_attn.q_proj", "lm_head", "embed_tokens"], None),
+        (r".*\.(q|v)_proj", None),
+        ("all-linear", None),
+    ],
+)  # fmt: skip
+def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
+    config = from_dict({**BASE, "agents": {"ann": {"tiny": TINY, "lora": {"target_modules": targets}}}})
+    with (
+        pytest.raises(ConfigError, match=rf"agents.ann.lora.target_modules: .*{message}") if message else nullcontext()
+    ):
+        check_lora(config)
+    if message is None:
+        assert Team.from_config(config, weights=False).policies["ann"].trainable
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    for output, message in (
+        ("/proc/nowhere/run", "output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"),
+        (str(tmp_path / "file/run"), "file' is a file; expected a new or empty folder"),
+        ("~/run", "'~' is not replaced here"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_run(from_dict({**BASE, "output_dir": output}))
+    check_run(from_dict({**BASE, "output_dir": str(tmp_path / "a/b/run")}))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "the check leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"env": "Nope-v0"},
+            r"options.env: 'Nope-v0' cannot begin for 2 players: ValueError: .*; give a game of TextArena",
+        ),
+        ({"env": "Sudoku-v0"}, "options.env: 'Sudoku-v0' cannot begin for 2 players: AssertionError"),
+        ({}, "the package textarena is not installed; install it with: pip install .*games"),
+    ],
+)
+def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message):
+    pytest.importorskip("textarena")
+    if not options:
+        monkeypatch.setattr("maporl.environments.games.text_arena.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_run(from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "options": options}}))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"textarena has 2 to 15 players but agents are \['ann'\]"):
+        from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "agents": ["ann"]}})
+
+
+# -- commands that install ----------------------------------------------------------------------------------------------
+
+
+class Installed:
+    def __init__(self, record):
+        self.record = record
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return None if self.record is None else json.dumps(self.record)
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        ({"url": "file:///a%20b/maporl", "dir_info": {"editable": True}}, "pip install -e '/a b/maporl[games]'"),
+        ({"url": "file:///a/maporl", "dir_info": {}}, "pip install '/a/maporl[games]'"),
+        ({"url": "file:///a/maporl.whl", "archive_info": {}}, "pip install 'maporl[games] @ file:///a/maporl.whl'"),
+        ({"url": "https://x.org/m", "vcs_info": {"vcs": "git", "commit_id": "1"}}, "pip install 'maporl[games] @ git+https://x.org/m'"),
+        (None, "pip install 'maporl[games]'"),
+    ],
+)  # fmt: skip
+def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, record, command):
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
+    assert install_command("games") == command
+
+
+def test_a_checkout_that_is_not_installed_installs_its_extras_itself(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
+    assert install_command("games") == f"pip install -e '{ROOT}[games]'"
+
+
+def test_no_text_tells_to_install_what_is_on_no_index():
+    ours = (
+        "maporl",
+        "trl_ext",
+        "reward_server",
+        "examples",
+        "benchmarks",
+        "tests",
+    )  # beside them may lie an environment
+    texts = [file for folder in ours for file in (ROOT / folder).glob("**/*.py")]
+    texts += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.yaml"), ROOT / "README.md"]
+    wrong = [
+        f"{file.name}: {line.strip()}"
+        for file in texts
+        if file not in (ROOT / "maporl/errors.py", Path(__file__)) and "_build" not in str(file)
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install [^\n]*maporl\[|\(maporl\[\w+\]\)", line)
+    ]
+    assert wrong == [] and len(texts) > 300
+
+
+# -- keys in the wrong place, and models over tiny ones ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.learning_rat=1", "unknown key 'ppo.learning_rat'; did you mean 'training.learning_rate' or "),
+        ("learning_rate=1", "unknown key 'learning_rate'; did you mean 'training.learning_rate' or "),
+        ("training.kl_coef=1", "unknown key 'training.kl_coef'; did you mean 'ppo.kl_coef'\\? known: learning_rate, "),
+        ("training.temperature=1", "did you mean 'ppo.temperature' or 'evaluation.temperature' or "),
+        ("lora={}", "unknown key 'lora'; did you mean 'agents.NAME.lora'"),
+        ("agents.ann.r=8", "unknown key 'agents.ann.r'; did you mean 'agents.NAME.lora.r'"),
+        ("horizon=last", "did you mean 'reward.horizon'"),
+        ("training.learning_rat=1", "did you mean 'learning_rate'"),
+        ("qqq=1", "unknown key 'qqq'; known: "),
+        (
+            "turns=3",
+            "unknown key 'turns'; known: .*; what a protocol or a task can be told stands below protocol: or task:",
+        ),
+    ],
+)
+def test_a_key_of_another_section_is_named_with_its_section(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        from_dict(read_values(written(tmp_path), [override]))
+
+
+def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tmp_path):
+    ann = parse_config(read_values(written(tmp_path), ["agents.ann.model=org/name"])).agents["ann"]
+    assert ann.model == "org/name" and ann.tiny is None
+    defaults = {"agent_defaults": {"tiny": TINY}, "agents": {"ann": {"model": "org/name"}, "bob": {}}}
+    agents = from_dict({**BASE, **defaults}).agents
+    assert agents["ann"].tiny is None and agents["bob"].tiny is not None
+    back = parse_config(
+        read_values(written(tmp_path, {"agents": {"ann": {"model": "org/name"}}}), ["agents.ann.tiny.layers=1"])
+    ).agents["ann"]
+    assert back.model is None and back.tiny.layers == 1
+    both = written(tmp_path, {"agents": {"ann": {"model": "org/name", "tiny": TINY}}})
+    with pytest.raises(
+        ConfigError,
+        match=r"agents.ann: give either .* got both; remove one of them, for example with agents.ann.tiny=null",
+    ):
+        from_dict(read_values(both))
+    assert from_dict(read_values(both, ["agents.ann.tiny=null"])).agents["ann"].model == "org/name"
+
+
+# -- a first look at a method --------------------------------------------------------------------------------------------
+
+
+def test_a_tried_recipe_shows_rewards_and_leaves_its_page(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shown = CliRunner().invoke(app, ["recipes", "try", "ssl"])
+    assert shown.exit_code == 0, shown.output
+    updates = [line for line in shown.output.splitlines() if line.startswith("update ")]
+    assert len(updates) == 3
+    for line in updates:
+        assert re.search(
+            r"reward/credit -?\d.*reward/label \d.*reward/score -?\d.*\w+/grad_norm \d.*\w+/loss/policy_avg -?\d",
+            line,
+        )
+    page = Path(shown.output.splitlines()[-1])
+    assert page.name == "report.html" and page.is_relative_to(tmp_path) and "ssl" in page.read_text()
+    refused = CliRunner().invoke(app, ["recipes", "try", "corry"])
+    assert refused.exit_code == 2 and "did you mean 'cory'" in refused.output and len(list(tmp_path.iterdir())) == 1
+
+
+# -- what is printed at every start --------------------------------------------------------------------------------------
+
+START = """
+import sys, torch
+from maporl import Agent, Arithmetic, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team, TinySection, build_tiny_model, build_tiny_tokenizer
+section = TinySection(alphabet="0123456789+=;", hidden_size=32, layers=1)
+tokenizer = build_tiny_tokenizer(section)
+model = build_tiny_model(section, tokenizer)
+team = Team([Agent("ann", model, tokenizer)])
+args = MultiAgentPPOConfig(output_dir=sys.argv[1], total_episodes=8, response_length=2, use_cpu=True)
+MultiAgentPPOTrainer(args=args, team=team, task=Arithmetic(largest=9))
+model.save_pretrained(sys.argv[1])
+assert "torch" in sys.modules and "deepspeed" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
+    pytest.importorskip("deepspeed")
+    variables = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    done = subprocess.run([sys.executable, "-c", START, str(tmp_path)], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accelerator" not in done.stdout + done.stderr
+
+
+# -- values of the wrong kind --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task=gsm8k", "task: expected a mapping of keys to values, as {name: gsm8k}, got 'gsm8k'"),
+        ("protocol=debate", "protocol: expected a mapping of keys to values, as {name: debate}, got 'debate'"),
+        ("advantage.key=prompt", "advantage.key: expected a list, as [prompt], got 'prompt'"),
+        ("training.report_to=wandb", "training.report_to: expected a list, as [wandb], got 'wandb'"),
+        ("reward.rules=[{own: 1}]", "reward.rules.0.own: expected a mapping of keys to values, got 1"),
+        ("ppo.stop_token_id=x", "ppo.stop_token_id: expected a whole number, got 'x'; ppo.stop_token_id: expected a list, as [x], got 'x'"),
+        ("updates=0", "updates: expected at least 1, got 0"),
+        ("updates=1.5", "updates: expected a whole number, got 1.5"),
+        ("updates=lots", "updates: expected a whole number, got 'lots'"),
+        ("training.learning_rate=abc", "training.learning_rate: expected a number, got 'abc'"),
+        ("training.use_cpu=maybe", "training.use_cpu: expected true or false, got 'maybe'"),
+        ("output_dir=", "output_dir: expected a text, got None"),
+        ("agents.ann.engine=vlm", "agents.ann.engine: unknown 'vlm'; did you mean 'vllm'? known: "),
+        ("agents.ann.engine=openai", "agents.ann.engine: openai needs agents.ann.api, for example api: {model: NAME}"),
+        ("agents.ann.api={model: x}", "agents.ann.api: goes with engine: openai, got engine 'transformers'; give both or neither"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_told_what_it_should_be(tmp_path, override, message):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(read_values(written(tmp_path), [override]))
+    assert str(caught.value).startswith(f"configuration: {message}")
+
+
+def test_a_folder_without_weights_is_no_model_and_no_adapter(tmp_path):
+    for key, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"agents.ann.{key}: the folder '.*' has no {file}; expected a folder that save_pretrained wrote",
+        ):
+            from_dict(read_values(written(tmp_path), [f"agents.ann.{key}={tmp_path}"]))
+
+
+def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"^nosuch: no such file or folder, and as a recipe unknown 'nosuch'; known: "
+    ):
+        read_values("nosuch")
+    with pytest.raises(ConfigError, match=r"^run: is a folder; expected a YAML file$"):
+        read_values("run")
+    (tmp_path / "run/config.yaml").write_text("updates: 1")
+    with pytest.raises(
+        ConfigError, match=r"^run: is a folder; expected a YAML file: the configuration of its run is run/config.yaml$"
+    ):
+        read_values("run")
+
+
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        ({"training.learning_rate": 300}, "training.learning_rate: AdamW moves each weight by up to 300 in one step"),
+        ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
+        (
+            {"reward.rules": "[own]", "reward.share": "individual", "reward.discount": 0.5},
+            "reward: share and discount change nothing beside reward.rules; remove one or the other",
+        ),
+        (
+            {"training.per_device_train_batch_size": 5000, "ppo.num_mini_batches": 1},
+            "an update has 5000 questions, and the training split 1600, so some are asked several times",
+        ),
+    ],
+)
+def test_check_warns_of_what_is_hardly_ever_meant(tmp_path, change, warning):
+    values = [f"output_dir={tmp_path}/run", *(f"{key}={value}" for key, value in change.items())]
+    lines = check_run(load("quickstart", values))
+    assert [line for line in lines if line.startswith("warning:")] == [line for line in lines if warning in line] != []
+
+
+def test_check_says_that_a_folder_is_taken(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    printed = CliRunner().invoke(app, ["check", "quickstart", f"output_dir={tmp_path}"]).output
+    assert "is not empty: `maporl train` goes on with its run by --resume" in " ".join(printed.split())
+
+
+def test_a_room_of_the_package_is_an_attribute_and_a_text_for_a_number_is_named():
+    import maporl
+
+    assert maporl.rewards.assign_credit is not None
+    assert {"Debate", "__version__"} <= set(dir(maporl)) and "import_module" not in dir(maporl)
+    with pytest.raises(ValueError, match="kl_coef: expected a number of at least 0, got 'a'"):
+        maporl.MultiAgentPPOConfig(output_dir="unused", kl_coef="a", use_cpu=True)
+
+
+def test_a_file_may_extend_a_recipe_by_its_name(tmp_path):
+    (tmp_path / "grpo.yaml").write_text("extends: grpo\nupdates: 7\n")
+    values = read_values(tmp_path / "grpo.yaml")
+    assert values["updates"] == 7 and values["branching"] == read_values("grpo")["branching"]
+    (tmp_path / "other.yaml").write_text("extends: gropo\n")
+    with pytest.raises(ConfigError, match="gropo: no such configuration file"):
+        read_values(tmp_path / "other.yaml")
