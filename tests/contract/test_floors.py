@@ -101,6 +101,17 @@ def test_every_room_has_a_folder_of_tests_and_every_folder_of_tests_is_on_the_ma
     assert {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} >= beside
 
 
+def test_the_table_of_decisions_says_what_their_pages_say():
+    assert make_house.INDEX.read_text(encoding="utf-8") == make_house.index(), "run make reference"
+    found = make_house.decisions()
+    assert [one.number for one in found] == sorted({one.number for one in found}) and len(found) > 40
+    rooms = {room.path for room in make_house.rooms()}
+    for one in found:
+        assert set(one.rooms) <= rooms, f"{one.file.name}: a room that is not on the map"
+        headings = re.findall(r"^#+ .+$", one.file.read_text(encoding="utf-8"), re.M)[1:]
+        assert headings == ["## Context", "## Decision", "## Consequences"], one.file.name
+
+
 def test_trl_ext_does_not_know_who_is_built_on_it():
     assert [
         str(path) for name, path in FILES.items() if name.startswith("trl_ext") and "maporl" in path.read_text()

@@ -11,7 +11,7 @@ def reuse_memory() -> bool:
     """Let glibc keep freed memory for reuse, in the whole process. Return whether the setting was changed.
 
     Without it, every large tensor costs page faults. A forward and backward pass then takes up to 1.4 times as long
-    (``DECISIONS.md`` has the measurement). The setting stays as it is on systems without glibc, and where the
+    (``docs/lab/speed.md`` has the measurement). The setting stays as it is on systems without glibc, and where the
     environment variable ``MAPORL_REUSE_MEMORY`` is 0.
     """
     if platform.libc_ver()[0] != "glibc" or os.environ.get("MAPORL_REUSE_MEMORY") == "0":

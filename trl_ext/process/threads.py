@@ -40,8 +40,8 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 
     By default a thread spins for some milliseconds at the end of each operation, and takes the core from a thread of
     another process that computes: two trainings on two cores then take four times as long as one. Threads that sleep at
-    once slow a single training, because the next operation mostly follows within microseconds (``DECISIONS.md`` has the
-    figures). OpenMP reads the variables once, when torch is loaded, so this must be called before.
+    once slow a single training, because the next operation mostly follows within microseconds (``docs/lab/speed.md`` has
+    the figures). OpenMP reads the variables once, when torch is loaded, so this must be called before.
     """
     if not any(name in environment for name in WAITING):
         environment.update(BRIEFLY)
