@@ -5,7 +5,7 @@ import pytest
 from maporl.config.schema import AgentSection, ApiSection
 from maporl.decoding import RowSampling, Sampling, SpeakerSampling, TeamSampling, check_learners
 from maporl.errors import ConfigError
-from maporl.team.sampling import team_sampling
+from maporl.run import ResolvedRun
 from maporl.types import Ask
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import Decoding
@@ -95,13 +95,13 @@ def agents(**more):
 
 
 def test_a_configuration_says_it_for_agents_roles_and_evaluations():
-    found = team_sampling(
+    found = ResolvedRun(
         config(
             agents=agents(role="solver", sampling={"temperature": [0.5, 0.7], "stop": ["="]}),
             protocol={"name": "debate", "turns": 2, "sampling": {"solver": {"top_k": 20}}},
             evaluation={"questions": 2, "sampling": {"bob": {"temperature": 0.3}}},
         )
-    )
+    ).sampling
     assert found.agents == {"ann": Sampling(temperature=[0.5, 0.7], stop=["="])}
     assert found.roles == {"solver": Sampling(top_k=20)} and found.held_out == {"bob": Sampling(temperature=0.3)}
 

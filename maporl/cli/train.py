@@ -128,10 +128,9 @@ def sft(
     from transformers import set_seed
 
     from maporl.errors import ConfigError
-    from maporl.protocols import build_protocol
+    from maporl.run import ResolvedRun
     from maporl.team.team import Team
     from maporl.training import sft as supervised
-    from maporl.validation.preflight import tasks_of
     from maporl.validation.threads import threads_of
     from trl_ext.process.threads import use
 
@@ -140,16 +139,15 @@ def sft(
     if dialogues is not None:
         team, material = Team.from_config(settings), supervised.best_debates(dialogues, best)
     else:
-        task, _ = tasks_of(settings)
+        run = ResolvedRun(settings)
         team = Team.from_config(settings)
-        opening = build_protocol(settings.protocol, tuple(settings.agents)).opening
         given = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
         if given:
             raise ConfigError(
                 f"{given[0]}: the task's solutions call no tools, so its policies would learn to call none; train on recorded "
                 "dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
             )
-        material = supervised.solutions(team, task, opening, limit)
+        material = supervised.solutions(team, run.task, run.protocol.opening, limit)
     losses = supervised.train_supervised(settings, team, material, output, options, quiet)
     for policy, loss in losses.items():
         echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")

@@ -6,8 +6,8 @@ from typing import Any
 
 from maporl.config.schema import Config
 from maporl.loops.rows import Row
+from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
-from maporl.team.sampling import team_sampling
 from maporl.types import Utterance
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
@@ -41,7 +41,7 @@ def sample_candidates(
 def _sampling(config: Config, policy: Policy, row: Row, said: Utterance) -> Sampling:
     """Return how an answer is sampled in the state of ``row``."""
     decoding = config.ppo.decoding
-    found = team_sampling(config).of(row.agent, training=True).at(None, said.role, said.turn, decoding)
+    found = ResolvedRun(config).sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
     drawn = decoding if found is None else found.decoding
     longest = None if found is None else found.max_tokens
     stop = None if found is None else found.stop

@@ -14,8 +14,8 @@ from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.planning.estimates import Model, Work
 from maporl.planning.placements import Group
-from maporl.protocols import speakers, turns_of
 from maporl.rollout.branching import BRANCHINGS
+from maporl.run import ResolvedRun
 from maporl.team.loading import lora_config, policy_names
 from maporl.validation.memory import shape_of
 from trl_ext.models.weights import read_pretrained
@@ -45,8 +45,8 @@ def groups_of(
     Raises:
         ConfigError: a policy is a tiny model, or has a central critic.
     """
-    players = speakers(config.protocol, tuple(config.agents))
-    turns, longest = turns_of(config), config.ppo.response_length
+    run = ResolvedRun(config)
+    players, turns, longest = run.speakers, run.protocol.turns, config.ppo.response_length
     mean = min(longest, answer or max(1, longest // 2))
     played = dialogues or config.questions_per_update() * BRANCHINGS[config.branching.how].dialogues(
         config.branching, [len(players)] * turns

@@ -50,7 +50,7 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     """
     _check_listed(section, agents, where)
     protocol = _build(section, where)
-    players = speakers(section, agents)
+    players = speakers(section, agents, protocol)
     judge = judge_of(protocol)
     if judge is not None and judge.agent not in agents:
         raise ConfigError(
@@ -106,15 +106,10 @@ def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) 
             )
 
 
-def speakers(section: dict[str, Any], agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Return who plays, in order: the agents in ``protocol.agents``, by default all, and the protocol's helpers.
-
-    Raises:
-        ConfigError: the section describes no protocol.
-    """
+def speakers(section: dict[str, Any], agents: tuple[str, ...], protocol: Protocol) -> tuple[str, ...]:
+    """Return who plays, in order: the agents in the section's ``agents``, by default all, and the helpers of ``protocol``."""
     playing = tuple(section.get("agents") or agents)
-    helpers = _build(section, "protocol").helpers()
-    return (*playing, *(name for name in helpers if name not in playing))
+    return (*playing, *(name for name in protocol.helpers() if name not in playing))
 
 
 def turns_of(config: Config) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from maporl.config.imports import unknown
-from maporl.config.schema import Config
 from maporl.decoding import TeamSampling
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Tool, writable
@@ -13,7 +12,6 @@ from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol, speakers
 from maporl.protocols.base import Protocol
 from maporl.team.agents import Voice
 from maporl.team.team import Team
@@ -60,17 +58,6 @@ def agent_tools(
     reader = _Reader(voice, longest, form.heard)
     names = frozenset(tool.name for tool in handed)
     return AgentTools(form, checks, places, grant.limits, reader.cut, names, reader.room)
-
-
-def tools_of_config(config: Config) -> TeamTools:
-    """Return the tools and environments of a configuration, for the agents that play in it.
-
-    Raises:
-        ConfigError: as for :meth:`TeamTools.from_config`.
-    """
-    names = tuple(config.agents)
-    protocol = build_protocol(config.protocol, names)
-    return TeamTools.from_config(config, speakers(config.protocol, names), protocol.acts_in)
 
 
 def tools_of_team(

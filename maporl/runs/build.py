@@ -12,24 +12,21 @@ from transformers import set_seed
 from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
-from maporl.protocols import build_protocol, speakers
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
-from maporl.rollout.agent_tools import tools_of_config
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
-from maporl.tasks import build_task
+from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
 from maporl.team.initial import INITIAL, check_initial, load_initial, load_unless_received
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.pretrained import has_weights
-from maporl.team.sampling import team_sampling
 from maporl.team.team import Team
 from maporl.training.backend import Backend
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start
-from maporl.validation.preflight import tasks_of, training_arguments
+from maporl.validation.preflight import training_arguments
 from maporl.validation.taught import check_taught
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import write_manifest
@@ -57,46 +54,55 @@ def build_trainer(
     Raises:
         ConfigError: the configuration cannot run.
     """
+    return trainer_of(ResolvedRun(config), team, quiet, backend)
+
+
+def trainer_of(
+    run: ResolvedRun, team: Team | None = None, quiet: bool = False, backend: Backend | None = None
+) -> MultiAgentPPOTrainer:
+    """Build the trainer of a run; see :func:`build_trainer`.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+    """
+    config = run.config
     set_seed(config.seed)
     args = training_arguments(config)
-    names = tuple(config.agents)
-    task, held_out = tasks_of(config)
-    playing = speakers(config.protocol, names)
+    task, held_out = run.task, run.held_out
     if config.warm_start.steps:
-        with closing(tools_of_config(config).world) as world:  # it counts what is called in it
-            check_taught(config, task, world)
+        with closing(run.open_tools().world) as world:  # it counts what is called in it
+            check_taught(run, world)
     if backend is None and config.cluster.backend == "ray":
         backend = RayBackend(config.cluster, quiet)
     drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
     if backend is not None:
         if team is not None or drawn:  # what is random or made here is as without a backend, and read by the processes
             team = team or Team(load_agents(config, load_tokenizers(config)))
-            _begin_once(config, team, args.device, quiet)
+            _begin_once(run, team, args.device, quiet)
         team = Team(load_agents(config, load_tokenizers(config), only=()))
     elif team is None:  # learners send the main process's weights to the others
         team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
     if backend is None and config.warm_start.steps:
-        _begin_once(config, team, args.device, quiet)
+        _begin_once(run, team, args.device, quiet)
     elif backend is None:
         load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
     args.disable_tqdm = quiet
-    stages = config.schedule.curriculum
     return MultiAgentPPOTrainer(
         args,
         team,
         task,
-        protocol=build_protocol(config.protocol, names),
+        protocol=run.protocol,
         eval_task=held_out,
         reward=config.reward,
-        speakers=playing,
+        speakers=run.speakers,
         schedule=config.schedule,
         advantage=config.advantage,
         branching=config.branching,
-        curriculum=[(s.update, build_task(config.task | s.task, "train", config.seed)) for s in stages],
+        curriculum=run.curriculum,
         engine_options=_engine_options(config),
         config=config,
-        tools=tools_of_config(config),
-        sampling=team_sampling(config),
+        tools=run.open_tools(),
+        sampling=run.sampling,
         backend=backend,
         sources={} if backend is None else backend.sources(config),
     )
@@ -112,11 +118,12 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
         ConfigError: the configuration cannot run.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
+    run = ResolvedRun(config)
     set_seed(config.seed)
     device = find_device(config)
     team = Team.from_config(config)
     if config.warm_start.steps and checkpoint is None:  # the weights of a checkpoint include the warm start
-        _warm_start(config, team, device, quiet=True)
+        _warm_start(run, team, device, quiet=True)
     team.find_stop_ids(config.ppo)
     rows = config.ppo.local_rollout_forward_batch_size
     untrained = (
@@ -125,7 +132,7 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
     if checkpoint is not None:
         load_checkpoint_weights(team.policies, checkpoint)
     ready_to_play(team, device)
-    return player_of(config, team, untrained)
+    return player_of(run, team, untrained)
 
 
 def find_device(config: Config) -> torch.device:
@@ -153,19 +160,19 @@ def _move(team: Team, device: torch.device, places: Mapping[int, torch.device]) 
 
 
 def player_of(
-    config: Config,
+    run: ResolvedRun,
     team: Team,
     untrained: UntrainedWeights | None = None,
     sources: Mapping[str, RewardSource] | None = None,
 ) -> Player:
-    """Return the player of a configuration whose ``team`` is loaded.
+    """Return the player of a run whose ``team`` is loaded.
 
     ``untrained`` and ``sources`` are those of :meth:`maporl.rollout.player.Player.build`.
 
     Raises:
         ConfigError: an engine or a reward source lacks what it needs.
     """
-    names = tuple(config.agents)
+    config = run.config
     engines = build_engines(
         {name: agent.engine for name, agent in team.agents.items()},
         _engine_options(config),
@@ -175,17 +182,17 @@ def player_of(
     )
     return Player.build(
         team,
-        build_protocol(config.protocol, names),
+        run.protocol,
         config.ppo,
         config.reward,
         engines=engines,
         sources=sources,
-        speakers=speakers(config.protocol, names),
+        speakers=run.speakers,
         common_seed=config.branching.common_seed,
         untrained=untrained,
         restates=config.restate == "base_model",
-        tools=tools_of_config(config),
-        sampling=team_sampling(config),
+        tools=run.open_tools(),
+        sampling=run.sampling,
     )
 
 
@@ -214,26 +221,24 @@ def _engine_options(config: Config) -> dict[str, Any]:
     return {name: agent.options_of_engine() for name, agent in config.agents.items()}
 
 
-def _warm_start(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
+def _warm_start(run: ResolvedRun, team: Team, device: torch.device, quiet: bool) -> None:
     """Warm-start the team on the devices on which it is trained afterwards."""
+    config = run.config
     split = config.training.placement == "split"
     _move(team, device, split_bases(team.policies, config.training.use_cpu) if split else {})
-    names = tuple(config.agents)
-    task = build_task(config.task, "train", config.seed)
-    protocol, playing = build_protocol(config.protocol, names), speakers(config.protocol, names)
-    tools = tools_of_config(config)
+    tools = run.open_tools()
     try:
-        warm_start(team, task, protocol, config.warm_start, config.seed, playing, quiet, tools)
+        warm_start(team, run.task, run.protocol, config.warm_start, config.seed, run.speakers, quiet, tools)
     finally:
         tools.world.close()
 
 
-def _begin_once(config: Config, team: Team, device: torch.device, quiet: bool) -> None:
+def _begin_once(run: ResolvedRun, team: Team, device: torch.device, quiet: bool) -> None:
     """Warm-start the team if it is to be, and keep it in the run's ``initial/``; or read it from there.
 
     These weights are PPO's reference, and they must be the same after resuming.
     """
-    initial = Path(config.output_dir) / INITIAL
+    initial = Path(run.config.output_dir) / INITIAL
     if not distributed.is_main():
         distributed.barrier()  # wait until the main process has written it
     if initial.is_dir():
@@ -243,8 +248,8 @@ def _begin_once(config: Config, team: Team, device: torch.device, quiet: bool) -
         if distributed.is_main():
             distributed.barrier()
         return
-    if config.warm_start.steps:
-        _warm_start(config, team, device, quiet)
+    if run.config.warm_start.steps:
+        _warm_start(run, team, device, quiet)
     with new_folder(initial) as partial:
         for policy in team.policies.values():
             save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(partial, policy.name))

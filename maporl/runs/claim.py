@@ -2,21 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.config.imports import FINGERPRINTS
+from maporl.run import ResolvedRun
 from maporl.storage.run_folder import RunExists, has_final
-from maporl.tasks import build_task
 from maporl.tasks.base import tasks_by_name
 from maporl.training.run_record import AFTER, CONFIG, module_fingerprints, rest_of
-from maporl.validation.preflight import tasks_of
 from trl_ext.files.atomic import replace_file
 from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.files.lock import holds_something
 from trl_ext.files.manifest import CheckpointError
 
 
-def claim(folder: Path, config: Config, resume: bool) -> None:
+def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     """Take ``folder`` for a new run. With ``resume``, check that it holds this run and that its data are the same.
 
     The caller has the folder's :class:`~trl_ext.files.lock.RunLock`. A folder whose run was killed before its
@@ -26,6 +26,7 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
         RunExists: the folder of a new run is not empty.
         CheckpointError: the folder holds no run to resume, or a run of another configuration or of other data.
     """
+    config = run.config
     if resume:
         must_hold_run(folder)
         kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
@@ -43,7 +44,8 @@ def claim(folder: Path, config: Config, resume: bool) -> None:
             return
     else:
         must_be_free(folder)
-    data = {name: fingerprint(task) for name, task in _tasks(config).items()}
+    tasks: dict[str, Any] = dict(tasks_by_name(run.task, run.held_out, run.curriculum))
+    data = {name: fingerprint(task) for name, task in tasks.items()}
     modules = module_fingerprints(config)
     if resume:
         data = check_data(folder, data) | data
@@ -87,11 +89,6 @@ def must_be_free(folder: Path) -> None:
         other = "choose another folder (--set output_dir=...)"
         remedy = f"Go on with its run (--resume), or {other}" if file.is_file() else other.capitalize()
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
-
-
-def _tasks(config: Config) -> dict:
-    stages = [(s.update, build_task(config.task | s.task, "train", config.seed)) for s in config.schedule.curriculum]
-    return dict(tasks_by_name(*tasks_of(config), stages))
 
 
 def _changed_lines(old: str, new: str) -> str:

@@ -15,7 +15,6 @@ from maporl.config.call_options import CallLimits
 from maporl.config.schema import AgentSection, Config, RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.crossplay import CrossPlay, CrossTeam, Right, final_right, seatings
-from maporl.protocols import build_protocol, speakers
 from maporl.report.charts import unique_names
 from maporl.report.crossplay import plot_crossplay
 from maporl.report.read import CROSSPLAY
@@ -23,6 +22,7 @@ from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
+from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, player_of, ready_to_play
 from maporl.tasks import Task, build_task
 from maporl.team.agents import Agent
@@ -108,8 +108,7 @@ def seats_of(entrants: Sequence[Entrant]) -> tuple[str, ...]:
     Raises:
         ConfigError: there are fewer than two.
     """
-    config = entrants[0].config
-    playing = speakers(config.protocol, tuple(config.agents))
+    playing = ResolvedRun(entrants[0].config).speakers
     if len(playing) < 2:
         raise ConfigError(f"cross-play needs teams of two agents or more, but in these runs {playing[0]!r} plays alone")
     seats = tuple(name for name in playing if _differs(name, entrants))
@@ -157,8 +156,8 @@ def _check_alike(first: Entrant, other: Entrant) -> None:
         raise differ("the list of agents", list(names), list(two.agents), alike)
     if _task(one, "eval", 0) != _task(two, "eval", 0):
         raise differ("task", one.task, two.task, alike)
-    protocol = build_protocol(one.protocol, names)
-    if protocol != build_protocol(two.protocol, names):
+    protocol = ResolvedRun(one).protocol
+    if protocol != ResolvedRun(two).protocol:
         raise differ("protocol", one.protocol, two.protocol, alike)
     for key, value in ALIKE.items():
         if value(one) != value(two):
@@ -295,7 +294,7 @@ class AgentPool:
         ``sources`` are the reward sources of an earlier player, or None.
         """
         config = self.entrants[0].config
-        protocol = build_protocol(config.protocol, tuple(config.agents))
+        protocol = ResolvedRun(config).protocol
         loaded = {name: self._load_once(self._weights(name, run)) for name, run in cast.items()}
         team = Team([own.agents[name] for name, own in loaded.items()])
         sections = {name: self._sections(self._weights(name, run))[name] for name, run in cast.items()}
@@ -304,7 +303,9 @@ class AgentPool:
         by_policy = {p: own.untrained for own in loaded.values() if own.untrained for p in own.untrained.team.policies}
         rows = config.ppo.local_rollout_forward_batch_size
         untrained = UntrainedWeights(team, lambda p: by_policy[p].model_of(p), rows) if by_policy else None
-        return player_of(dataclasses.replace(config, agents=sections, reward=reward), team, untrained, sources)
+        return player_of(
+            ResolvedRun(dataclasses.replace(config, agents=sections, reward=reward)), team, untrained, sources
+        )
 
     def keep(self, casts: Sequence[Mapping[str, int]]) -> None:
         """Drop all weights that the teams ``casts`` do not need."""

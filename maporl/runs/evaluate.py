@@ -11,6 +11,7 @@ from maporl.evaluation.suite import SuiteResult
 from maporl.rollout.baselines import play_baselines
 from maporl.rollout.player import Player
 from maporl.rollout.suite import play_suite
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_player
 from maporl.tasks import Task, build_task
 from maporl.validation.checks import check_exchange
@@ -58,7 +59,7 @@ def evaluate_suite(
 def _player(config: Config, checkpoint: Path | None, exchanged: Sequence[str]) -> Player:
     """Return the player of the team, after checking that the agents in ``exchanged`` can take each other's place."""
     if exchanged:
-        check_exchange(config, exchanged)
+        check_exchange(ResolvedRun(config), exchanged)
     player = build_player(config, checkpoint)
     player.exchange(exchanged)
     return player

@@ -27,16 +27,15 @@ from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop_stage import StageRun, save_team, team_with
 from maporl.storage.run_folder import RunFolder, has_final
-from maporl.tasks import build_task
 from maporl.team.initial import INITIAL
 from maporl.text import printable
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, FINAL, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
-from maporl.validation.preflight import tasks_of
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.lock import RunLock
 from trl_ext.files.manifest import verify, write_manifest
@@ -68,12 +67,12 @@ def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | Non
         Interrupted: the user pressed Ctrl-C. The parts that are complete are kept.
         SystemExit: with status 143, after SIGTERM. The parts that are complete are kept.
     """
-    stages, folder = stages_of(config), Path(config.output_dir)
+    run, stages, folder = ResolvedRun(config), stages_of(config), Path(config.output_dir)
     (must_hold_run if resume else must_be_free)(folder)
     with RunLock(folder):
-        claim(folder, config, resume)
+        claim(folder, run, resume)
         try:
-            return _interruptible(Loop(config, stages, quiet, tell or partial(_tell, quiet=quiet)))
+            return _interruptible(Loop(run, stages, quiet, tell or partial(_tell, quiet=quiet)))
         finally:
             RunRecord(folder, config).report(warn=False)
 
@@ -102,15 +101,16 @@ class Loop:
     """The parts of a loop. Each makes its folder, unless it is there and complete.
 
     Args:
-        config: the configuration.
+        run: the run.
         stages: its stages with their builders.
         quiet: whether to hide progress.
         tell: is given a line for every part of a round.
     """
 
-    def __init__(self, config: Config, stages: Sequence[Stage], quiet: bool, tell: Tell):
-        self.config, self.stages, self.quiet, self.tell = config, stages, quiet, tell
-        self.folder = Path(config.output_dir)
+    def __init__(self, run: ResolvedRun, stages: Sequence[Stage], quiet: bool, tell: Tell):
+        self.resolved, self.config = run, run.config
+        self.stages, self.quiet, self.tell = stages, quiet, tell
+        self.folder = Path(self.config.output_dir)
 
     def run(self) -> list[dict[str, Any]]:
         """Run all rounds, and leave the last weights in ``final/``. Return the figures of the rounds."""
@@ -124,7 +124,7 @@ class Loop:
             for position, stage in enumerate(self.stages):
                 weights = self._part(
                     f"round-{number}/train-{position + 1}",
-                    StageRun(self.config, stage, number, position, sample, weights, start, self.quiet, self.tell),
+                    StageRun(self.resolved, stage, number, position, sample, weights, start, self.quiet, self.tell),
                 )
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
@@ -178,15 +178,14 @@ class Loop:
         team = team_with(self.config, weights)
         team.find_stop_ids(self.config.ppo)
         ready_to_play(team, find_device(self.config))
-        return player_of(self.config, team, untrained)
+        return player_of(self.resolved, team, untrained)
 
     def _write_initial(self, folder: Path) -> None:
         save_team(build_player(self.config).team, folder)
 
     def _sample(self, folder: Path, number: int, weights: Path) -> None:
         """Play the round's questions, score what was said, and write the dialogues with their token ids."""
-        config, player = self.config, self._player(weights)
-        task, _ = tasks_of(config)
+        config, task, player = self.config, self.resolved.task, self._player(weights)
         rng = random.Random(f"{config.seed}/loop/{number}")
         chosen = rng.sample(range(len(task)), min(config.loop.questions, len(task)))
         learning = frozenset(policy.name for policy in player.team.policies.values() if policy.trainable)
@@ -234,11 +233,10 @@ class Loop:
 
     def _evaluate(self, weights: Path, file: Path) -> None:
         """Evaluate the team on held-out questions, unless that is turned off or done."""
-        section = self.config.evaluation
-        if not section.questions or file.exists():
+        section, held_out = self.config.evaluation, self.resolved.held_out
+        if held_out is None or file.exists():
             return
         player = self._player(weights)
-        held_out = build_task(self.config.task, "eval", self.config.seed)
         record_evaluation(player.play_evaluation(held_out, section.questions, section.decoding, self.config.seed), file)
         player.world.close()
 

@@ -24,12 +24,12 @@ from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
 from maporl.loops.turn_critic import read_by_critic, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
+from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, ready_to_play
 from maporl.runs.updates import train_by_updates
 from maporl.team.agents import Policy
 from maporl.team.initial import INITIAL
 from maporl.team.team import Team
-from maporl.validation.preflight import tasks_of
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import load_weights, save_policy_weights
 
@@ -57,7 +57,7 @@ class StageRun:
     """A stage of a round.
 
     Args:
-        config: the configuration.
+        run: the run.
         stage: the stage with its builder.
         number: the number of the round, from 1.
         position: the number of the stage, from 0.
@@ -70,7 +70,7 @@ class StageRun:
 
     def __init__(
         self,
-        config: Config,
+        run: ResolvedRun,
         stage: Stage,
         number: int,
         position: int,
@@ -80,10 +80,10 @@ class StageRun:
         quiet: bool,
         tell: Callable[[str], None],
     ):
-        self.config, self.stage, self.section = config, stage, stage[0]
+        self.run, self.config, self.stage, self.section = run, run.config, stage, stage[0]
         self.number, self.position, self.sample = number, position, sample
         self.weights, self.start, self.quiet, self.tell = weights, start, quiet, tell
-        self.root = Path(config.output_dir)
+        self.root = Path(run.config.output_dir)
 
     def __call__(self, folder: Path) -> None:
         """Train, and write the weights, the rows and a manifest into ``folder``.
@@ -115,7 +115,7 @@ class StageRun:
         verifier = verifier_of(_verifier(self.config), self.weights if self.section.start == "last" else None)
         with tempfile.TemporaryDirectory() as scratch:
             figures = train_verifier(
-                self.config, self.section, verifier, comparisons, tasks_of(self.config)[0], Path(scratch), self.quiet
+                self.config, self.section, verifier, comparisons, self.run.task, Path(scratch), self.quiet
             )
         shutil.rmtree(folder / VERIFIER, ignore_errors=True)
         verifier.model.save_pretrained(folder / VERIFIER)
@@ -228,7 +228,7 @@ class StageRun:
         spoke = speakers_in(dialogues, section.roles)
         for policy in (p for p in team.policies.values() if p.trainable):
             mine = [
-                encoded(row, policy, self._student(policy), tasks_of(self.config)[0]) if isinstance(row, Row) else row
+                encoded(row, policy, self._student(policy), self.run.task) if isinstance(row, Row) else row
                 for row in rows
                 if row.policy == policy.name
             ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol
+from maporl.run import ResolvedRun
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation.load import load
 
@@ -34,7 +34,7 @@ def recipe_parts(name: str, overrides: list[str] | None = None) -> dict[str, Any
         )
     return {
         "args": MultiAgentPPOConfig.from_config(config),
-        "protocol": build_protocol(config.protocol, tuple(config.agents)),
+        "protocol": ResolvedRun(config).protocol,
         "reward": config.reward,
         "advantage": config.advantage,
         "branching": config.branching,

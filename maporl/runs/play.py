@@ -9,8 +9,9 @@ from maporl.config.schema import Config
 from maporl.engines.human import HumanEngine
 from maporl.errors import ConfigError
 from maporl.evaluation.metrics import majority_credit
-from maporl.protocols import speakers, turns_of
+from maporl.protocols import turns_of
 from maporl.report.dialogues import game_of, outcome_of
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_player
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import build_task
@@ -45,7 +46,8 @@ class Game:
         show: Callable[[str], None],
         read: Callable[[str], str],
     ):
-        players = speakers(config.protocol, tuple(config.agents))
+        run = ResolvedRun(config)
+        players = run.speakers
         self.person = person or players[0]
         if self.person not in players:
             raise ConfigError(f"--as: {unknown(self.person, players)}")

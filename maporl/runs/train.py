@@ -6,11 +6,11 @@ from pathlib import Path
 
 from maporl.config import Config
 from maporl.evaluation.metrics import Evaluation
-from maporl.runs.build import build_player, build_trainer
+from maporl.run import ResolvedRun
+from maporl.runs.build import build_player, trainer_of
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import has_final
-from maporl.tasks import build_task
 from maporl.training.run_record import AFTER, BEFORE, FINAL, read_evaluation, record_evaluation, release
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
@@ -36,25 +36,25 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
         ConfigError: the configuration cannot run.
         RunError: a stage of a loop has nothing to train on.
     """
-    folder = Path(config.output_dir)
+    run, folder = ResolvedRun(config), Path(config.output_dir)
     if config.loop.stages:
         run_loop(config, resume, quiet)
         return _evaluations(folder)
     if not distributed.is_main():
-        return _train(config, folder, resume, quiet=True)
+        return _train(run, folder, resume, quiet=True)
     (must_hold_run if resume else must_be_free)(folder)  # before the lock, whose file is new
     with RunLock(folder):
-        claim(folder, config, resume)
-        return _train(config, folder, resume, quiet)
+        claim(folder, run, resume)
+        return _train(run, folder, resume, quiet)
 
 
-def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Evaluation | None, Evaluation | None]:
+def _train(run: ResolvedRun, folder: Path, resume: bool, quiet: bool) -> tuple[Evaluation | None, Evaluation | None]:
     if resume and has_final(folder):
         if distributed.is_main():
             print(f"{folder}: its run has ended; nothing is left to train", file=sys.stderr, flush=True)
-        return _ended(config, folder)
+        return _ended(run, folder)
     try:
-        trainer = build_trainer(config, quiet=quiet)
+        trainer = trainer_of(run, quiet=quiet)
         from_checkpoint = distributed.broadcast_from_main(resume and bool(numbered_checkpoints(folder)))
         if resume and not from_checkpoint:
             if distributed.is_main():
@@ -74,15 +74,12 @@ def _train(config: Config, folder: Path, resume: bool, quiet: bool) -> tuple[Eva
     return trainer.before, trainer.after
 
 
-def _ended(config: Config, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
+def _ended(run: ResolvedRun, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
     """Return the evaluations of a run that has its final weights. If the last one is missing, it is made now."""
-    if config.evaluation.questions and not (folder / AFTER).exists():
-        player = build_player(config, folder / FINAL)
-        held_out = build_task(config.task, "eval", config.seed)
-        settings = config.evaluation
-        record_evaluation(
-            player.play_evaluation(held_out, settings.questions, settings.decoding, config.seed), folder / AFTER
-        )
+    if run.held_out is not None and not (folder / AFTER).exists():
+        player, section = build_player(run.config, folder / FINAL), run.config.evaluation
+        evaluation = player.play_evaluation(run.held_out, section.questions, section.decoding, run.config.seed)
+        record_evaluation(evaluation, folder / AFTER)
     return _evaluations(folder)
 
 

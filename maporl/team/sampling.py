@@ -1,56 +1,20 @@
-"""How a configuration's agents are sampled, and what their engines can do of it. Imports no torch."""
+"""What engines can do of the sampling that a configuration gives to agents and roles. Imports no torch."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from maporl.config import Config, validated
+from maporl.config import Config
 from maporl.config.engines import ENGINES
 from maporl.config.imports import unknown
-from maporl.decoding import Sampling, TeamSampling, check_learners
+from maporl.decoding import Sampling, check_learners
 from maporl.errors import ConfigError
-from maporl.protocols import Protocol, speakers
+from maporl.run import ResolvedRun
 
 
-def role_sampling(section: Mapping[str, Any], where: str = "configuration") -> dict[str, Sampling]:
-    """Return the sampling of each role that ``protocol.sampling`` names.
-
-    Raises:
-        ConfigError: it is not a mapping of roles, or a value is wrong. ``where`` begins the message.
-    """
-    given = section.get("sampling") or {}
-    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
-        raise ConfigError(
-            f"{where}: protocol.sampling: expected roles with their values, as {{solver: {{temperature: 0.7}}}}, got {given!r:.80}"
-        )
-    return {
-        str(role): validated(Sampling, dict(own), f"{where}: protocol.sampling.{role}") for role, own in given.items()
-    }
-
-
-def team_sampling(config: Config, where: str = "configuration") -> TeamSampling:
-    """Return how the team of ``config`` is sampled, where this differs from the run.
-
-    Raises:
-        ConfigError: ``protocol.sampling`` is wrong.
-    """
-    agents = {name: agent.sampling for name, agent in config.agents.items() if agent.sampling is not None}
-    return TeamSampling(agents, role_sampling(config.protocol, where), dict(config.evaluation.sampling))
-
-
-def learners_of(config: Config) -> dict[str, str | None]:
-    """Return the agents that play and are trained, with their own roles."""
-    playing = speakers(config.protocol, tuple(config.agents))
-    agents = {name: config.agents[name] for name in playing}
-    return {name: agent.role for name, agent in agents.items() if agent.trainable and agent.weights}
-
-
-def check_sampling(config: Config, protocol: Protocol, where: str) -> None:
+def check_sampling(run: ResolvedRun) -> None:
     """Check that agents and roles that have a sampling exist, and that their engines can do it.
 
     Raises:
-        ConfigError: something is wrong. The message begins with ``where`` and names the first fault.
+        ConfigError: something is wrong. The message names the first fault.
     """
-    sampling = team_sampling(config, where)
+    config, protocol, sampling, where = run.config, run.protocol, run.sampling, run.where
     for name in sampling.held_out:
         if name not in config.agents:
             raise ConfigError(f"{where}: evaluation.sampling: {unknown(name, config.agents)}")
@@ -68,7 +32,7 @@ def check_sampling(config: Config, protocol: Protocol, where: str) -> None:
         for place, own in places.items():
             if own is not None:
                 _check_engine(name, own, config, f"{where}: {place}")
-    check_learners(sampling, learners_of(config), protocol.roles, f"{where}: ")
+    check_learners(sampling, run.learners, protocol.roles, f"{where}: ")
 
 
 def _check_engine(name: str, own: Sampling, config: Config, where: str) -> None:

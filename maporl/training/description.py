@@ -28,8 +28,7 @@ from maporl.decoding import TeamSampling
 from maporl.environments.base import Tool
 from maporl.environments.build import TeamTools
 from maporl.errors import UserError
-from maporl.protocols import PROTOCOLS, build_protocol
-from maporl.protocols import speakers as speakers_of
+from maporl.protocols import PROTOCOLS, build_protocol, speakers
 from maporl.protocols.base import Protocol
 from maporl.protocols.judging import judge_of, unjudged_kind
 from maporl.rewards.build import find_source
@@ -148,7 +147,7 @@ class _Description:
         section = self._named("protocol", PROTOCOLS, self.parts.protocol)
         if "protocol" in self.only_in_python:
             return section if players == names else section | {"agents": list(players)}
-        if not _same(lambda: speakers_of(section, names), players):
+        if speakers(section, names, self.parts.protocol) != players:
             section["agents"] = list(players)
         if (judge := judge_of(self.parts.protocol)) is not None:
             section["step_judge"] = _plain(dataclasses.asdict(judge))

@@ -16,9 +16,9 @@ from maporl.engines.transcript import conversations
 from maporl.environments.calls import CallFormat
 from maporl.errors import ConfigError
 from maporl.from_trl import SFTConfig, SFTTrainer
-from maporl.protocols import build_protocol, speakers
 from maporl.report.charts import finite
-from maporl.rollout.agent_tools import tools_of_config, tools_of_team
+from maporl.rollout.agent_tools import tools_of_team
+from maporl.run import ResolvedRun
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
@@ -115,10 +115,9 @@ def _train_policies(
     config: Config, team: Team, dialogues: Sequence[Dialogue], folder: Path, options: SFTOptions, quiet: bool
 ) -> dict[str, float]:
     losses = {}
-    names = tuple(config.agents)
-    playing = speakers(config.protocol, names)
-    tools = tools_of_config(config)
-    may_call = tools_of_team(tools, team, 0, build_protocol(config.protocol, names), playing)
+    run = ResolvedRun(config)
+    tools = run.open_tools()
+    may_call = tools_of_team(tools, team, 0, run.protocol, run.speakers)
     tools.world.close()
     formats = {name: own.format for name, own in may_call.items()}
     for policy in (p for p in team.policies.values() if p.trainable):

@@ -1,11 +1,11 @@
 """Checks of dialogues that are played again without an agent (``branching.ablate``)."""
 
-from maporl.config.schema import AblateSection, Config
+from maporl.config.schema import AblateSection
 from maporl.errors import ConfigError
-from maporl.protocols import Protocol, speakers
 from maporl.rewards.rules import build_rules
 from maporl.rollout.ablation import can_decline
 from maporl.rollout.branching import BRANCHINGS
+from maporl.run import ResolvedRun
 
 
 def contributions(ablate: AblateSection | None) -> set[str]:
@@ -15,14 +15,14 @@ def contributions(ablate: AblateSection | None) -> set[str]:
     return {"marginal", "shapley"} if ablate.how == "coalitions" else {"marginal"}
 
 
-def check_ablate(config: Config, ablate: AblateSection, protocol: Protocol, where: str) -> None:
+def check_ablate(run: ResolvedRun, ablate: AblateSection) -> None:
     """Check that agents can be left out, and that a rule reads what they contributed.
 
     Raises:
-        ConfigError: they cannot, or no rule does. ``where`` names the configuration.
+        ConfigError: they cannot, or no rule does.
     """
-    playing = speakers(config.protocol, tuple(config.agents))
-    where = f"{where}: branching.ablate"
+    config, protocol, playing = run.config, run.protocol, run.speakers
+    where = f"{run.where}: branching.ablate"
     for agent in ablate.who:
         if agent not in playing:
             raise ConfigError(f"{where}: who: {agent!r} does not play; name some of {list(playing)}")

@@ -10,7 +10,7 @@ from maporl.config.imports import unknown
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, AgentSection, Config
 from maporl.errors import ConfigError
-from maporl.protocols import Protocol, build_protocol, speakers
+from maporl.protocols import Protocol
 from maporl.protocols.growth import check_growth
 from maporl.protocols.judging import judge_of
 from maporl.rewards.build import UNIT_SOURCES, find_source
@@ -18,6 +18,7 @@ from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rounding import exceeds
+from maporl.run import ResolvedRun
 from maporl.tasks import TASKS, build_task
 from maporl.team.checks import check_agents
 from maporl.team.sampling import check_sampling
@@ -33,6 +34,7 @@ def check(config: Config, where: str) -> None:
     Raises:
         ConfigError: they do not. The message begins with ``where`` and names the first fault.
     """
+    run = ResolvedRun(config, where)
     _check_named(config, where)
     _check_output(config, where)
     _check_ppo(config, where)
@@ -40,15 +42,14 @@ def check(config: Config, where: str) -> None:
     for name, agent in config.agents.items():
         _check_critic(name, agent, config, where)
     _check_restating(config, where)
-    protocol = build_protocol(config.protocol, tuple(config.agents), where)
-    check_sampling(config, protocol, where)
-    _check_learning(config, protocol, where)
-    _check_reward(config, protocol, where)
+    check_sampling(run)
+    _check_learning(run)
+    _check_reward(run)
     _check_async(config, where)
-    _check_branching(config, protocol, where)
-    _check_tools(config, protocol, where)
-    _check_advantage(config, protocol, where)
-    _check_task(config, protocol, where)
+    _check_branching(run)
+    _check_tools(run)
+    _check_advantage(run)
+    _check_task(run)
 
 
 def _check_named(config: Config, where: str) -> None:
@@ -153,14 +154,15 @@ def _check_restating(config: Config, where: str) -> None:
             )
 
 
-def _check_learning(config: Config, protocol: Protocol, where: str) -> None:
+def _check_learning(run: ResolvedRun) -> None:
     """Check that an agent that plays is trained, and that the schedule names existing agents and turns."""
+    config, protocol, where = run.config, run.protocol, run.where
     learning = {name for name, a in config.agents.items() if a.trainable and a.weights}
     if not learning:
         raise ConfigError(
             f"{where}: agents: none is trainable, so nothing would be trained; set trainable: true for one"
         )
-    playing = speakers(config.protocol, tuple(config.agents))
+    playing = run.speakers
     if learning.isdisjoint(playing) and not config.loop.stages:  # a loop may teach one that does not play
         raise ConfigError(
             f"{where}: protocol.agents: of {list(playing)} none is trainable, so nothing would be trained; add one of "
@@ -218,14 +220,14 @@ def _check_exchange(config: Config, playing: tuple[str, ...], where: str) -> Non
         )
 
 
-def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") -> None:
+def check_exchange(run: ResolvedRun, names: Sequence[str], where: str = "--swap") -> None:
     """Check that the agents ``names`` can speak with each other's weights in an evaluation.
 
     Raises:
         ConfigError: an agent does not play, has no weights here, or stands twice; there are fewer than two; two of them
             have the same weights already; or their engines differ.
     """
-    playing = speakers(config.protocol, tuple(config.agents))
+    config, playing = run.config, run.speakers
     owners: dict[str, str] = {}
     for name in names:
         if name not in playing:
@@ -243,7 +245,8 @@ def check_exchange(config: Config, names: Sequence[str], where: str = "--swap") 
         raise ConfigError(f"{where}: expected two different agents or more of {list(playing)}, got {list(names)}")
 
 
-def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
+def _check_reward(run: ResolvedRun) -> None:
+    config, protocol, where = run.config, run.protocol, run.where
     pays: frozenset[str] = protocol.pays | frozenset([*config.tools, *config.environments])
     used = {*config.reward.sources, *protocol.between_turns()}
     for source in sorted(used - pays):
@@ -284,8 +287,7 @@ def _check_reward(config: Config, protocol: Protocol, where: str) -> None:
             raise ConfigError(
                 f"{where}: reward.{kind}: the source {kind!r} needs it; for example reward.{kind}: {{agent: NAME}}"
             )
-        playing = speakers(config.protocol, tuple(config.agents))
-        if section is not None and (section.agent not in config.agents or section.agent in playing):
+        if section is not None and (section.agent not in config.agents or section.agent in run.speakers):
             raise ConfigError(
                 f"{where}: reward.{kind}.agent: {section.agent!r} must be one of {list(config.agents)} that does not play; add it "
                 "under agents: and list the others in protocol.agents"
@@ -333,10 +335,11 @@ def _check_async(config: Config, where: str) -> None:
         raise ConfigError(f"{where}: training.{error}") from None
 
 
-def _check_branching(config: Config, protocol: Protocol, where: str) -> None:
+def _check_branching(run: ResolvedRun) -> None:
+    config, protocol, where = run.config, run.protocol, run.where
     branching = config.branching
     if branching.ablate is not None:
-        check_ablate(config, branching.ablate, protocol, where)
+        check_ablate(run, branching.ablate)
     if branching.resample and branching.most < 2:
         raise ConfigError(
             f"{where}: branching.resample: one dialogue per question has no reward variance; set group above 1"
@@ -365,8 +368,9 @@ def _check_unit_scores(config: Config, where: str) -> None:
             )
 
 
-def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
+def _check_tools(run: ResolvedRun) -> None:
     """Check what tools and environments exclude, and that a protocol has the tools that it calls."""
+    config, protocol, where = run.config, run.protocol, run.where
     for name in sorted(protocol.uses_tools - config.tools.keys()):
         raise ConfigError(
             f"{where}: protocol {config.protocol['name']!r} calls the tool {name!r}; add it: tools: {{{name}: {{use: {name}}}}}"
@@ -394,7 +398,8 @@ def _check_tools(config: Config, protocol: Protocol, where: str) -> None:
         )
 
 
-def _check_advantage(config: Config, protocol: Protocol, where: str) -> None:
+def _check_advantage(run: ResolvedRun) -> None:
+    config, protocol, where = run.config, run.protocol, run.where
     if config.advantage == AdvantageConfig():
         return
     from maporl.training.scaled_noise import check_scaled_noise  # needs torch
@@ -425,7 +430,8 @@ def recorded_columns(config: Config, protocol: Protocol) -> list[str]:
     return list(dict.fromkeys([*always, *roles, *forks, *tasks, *sorted(protocol.records)]))
 
 
-def _check_task(config: Config, protocol: Protocol, where: str) -> None:
+def _check_task(run: ResolvedRun) -> None:
+    config, protocol, where = run.config, run.protocol, run.where
     name = config.task.get("name")
     task = build_task(config.task, "train", config.seed, where)
     if not task.has_questions and not protocol.own_questions:

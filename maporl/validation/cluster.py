@@ -4,17 +4,17 @@ from maporl.backends.groups import groups_of, trained_policies, vllm_of
 from maporl.backends.places import check_places
 from maporl.backends.ray_cluster import check_installed
 from maporl.backends.refusals import check_distributed
-from maporl.config import Config
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol
+from maporl.run import ResolvedRun
 
 
-def check_cluster(config: Config) -> list[str]:
+def check_cluster(run: ResolvedRun) -> list[str]:
     """Check that the run can be distributed over groups. Return what they are, as lines of text.
 
     Raises:
         ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do not fit the policies.
     """
+    config = run.config
     if config.cluster.backend == "local":
         own = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
         own |= {"devices": config.cluster.devices != "auto", "scoring": config.cluster.scoring.verifier}
@@ -27,7 +27,7 @@ def check_cluster(config: Config) -> list[str]:
         raise ConfigError(
             "cluster.backend: ray has nothing to do in loop.stages without train: ppo; use cluster.backend: local"
         )
-    lines = _scoring(config)
+    lines = _scoring(run)
     groups = groups_of(config)
     in_vllm = vllm_of(config, groups)
     check_places(config.cluster, groups, trained_policies(config), in_vllm, config.training.async_depth)
@@ -40,16 +40,17 @@ def check_cluster(config: Config) -> list[str]:
     return lines
 
 
-def _scoring(config: Config) -> list[str]:
+def _scoring(run: ResolvedRun) -> list[str]:
     """Return a line about processes that score.
 
     Raises:
         ConfigError: nothing would use them.
     """
+    config = run.config
     places, section = config.cluster.scoring.verifier, config.reward.verifier
     if places is None:
         return []
-    asked = {*config.reward.sources, *build_protocol(config.protocol, tuple(config.agents)).between_turns()}
+    asked = {*config.reward.sources, *run.protocol.between_turns()}
     if "verifier" not in asked or section is None:
         raise ConfigError(
             "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with reward.verifier.model, or leave "

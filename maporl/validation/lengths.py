@@ -1,19 +1,17 @@
 """The lengths of prompts and conversations, measured with a team that says nothing. No model is loaded."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from maporl.config.schema import AgentSection, Config
 from maporl.engines import Engine, Reply, Request
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol, speakers
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import Task
+from maporl.run import ResolvedRun
 from maporl.team.loading import context_length
-from maporl.team.sampling import team_sampling
 from maporl.types import Dialogue
 from maporl.validation.first_steps import MOST_STEPS, first_steps
 from trl_ext.chat.encoding import Tokenizer
@@ -46,8 +44,7 @@ def _context(name: str, agent: AgentSection) -> int | None:
 
 
 def check_lengths(
-    config: Config,
-    splits: Sequence[Task],
+    run: ResolvedRun,
     tokenizers: dict[str, Tokenizer],
     world: World,
     tools: Mapping[str, AgentTools],
@@ -61,10 +58,8 @@ def check_lengths(
     Raises:
         ConfigError: a prompt does not fit, or is empty.
     """
-    names = tuple(config.agents)
-    players = speakers(config.protocol, names)
+    config, protocol, players, sampling = run.config, run.protocol, run.speakers, run.sampling
     silent = _Silent(tokenizers)
-    protocol = build_protocol(config.protocol, names)
     sections = {name: config.agents[name] for name in players}
     specs = {
         name: SpeakerSpec("silent", (name,), system=a.system, role=a.role, tools=tools.get(name))
@@ -74,7 +69,7 @@ def check_lengths(
     steps: list[int] = []
     played: list[Dialogue] = []
     whole = True
-    for task in splits:
+    for task in run.splits:
         by_length = sorted(task, key=lambda example: len(task.question(example)))
         driver = RolloutDriver(task, protocol, specs, {"silent": silent}, GREEDY, world=world)
         dialogues, ended = first_steps(driver, by_length[-most_played:])
@@ -83,7 +78,6 @@ def check_lengths(
     for dialogue in played:
         steps = max(steps, list(Counter(u.order for u in dialogue.utterances).values()), key=len)
     contexts = {name: _context(name, config.agents[name]) for name in players if name in tokenizers}
-    sampling = team_sampling(config)
     most_of = {name: sampling.longest(name, config.ppo.response_length) for name in players}
     most = max(most_of.values())
     longer: dict[str, int] = {}

@@ -10,9 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.errors import ConfigError
-from maporl.protocols import turns_of
+from maporl.run import ResolvedRun
 from maporl.team.loading import base_owners, policy_names
-from maporl.team.sampling import team_sampling
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.learning.memory import EIGHT_BIT, Shape
 from trl_ext.models.weights import read_pretrained
@@ -27,20 +26,20 @@ FIXED = ("weights", "references", "gradients", "optimizer")
 """The parts of the estimate that do not depend on how much is read at a time."""
 
 
-def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
+def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]:
     """Return the bytes by purpose at the peak of an update, for one process that holds everything.
 
     ``longest`` is the number of tokens of the longest conversation, and ``dialogues`` the number of dialogues for each
     question. The peak is in the backward pass of the largest
     policy. The other policies then hold the forwards that they keep for their first step.
     """
-    ppo, training = config.ppo, config.training
+    config, ppo, training = run.config, run.config.ppo, run.config.training
     parts = dict.fromkeys(("weights", "references", "gradients", "optimizer", "activations", "logits"), 0.0)
     bases: set[Any] = set()
     rows, played = training.per_device_train_batch_size, config.questions_per_update() * dialogues
-    most = max(team_sampling(config).longest(name, ppo.response_length) for name in config.agents)
+    most = max(run.sampling.longest(name, ppo.response_length) for name in config.agents)
     once = ppo.num_mini_batches == 1 and played <= rows and not training.gradient_checkpointing
-    read, scored = rows * longest, rows * most * turns_of(config)
+    read, scored = rows * longest, rows * most * run.protocol.turns
     if ppo.max_tokens_per_microbatch is not None:
         scored = min(scored, ppo.max_tokens_per_microbatch)  # what the answers share, such as a prompt, is read once
         once, read = once and read <= ppo.max_tokens_per_microbatch, min(read, ppo.max_tokens_per_microbatch)
@@ -87,15 +86,15 @@ def estimate(config: Config, longest: int, dialogues: int) -> dict[str, float]:
     return parts
 
 
-def line(config: Config, longest: int, dialogues: int) -> str:
+def line(run: ResolvedRun, longest: int, dialogues: int) -> str:
     """Return the estimate as one line of text."""
-    parts = estimate(config, longest, dialogues)
-    total = sum(parts.values()) + (LIBRARIES if training_on_cpu(config) else 0.0)
+    parts = estimate(run, longest, dialogues)
+    total = sum(parts.values()) + (LIBRARIES if training_on_cpu(run.config) else 0.0)
     shown = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in parts.items() if size > 0.02 * total)
     return f"memory: about {total / 2**30:.1f} GiB for a process that holds everything{f' ({shown})' if shown else ''}"
 
 
-def device_lines(config: Config, longest: int, dialogues: int, total: int | None) -> list[str]:
+def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | None) -> list[str]:
     """Return a line about the accelerator, and a warning with settings to change if the run does not fit.
 
     ``total`` is the memory in bytes of the accelerator, or the main memory of a run on the CPU. If it is None, the list is
@@ -107,11 +106,12 @@ def device_lines(config: Config, longest: int, dialogues: int, total: int | None
     """
     if total is None:
         return []
+    config = run.config
     cpu, bounded = training_on_cpu(config), config.ppo.max_tokens_per_microbatch is not None
     where = "main memory has" if cpu else "the device has"
     if config.training.placement == "split" and not cpu:
         total, where = total * len(base_owners(config)), "the devices have"
-    parts = estimate(config, longest, dialogues)
+    parts = estimate(run, longest, dialogues)
     cache = kv_cache(config, longest, dialogues)
     # on accelerators a limit of micro-batches is chosen so that they fit
     moving = parts["activations"] + parts["logits"] if cpu or bounded else 0.0

@@ -3,25 +3,18 @@
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
-from maporl.config.schema import Config, RewardSection
-from maporl.protocols import build_protocol, speakers
-from maporl.team.sampling import team_sampling
+from maporl.config.schema import RewardSection
+from maporl.run import ResolvedRun
 from trl_ext.ppo.options import GREEDY, Decoding
 
 LARGE_RATE = 0.1
 """A learning rate above it is a slip: no language model learns with it."""
 
 
-def learners(config: Config) -> list[str]:
-    """Return the agents that play and are trained."""
-    playing = speakers(config.protocol, tuple(config.agents))
-    return [name for name in playing if config.agents[name].trainable and config.agents[name].weights]
-
-
-def narrow_sampling(config: Config) -> list[str]:
+def narrow_sampling(run: ResolvedRun) -> list[str]:
     """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
-    ppo = config.ppo
-    own = [line for agent in learners(config) if (line := _narrow_agent(config, agent))]
+    config, ppo = run.config, run.config.ppo
+    own = [line for agent in run.learners if (line := _narrow_agent(run, agent))]
     if ppo.decoding == Decoding(ppo.temperature):
         return own
     line = (
@@ -36,9 +29,9 @@ def narrow_sampling(config: Config) -> list[str]:
     return [line + uncut, *own]
 
 
-def _narrow_agent(config: Config, agent: str) -> str:
+def _narrow_agent(run: ResolvedRun, agent: str) -> str:
     """Return a line if the own sampling of ``agent``, or that of its role, is narrower than what is trained, or ""."""
-    sampling = team_sampling(config)
+    config, sampling = run.config, run.sampling
     places = {f"agents.{agent}.sampling": sampling.agents.get(agent)}
     role = config.agents[agent].role
     if role is not None:
@@ -60,9 +53,9 @@ def _narrow_agent(config: Config, agent: str) -> str:
     return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
 
 
-def method_warnings(config: Config) -> list[str]:
+def method_warnings(run: ResolvedRun) -> list[str]:
     """Return a warning for each choice that works but hardly ever is what was meant."""
-    advantage, ppo = config.advantage, config.ppo
+    config, advantage, ppo = run.config, run.config.advantage, run.config.ppo
     baseline = baseline_of(advantage)
     found = []
     if baseline.scales_mean and scale_of(advantage).over != "nothing":
@@ -96,8 +89,7 @@ def method_warnings(config: Config) -> list[str]:
         found.append(
             f"warning: reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"
         )
-    hears_others = build_protocol(config.protocol, tuple(config.agents)).hears_others
-    if config.training.critic_context == "joint" and baseline.needs_critic and not hears_others:
+    if config.training.critic_context == "joint" and baseline.needs_critic and not run.protocol.hears_others:
         found.append(
             "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
             "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"

@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from maporl.config.parse import unknown
 from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError
-from maporl.protocols import speakers
-from maporl.tasks import Task
+from maporl.run import ResolvedRun
 from maporl.text import check_pattern, matches
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation import memory
@@ -102,17 +101,17 @@ def _check_architecture(loader: Any, source: str | None, tiny: TinySection | Non
         raise ConfigError(f"{where}: {said[:200]}; choose another one, or leave it out") from None
 
 
-def check_alphabets(config: Config, splits: Sequence[Task]) -> None:
+def check_alphabets(run: ResolvedRun) -> None:
     """Check that the alphabets of all tiny models that play have every character of every question.
 
     Raises:
         ConfigError: a question has a character that a player's alphabet lacks.
     """
-    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    players = ((name, run.config.agents[name].tiny) for name in run.speakers)
     tinies = {name: tiny for name, tiny in players if tiny is not None}
     if not tinies:
         return
-    used = {character for task in splits for example in task for character in task.question(example)}
+    used = {character for task in run.splits for example in task for character in task.question(example)}
     for name, tiny in tinies.items():
         if missing := used - set(tiny.alphabet):
             raise ConfigError(

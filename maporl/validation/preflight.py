@@ -20,10 +20,10 @@ from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.environments.world import World
 from maporl.errors import ConfigError, install_command
 from maporl.loops.plan import check_loop
-from maporl.protocols import build_protocol
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
-from maporl.tasks import Mixture, Task, build_task
+from maporl.run import ResolvedRun
+from maporl.tasks import Mixture, Task
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_tokenizers
 from maporl.training.args import MultiAgentPPOConfig
@@ -32,7 +32,7 @@ from maporl.validation.cluster import check_cluster
 from maporl.validation.credited import credit_lines
 from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.lengths import check_lengths
-from maporl.validation.method_warnings import learners, method_warnings, narrow_sampling
+from maporl.validation.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
 from maporl.validation.rehearsal import (
     check_any_agent,
@@ -119,82 +119,66 @@ def _check_schedule(training: TrainingOptions) -> None:
         ) from None
 
 
-def tasks_of(config: Config) -> tuple[Task, Task | None]:
-    """Read the training split, and the evaluation split unless ``evaluation.questions`` is 0.
-
-    Raises:
-        ConfigError: a split is empty or cannot be read.
-    """
-    task = build_task(config.task, "train", config.seed)
-    if len(task) == 0:
-        raise ConfigError("task: the training split is empty")
-    held_out = build_task(config.task, "eval", config.seed) if config.evaluation.questions else None
-    if held_out is not None and len(held_out) == 0:
-        raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
-    return task, held_out
-
-
 def check_run(config: Config) -> list[str]:
     """Check everything that can be checked without loading a model. Return the findings as lines of text.
 
     Raises:
         ConfigError: the run cannot start.
     """
+    run = ResolvedRun(config)
     training_arguments(config)
-    placed = check_cluster(config)
+    placed = check_cluster(run)
     _check_writing(Path(config.output_dir))
-    task, held_out = tasks_of(config)
+    task, held_out = run.task, run.held_out
     tokenizers = load_tokenizers(config)
-    splits = [split for split in (task, held_out) if split is not None]
     _check_placement(config)
     check_weight_transfer(config)
     check_lora(config)
     check_attention(config)
-    own_warnings = check_own_task(config, splits)
-    check_reward_functions(config, splits)
-    check_alphabets(config, splits)
-    protocol = build_protocol(config.protocol, tuple(config.agents))
+    task_warnings = check_own_task(run)
+    check_reward_functions(run)
+    check_alphabets(run)
     for part in task.parts.values() if isinstance(task, Mixture) else [task]:
-        protocol.check_example(part[0])
-    world, tools, tool_lines = check_tools(config, tokenizers, task[0])
-    check_any_agent(config, task, world)
-    check_taught(config, task, world)
-    check_taught_calls(config, task, tools)
-    warnings, longest, steps, played = check_lengths(config, splits, tokenizers, world, tools)
+        run.protocol.check_example(part[0])
+    world, tools, tool_lines = check_tools(run, tokenizers)
+    check_any_agent(run, world)
+    check_taught(run, world)
+    check_taught_calls(run, tools)
+    warnings, longest, steps, played = check_lengths(run, tokenizers, world, tools)
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
         f"task {config.task['name']}: {len(task)} questions, {evaluation}",
-        *(line for split in splits if (line := split.remark())),
+        *(line for split in run.splits if (line := split.remark())),
         f"agents: {', '.join(f'{n} ({_describe(a)})' for n, a in config.agents.items())}",
-        memory.line(config, longest, dialogues),
+        memory.line(run, longest, dialogues),
         *memory.device_lines(
-            config, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
+            run, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
         str(threads_of(config)),
         *placed,
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tool_lines,
-        *credit_lines(config.reward, protocol, learners(config), played),
+        *credit_lines(config.reward, run.protocol, run.learners, played),
         *warnings,
-        *own_warnings,
-        *label_warnings(config, splits),
-        *check_questions(config, task),
-        *check_documents(config, task, world),
-        *check_roles(config, task, world),
-        *check_hearing(config, task, world),
-        *(() if config.loop.stages else _check_ppo(config, task, world)),
+        *task_warnings,
+        *label_warnings(run),
+        *check_questions(run),
+        *check_documents(run, world),
+        *check_roles(run, world),
+        *check_hearing(run, world),
+        *(() if config.loop.stages else _check_ppo(run, world)),
         *_fewer_questions(config, held_out),
     ]
 
 
-def _check_ppo(config: Config, task: Task, world: World) -> list[str]:
+def _check_ppo(run: ResolvedRun, world: World) -> list[str]:
     """Check what PPO reads and a loop does not: its groups, its batch, and its options."""
     return [
-        *narrow_sampling(config),
-        *_small_data(config, task),
-        *check_groups(config, task, world),
-        *method_warnings(config),
+        *narrow_sampling(run),
+        *_small_data(run.config, run.task),
+        *check_groups(run, world),
+        *method_warnings(run),
     ]
 
 

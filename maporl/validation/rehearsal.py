@@ -18,7 +18,6 @@ from maporl.config.schema import Config
 from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol, speakers
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
@@ -27,8 +26,8 @@ from maporl.rewards.rules import build_rules
 from maporl.rollout.branching import BRANCHINGS, play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.run import ResolvedRun
 from maporl.schedules import Plan
-from maporl.tasks import Task
 from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
 from maporl.types import Dialogue, Grade, Stop
 from maporl.validation.first_steps import MOST_STEPS, first_steps
@@ -48,7 +47,7 @@ DECIDE = frozenset({"router"})
 """Roles whose words only decide who speaks next, so that nobody need be shown them."""
 
 
-def check_groups(config: Config, task: Task, world: World | None = None) -> list[str]:
+def check_groups(run: ResolvedRun, world: World | None = None) -> list[str]:
     """Check that every row of an update has others to be compared with. Return a warning if that depends on the words.
 
     The protocol is played twice: once with empty answers, and once with right answers and legal moves.
@@ -56,41 +55,40 @@ def check_groups(config: Config, task: Task, world: World | None = None) -> list
     Raises:
         ConfigError: both times, a group has a single member.
     """
-    if return_of(config.advantage).per_token or config.advantage.singleton == "zero":
+    if return_of(run.config.advantage).per_token or run.config.advantage.singleton == "zero":
         return []
-    empty, right = (_group_of_one(config, task, script, world or World()) for script in (_nothing, _right))
+    empty, right = (_group_of_one(run, script, world or World()) for script in (_nothing, _right))
     if empty is not None and right is not None:
         raise ConfigError(str(empty))
     plays = {"with empty or illegal answers": empty, "with right answers": right}
     return [f"warning: {error} This happens to dialogues {how}." for how, error in plays.items() if error is not None]
 
 
-def check_questions(config: Config, task: Task) -> list[str]:
+def check_questions(run: ResolvedRun) -> list[str]:
     """Return a warning if nobody is asked the questions of the task, because the protocol brings its own."""
-    protocol = build_protocol(config.protocol, tuple(config.agents))
-    if not (protocol.own_questions and task.has_questions):
+    if not (run.protocol.own_questions and run.task.has_questions):
         return []
     return [
-        f"warning: task: protocol {protocol.label} brings its own questions, so nobody is asked those of task "
-        f"{config.task['name']}; set task: {{name: episodes}}"
+        f"warning: task: protocol {run.protocol.label} brings its own questions, so nobody is asked those of task "
+        f"{run.config.task['name']}; set task: {{name: episodes}}"
     ]
 
 
-def check_roles(config: Config, task: Task, world: World | None = None) -> list[str]:
+def check_roles(run: ResolvedRun, world: World | None = None) -> list[str]:
     """Return a warning for each role that a reward rule names, where nobody had it in a rehearsal and somebody had one of nearly its name.
 
     A role of another name may come up in other dialogues, such as that of a searcher whom nobody asked. Three dialogues are played: with empty answers, with right ones, and with what a warm start teaches.
     """
     rules = [
         (entry_name(entry), rule)
-        for entry, rule in zip(config.reward.rules, build_rules(config.reward.rules), strict=True)
+        for entry, rule in zip(run.config.reward.rules, build_rules(run.config.reward.rules), strict=True)
     ]
     named = [(name, role) for name, rule in rules for role in getattr(rule, "roles", ())]
     if not named:
         return []
-    had = {agent.role for agent in config.agents.values()} - {None}
+    had = {agent.role for agent in run.config.agents.values()} - {None}
     for script in (_nothing, _right, _marked()):
-        (dialogue,), _ = first_steps(_driver(config, task, _Players(script), world or World()), [task[0]])
+        (dialogue,), _ = first_steps(_driver(run, _Players(script), world or World()), [run.task[0]])
         had |= {u.role for u in dialogue.utterances} - {None}
     roles = sorted(str(role) for role in had)
     return [
@@ -101,14 +99,14 @@ def check_roles(config: Config, task: Task, world: World | None = None) -> list[
     ]
 
 
-def check_documents(config: Config, task: Task, world: World | None = None) -> list[str]:
+def check_documents(run: ResolvedRun, world: World | None = None) -> list[str]:
     """Return a warning if the task gives documents to write questions on, and the protocol shows them to nobody, or has them answered."""
-    example = task[0]
+    example = run.task[0]
     if not in_place_of_question(example):
         return []
     players = _Players(_marked())
-    first_steps(_driver(config, task, players, world or World()), [example])
-    name = config.protocol["name"]
+    first_steps(_driver(run, players, world or World()), [example])
+    name = run.config.protocol["name"]
     use = "use protocol: {name: propose, vouch: stated}, or name a task with questions"
     shown = [r for r in players.requests if any(example.question in m["content"] for m in r.ask.messages)]
     if not shown:
@@ -121,16 +119,16 @@ def check_documents(config: Config, task: Task, world: World | None = None) -> l
     return []
 
 
-def check_hearing(config: Config, task: Task, world: World | None = None) -> list[str]:
+def check_hearing(run: ResolvedRun, world: World | None = None) -> list[str]:
     """Return a warning for agents that speak after others and are never shown what those said.
 
     A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words decide
     who speaks next says one after the other of what it would be taught.
     """
-    if build_protocol(config.protocol, tuple(config.agents)).uses_tools:
+    if run.protocol.uses_tools:
         return []
     players = _Players(_marked())
-    first_steps(_driver(config, task, players, world or World()), [task[0]])
+    first_steps(_driver(run, players, world or World()), [run.task[0]])
     shown: dict[str, bool] = {}
     for request in players.requests:
         heard = [u for u in request.heard if u.agent != request.ask.agent and u.role not in DECIDE]
@@ -149,19 +147,18 @@ def check_hearing(config: Config, task: Task, world: World | None = None) -> lis
     ]
 
 
-def check_any_agent(config: Config, task: Task, world: World | None = None) -> None:
+def check_any_agent(run: ResolvedRun, world: World | None = None) -> None:
     """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks each one for.
 
     Raises:
         ConfigError: it asks several agents at once, one in its conversation, or one that does not play, or fails.
     """
-    protocol = build_protocol(config.protocol, tuple(config.agents))
-    if config.branching.how != "tree_search" or not protocol.any_agent:
+    if run.config.branching.how != "tree_search" or not run.protocol.any_agent:
         return
     for script in (_nothing, _right):
-        driver = _driver(config, task, _Players(script), world or World())
+        driver = _driver(run, _Players(script), world or World())
         agents = list(driver.specs)
-        (episode,) = driver.opened([task[0]])
+        (episode,) = driver.opened([run.task[0]])
         while not episode.over and len(episode.sent) < MOST_STEPS:
             other = next((agent for agent in agents if agent != episode.asks[0].agent), agents[0])
             driver.address(episode, other)
@@ -212,22 +209,20 @@ def _mark(agent: str, utterance: int) -> str:
     return f"<{agent} says {utterance}>"
 
 
-def _driver(config: Config, task: Task, players: Engine, world: World) -> RolloutDriver:
-    names = tuple(config.agents)
-    learning = frozenset(name for name, agent in config.agents.items() if agent.weights and agent.trainable)
+def _driver(run: ResolvedRun, players: Engine, world: World) -> RolloutDriver:
+    agents = run.config.agents
+    learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
     specs = {
-        name: SpeakerSpec("players", (name,), learning, config.agents[name].system, config.agents[name].role)
-        for name in speakers(config.protocol, names)
+        name: SpeakerSpec("players", (name,), learning, agents[name].system, agents[name].role) for name in run.speakers
     }
-    protocol = build_protocol(config.protocol, names).at_update(1)
-    return RolloutDriver(
-        task, protocol, specs, {"players": players}, GREEDY, None, config.branching.common_seed, world=world
-    )
+    engines, common_seed = {"players": players}, run.config.branching.common_seed
+    return RolloutDriver(run.task, run.protocol.at_update(1), specs, engines, GREEDY, None, common_seed, world=world)
 
 
-def _group_of_one(config: Config, task: Task, script: Script, world: World) -> GroupOfOne | None:
+def _group_of_one(run: ResolvedRun, script: Script, world: World) -> GroupOfOne | None:
     """Return the error of a group with a single member in some update, or None."""
-    driver = _driver(config, task, _Players(script), world)
+    config, task = run.config, run.task
+    driver = _driver(run, _Players(script), world)
     (first,), ended = first_steps(driver, [task[0]])
     if not ended:
         return None  # it is not known what else would be said

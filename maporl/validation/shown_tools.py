@@ -10,10 +10,9 @@ from maporl.engines.transcript import Transcript
 from maporl.environments.base import Tool
 from maporl.environments.turns import AgentTools
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol, speakers
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import build_task
+from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.validation.tool_checks import check_tools
 from trl_ext.chat.control_tokens import encode_words
@@ -38,11 +37,12 @@ def shown_tools(config: Config, agent: str) -> list[str]:
         ConfigError: the agent does not exist, does not play or may call nothing, or as for
             :func:`maporl.validation.tool_checks.check_tools`.
     """
-    playing = speakers(config.protocol, tuple(config.agents))
+    run = ResolvedRun(config)
+    playing = run.speakers
     if agent not in playing:
         raise ConfigError(f"--agent: {unknown(agent, playing)}")
-    task, tokenizers = build_task(config.task, "train", config.seed), load_tokenizers(config)
-    world, tools, lines = check_tools(config, tokenizers, task[0])
+    tokenizers = load_tokenizers(config)
+    world, tools, lines = check_tools(run, tokenizers)
     if agent not in tools:
         raise ConfigError(
             f"--agent: {agent} may call nothing; list tools under agents.{agent}.tools, or name one of {sorted(tools)}"
@@ -53,9 +53,9 @@ def shown_tools(config: Config, agent: str) -> list[str]:
         name: SpeakerSpec("first", (name,), system=own.system, role=own.role, tools=tools.get(name))
         for name, own in sections.items()
     }
-    protocol = build_protocol(config.protocol, tuple(config.agents))
     try:
-        RolloutDriver(task, protocol, specs, {"first": recorder}, GREEDY, world=world).play([task[0]])
+        driver = RolloutDriver(run.task, run.protocol, specs, {"first": recorder}, GREEDY, world=world)
+        driver.play([run.task[0]])
     finally:
         world.close()
     if recorder.request is None:

@@ -1,6 +1,6 @@
 """Check, before a model loads, that a task of the user's own keeps its contract. Imports no torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import Any
 from maporl.config.imports import is_import, look_up, told
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
-from maporl.protocols import speakers
 from maporl.rewards.base import check_environments
 from maporl.rewards.build import is_completion_reward
+from maporl.run import ResolvedRun
 from maporl.tasks import Task
 from maporl.types import Example, Grade
 
@@ -21,23 +21,24 @@ GRADED = 4
 """The examples of a split whose right answers are graded. Grading may be slow."""
 
 
-def check_own_task(config: Config, splits: Sequence[Task]) -> list[str]:
+def check_own_task(run: ResolvedRun) -> list[str]:
     """Check that a task of the user's own (``MODULE:OBJECT``) gives examples and grades. Return its warnings.
 
     Raises:
         ConfigError: it gives something else, repeats an id, or raises an error.
     """
-    if not is_import(config.task["name"]):
+    if not is_import(run.config.task["name"]):
         return []
-    return [warning for task in splits for warning in _check_split(config, task)]
+    return [warning for task in run.splits for warning in _check_split(run.config, task)]
 
 
-def check_reward_functions(config: Config, splits: Sequence[Task]) -> None:
+def check_reward_functions(run: ResolvedRun) -> None:
     """Check that the task has a column for every parameter of reward functions with the signature of TRL's trainers.
 
     Raises:
         ConfigError: a parameter has no column and no default, or a column has a name that is taken.
     """
+    config = run.config
     named: list[Any] = [look_up(name, {}, "reward.sources") for name in config.reward.sources if is_import(name)]
     functions = [function for function in named if is_completion_reward(function)]
     if not functions:
@@ -47,20 +48,20 @@ def check_reward_functions(config: Config, splits: Sequence[Task]) -> None:
     readers = [function.__name__ for function in functions if takes_environments(function)]
     check_environments(readers, {name: own.isolate == "process" for name, own in config.environments.items()})
 
-    for task in splits:
+    for task in run.splits:
         try:
             check_columns(functions, task, f"task {config.task['name']}")
         except ValueError as error:
             raise ConfigError(f"reward.sources: {error}") from None
 
 
-def label_warnings(config: Config, splits: Sequence[Task]) -> list[str]:
+def label_warnings(run: ResolvedRun) -> list[str]:
     """Return a warning for each tiny model whose alphabet lacks characters of the right answers."""
-    players = ((name, config.agents[name].tiny) for name in speakers(config.protocol, tuple(config.agents)))
+    players = ((name, run.config.agents[name].tiny) for name in run.speakers)
     tinies = {name: tiny for name, tiny in players if tiny is not None}
     if not tinies:
         return []
-    labelled = (task for task in splits if task.labelled and task.has_questions)
+    labelled = (task for task in run.splits if task.labelled and task.has_questions)
     used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
     missing = {name: used - set(tiny.alphabet) for name, tiny in tinies.items()}
     return [

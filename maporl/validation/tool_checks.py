@@ -8,13 +8,11 @@ from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol, speakers
 from maporl.rewards.rules import weighed
-from maporl.rollout.agent_tools import agent_tools, tools_of_config, typed
+from maporl.rollout.agent_tools import agent_tools, typed
+from maporl.run import ResolvedRun
 from maporl.team.agents import Voice
 from maporl.team.loading import context_length
-from maporl.team.sampling import team_sampling
-from maporl.types import Example
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 
@@ -23,9 +21,9 @@ LATER = ("fork_random", "fork_every", "best_of")
 
 
 def check_tools(
-    config: Config, tokenizers: Mapping[str, Tokenizer], example: Example
+    run: ResolvedRun, tokenizers: Mapping[str, Tokenizer]
 ) -> tuple[World, dict[str, AgentTools], list[str]]:
-    """Build the tools and environments, and begin each environment once on ``example``.
+    """Build the tools and environments, and begin each environment once on the first question of the training split.
 
     Returns:
         The world, what each agent may call, and a line for each agent that may call something, and for each environment that
@@ -34,10 +32,9 @@ def check_tools(
     Raises:
         ConfigError: a tool, an environment or a call format cannot be used.
     """
-    playing = speakers(config.protocol, tuple(config.agents))
-    built = tools_of_config(config)
+    config, protocol, playing, example = run.config, run.protocol, run.speakers, run.task[0]
+    built = run.open_tools()
     world = built.world
-    protocol = build_protocol(config.protocol, tuple(config.agents))
     try:
         protocol.check_tools(world.tools)
     except ValueError as error:
@@ -52,7 +49,7 @@ def check_tools(
         grant = grants.get(agent) or built.grants[agent]
         tokenizer = tokenizers.get(agent)
         voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
-        longest = team_sampling(config).longest(agent, config.ppo.response_length)
+        longest = run.sampling.longest(agent, config.ppo.response_length)
         found[agent] = agent_tools(agent, grant, world, voice, longest, handed)
         if config.agents[agent].engine == "human":
             found[agent] = typed(found[agent])

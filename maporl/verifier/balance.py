@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import set_seed
 
 from maporl.config.schema import Config
-from maporl.protocols import build_protocol
+from maporl.run import ResolvedRun
 from maporl.tasks import Task, build_task
 from maporl.team.team import Team
 from maporl.types import Example
@@ -145,7 +145,7 @@ class TopUp:
     ):  # fmt: skip
         self.task, self.options, self.speaker, self.judge, self.quiet = task, options, speaker, judge, quiet
         self.opening, self.examples = (
-            build_protocol(config.protocol, tuple(config.agents)).opening,
+            ResolvedRun(config).protocol.opening,
             {example.id: example for example in task},
         )
 

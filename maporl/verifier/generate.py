@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from maporl.config.parse import to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
-from maporl.protocols import build_protocol
+from maporl.run import ResolvedRun
 from maporl.storage.run_folder import RunExists
 from maporl.tasks.base import Task
 from maporl.team.team import Team
@@ -75,6 +75,7 @@ def generate_samples(
     count = min(len(task), options.limit or len(task))
     if count == 0:
         raise ConfigError("task: the training split is empty")
+    opening = ResolvedRun(config).protocol.opening
     manifest = _claim(folder, config, task, count, options, shard, speakers)
     progress = _resume(folder, shard)
     batches = list(_batches(len(speakers), count, options, shard))
@@ -82,7 +83,7 @@ def generate_samples(
                desc="samples" if shard.world == 1 else f"samples {shard.rank}", disable=quiet)  # fmt: skip
     with bar, (folder / f"samples-{shard.rank}.jsonl").open("ab") as file:
         for batch in batches[progress.batches :]:
-            samples, dropped = _sample(config, task, speakers, judge, batch, count, options)
+            samples, dropped = _sample(config, task, opening, speakers, judge, batch, count, options)
             file.write("".join(s.line() for s in samples).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -121,7 +122,14 @@ def _batches(agents: int, count: int, options: GenerateOptions, shard: Shard) ->
 
 
 def _sample(
-    config: Config, task: Task, speakers: list[Speaker], judge: Speaker | None, batch: Any, count: int, options: Any
+    config: Config,
+    task: Task,
+    opening: str,
+    speakers: list[Speaker],
+    judge: Speaker | None,
+    batch: Any,
+    count: int,
+    options: Any,
 ) -> tuple[list[Sample], Counter]:
     """(samples, dropped): the labelled samples at the positions of a batch, and counts of those without a label."""
     rng = seed_of(config.seed, batch[0])
@@ -129,7 +137,6 @@ def _sample(
     speaker = speakers[batch[0] // options.per_question // count]
     examples = [task[position // options.per_question % count] for position in batch]
     questions = [task.question(example) for example in examples]
-    opening = build_protocol(config.protocol, tuple(config.agents)).opening
     asked = [opening.replace("{question}", question) for question in questions]
     answers = speaker.generate(asked, temperature, options.batch_size, options.top_p, rng.getrandbits(62))
     samples, dropped = [], Counter[str]()

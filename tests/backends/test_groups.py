@@ -23,6 +23,7 @@ from maporl.backends.ray_cluster import Cluster
 from maporl.backends.weights import WeightsDiffer, pack, unpack
 from maporl.config.cluster import FailuresSection
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.sampling.options import Sampled
@@ -470,7 +471,7 @@ def cluster(**groups):
 def test_groups_that_do_not_fit_are_refused(sections, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         others = {name: value for name, value in sections.items() if name != "agents"}
-        check_cluster(config_of(sections.get("agents"), **others))
+        check_cluster(ResolvedRun(config_of(sections.get("agents"), **others)))
 
 
 @pytest.fixture(autouse=True)
@@ -487,12 +488,12 @@ def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypat
     with pytest.raises(
         ConfigError, match=r"cluster\.backend: ray needs the package ray; install it with: pip install .*ray"
     ):
-        check_cluster(config_of(cluster={"backend": "ray"}))
+        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.41.0")
     with pytest.raises(ConfigError, match=r"needs Ray 2\.59 or newer, got 2\.41\.0; update it"):
-        check_cluster(config_of(cluster={"backend": "ray"}))
+        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.99.1")
-    assert check_cluster(config_of(cluster={"backend": "ray"})) == [
+    assert check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"}))) == [
         "group ann: ann; 1 to train (replicated), 1 to sample",
         "group bob: bob; 1 to train (replicated), 1 to sample",
     ]
@@ -509,7 +510,7 @@ def test_a_cluster_without_a_token_is_not_joined(monkeypatch):
 def test_adapters_of_one_base_belong_to_one_group():
     lora = {"ann": {"model": "m", "lora": {}}, "bob": {"model": "m", "lora": {}}}
     with pytest.raises(ConfigError, match="'ann' and 'bob' are adapters of one base, and are in 'a' and 'b'"):
-        check_cluster(config_of(lora, cluster=cluster(a=["ann"], b=["bob"])))
+        check_cluster(ResolvedRun(config_of(lora, cluster=cluster(a=["ann"], b=["bob"]))))
 
 
 def test_a_launcher_of_several_processes_is_refused(monkeypatch):
@@ -517,8 +518,8 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match="starts its processes itself, and the launcher has started several; start with: maporl"
     ):
-        check_cluster(config_of(cluster={"backend": "ray"}))
-    assert check_cluster(config_of()) == []
+        check_cluster(ResolvedRun(config_of(cluster={"backend": "ray"})))
+    assert check_cluster(ResolvedRun(config_of())) == []
 
 
 def test_numpy_arrays_are_flat():

@@ -23,6 +23,7 @@ from maporl.backends.ray_places import CPU, GPU, PLACE, Places, kind_of
 from maporl.backends.turns import Turns
 from maporl.config.cluster import CountedPlaces, FailuresSection, PoolSection
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 
 POOLS = {"fast": PoolSection(accelerator="H100"), "cheap": PoolSection(resource="cheap")}
@@ -190,14 +191,16 @@ TURNS = {"policies": ["ann", "bob"], "sharing": "turns"}
 )  # fmt: skip
 def test_places_that_cannot_be_are_refused_before_ray_starts(cluster, message):
     with pytest.raises(ConfigError) as caught:
-        check_cluster(config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, cluster={"backend": "ray", **cluster}))
+        check_cluster(
+            ResolvedRun(config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, cluster={"backend": "ray", **cluster}))
+        )
     assert message in str(caught.value)
 
 
 def test_turns_need_fewer_places():
     turns = {"groups": {"a": TURNS}, "devices": {"cpu": 1}}
     assert check_cluster(
-        config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, cluster={"backend": "ray", **turns})
+        ResolvedRun(config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, cluster={"backend": "ray", **turns}))
     ) == ["group a: ann, bob; 1 to train (replicated), 1 to sample, in turns"]
 
 
@@ -205,7 +208,7 @@ def test_the_example_of_the_documentation_is_a_plan():
     page = (ROOT / "docs/cluster.md").read_text()
     block = next(own for own in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "pools:" in own)
     config = config_of({"ann": {"tiny": {}}, "bob": {"tiny": {}}}, **yaml.safe_load(block))
-    assert check_cluster(config) == [
+    assert check_cluster(ResolvedRun(config)) == [
         "group ann: ann; 16 to train (fsdp2), 4 to sample",
         "group bob: bob; 8 to train (fsdp2), 4 to sample",
     ]

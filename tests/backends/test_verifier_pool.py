@@ -18,6 +18,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.model import Verifier
 from maporl.rewards.verifier.source import ServedVerifier, load_verifier
+from maporl.run import ResolvedRun
 from maporl.tasks import Arithmetic
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Utterance
@@ -165,7 +166,7 @@ TWO = {"backend": "ray", "scoring": {"verifier": {"replicas": 2}}}
 
 def test_the_backend_gives_the_source_that_asks_the_processes(folder):
     config = run_of(folder, TWO)
-    assert check_cluster(config)[0] == f"verifier {folder}: 2 to score"
+    assert check_cluster(ResolvedRun(config))[0] == f"verifier {folder}: 2 to score"
     backend = RayBackend(config.cluster)
     source = backend.sources(config)["verifier"]
     assert isinstance(source, ServedVerifier) and source.client is backend.verifier and backend.verifier.replicas == 2
@@ -185,9 +186,9 @@ def test_the_backend_gives_the_source_that_asks_the_processes(folder):
 )
 def test_processes_that_nothing_uses_are_refused(verifier, cluster, message, folder):
     with pytest.raises(ConfigError, match=message):
-        check_cluster(run_of(folder, cluster, **verifier))
+        check_cluster(ResolvedRun(run_of(folder, cluster, **verifier)))
     with pytest.raises(ConfigError, match=r"nothing asks a verifier; add verifier to reward\.sources"):
-        check_cluster(config_of(cluster=TWO))
+        check_cluster(ResolvedRun(config_of(cluster=TWO)))
 
 
 def test_an_answer_is_paid_the_probability_or_the_output(folder):
@@ -209,7 +210,7 @@ def test_the_verifier_counts_among_the_devices(folder):
     with pytest.raises(
         ConfigError, match=r"they ask for 6 places \(the verifier 1, the verifier 1, ann to train 1.*has 5"
     ):
-        check_cluster(config)
+        check_cluster(ResolvedRun(config))
 
 
 def test_processes_that_score_need_a_configuration(folder):

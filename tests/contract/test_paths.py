@@ -146,14 +146,13 @@ def supervise(folder, monkeypatch):
     rows_of(
         monkeypatch,
         sft,
-        speakers=(),
         tools_of_team={},
-        build_protocol=None,
         _rows=[{"input_ids": [1]}],
         SFTConfig=None,
         SFTTrainer=trainer,
     )
-    monkeypatch.setattr(sft, "tools_of_config", lambda config: tools)
+    run = Thing(open_tools=lambda: tools, protocol=None, speakers=())
+    monkeypatch.setattr(sft, "ResolvedRun", lambda config: run)
     made = Thing(
         protocol=None,
         agents={},
@@ -169,7 +168,7 @@ def begin(folder, monkeypatch, exists):
     if exists:
         (folder / "initial").mkdir()
     made = Thing(output_dir=str(folder), warm_start=Thing(steps=0))
-    build._begin_once(made, Thing(policies={EVIL: policy()}), None, True)  # type: ignore[arg-type]
+    build._begin_once(Thing(config=made), Thing(policies={EVIL: policy()}), None, True)  # type: ignore[arg-type]
 
 
 def train_jointly(folder, monkeypatch):

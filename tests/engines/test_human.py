@@ -12,10 +12,10 @@ from maporl.cli.common import load_team_config
 from maporl.cli.main import app
 from maporl.config.recipes import tiny_version
 from maporl.report.read import read_run
+from maporl.run import ResolvedRun
 from maporl.runs.play import Game, told
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict, load
-from maporl.validation.preflight import tasks_of
 
 QUICK = "configs/ppo/quickstart.yaml"
 
@@ -30,7 +30,7 @@ def play(*words, typed=""):
 
 
 def test_a_person_takes_a_seat_and_is_graded_and_recorded(tmp_path, settings):
-    held_out = tasks_of(load(QUICK, []))[1]
+    held_out = ResolvedRun(load(QUICK, [])).held_out
     right, wrong = held_out[0].answer, held_out[0].answer[1:] + "5"
     assert right != wrong
     result = play(QUICK, *settings, "--as", "bob", typed=f"\n{wrong}\n{right}\n")

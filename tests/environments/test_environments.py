@@ -20,11 +20,12 @@ from maporl.environments.workers import Workers
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import Chain
-from maporl.rollout.agent_tools import agent_tools, tools_of_config
+from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
+from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.types import Result, TurnEnd, from_json, to_json
 from maporl.validation.load import from_dict
@@ -390,7 +391,7 @@ class TestWhoseItIs:
     )
     def test_it_belongs_to_those_whose_tools_name_it(self, ann, bob, options, agents):
         config = _config({"ann": ann, "bob": bob}, **options)
-        assert tools_of_config(config).world.environments["shop"].agents == agents
+        assert ResolvedRun(config).open_tools().world.environments["shop"].agents == agents
         if set(options) <= {"protocol"}:
             acts_in = frozenset({"shop"} if options else ())
             of = TeamTools.of({"ann": ann, "bob": bob}, {"shop": Shop}, ("ann", "bob"), acts_in)
@@ -460,11 +461,11 @@ class TestAWeightOnWhatPaysNothing:
             {"ann": [], "bob": []}, sources={"label": 1.0, "shop": 0.5}, use="isolated_worlds:Mute", isolate=isolate
         )
         with pytest.raises(ConfigError, match=r"reward: shop: the environment 'shop' \(\w+\) pays nothing"):
-            check_tools(config, {}, EXAMPLES[0])
+            check_tools(ResolvedRun(config), {})
         rules = [{"mix": {"weights": {"caller/shop": 0.5}}}]
         config = replace(config, reward=RewardSection(rules=rules))
         with pytest.raises(ConfigError, match="pays nothing"):
-            check_tools(config, {}, EXAMPLES[0])
+            check_tools(ResolvedRun(config), {})
 
     def test_a_plain_tool_that_pays_nothing_is_refused_too(self):
         def add(a: int) -> int:
@@ -491,9 +492,9 @@ class TestAWeightOnWhatPaysNothing:
     def test_the_check_says_whose_it_is(self):
         config = _config({"ann": [], "bob": ["shop"]})
         tokenizers = load_tokenizers(config)
-        _, _, lines = check_tools(config, tokenizers, EXAMPLES[0])
+        _, _, lines = check_tools(ResolvedRun(config), tokenizers)
         assert "environments.shop: belongs to bob; nobody else is told of it or paid by it" in lines
-        _, _, lines = check_tools(_config({"ann": [], "bob": []}), tokenizers, EXAMPLES[0])
+        _, _, lines = check_tools(ResolvedRun(_config({"ann": [], "bob": []})), tokenizers)
         assert not any("belongs to" in line for line in lines)
 
     def test_it_is_refused_in_a_program(self, tiny):

@@ -35,6 +35,7 @@ from maporl.report.metric_panels import METRICS
 from maporl.report.read import read_run
 from maporl.report.story import story
 from maporl.rewards.rules import build_rules
+from maporl.run import ResolvedRun
 from maporl.runs import loop as loops
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunExists, has_final
@@ -804,8 +805,8 @@ def test_malt_refines_every_draft(tmp_path):
     """The recipe's approval matches no verdict, so each of the 3 x 3 x 3 dialogues of a question has all three roles."""
     config = from_dict(recipe_values("malt", tmp_path / "run"))
     values = replace(config, loop=replace(config.loop, questions=2), evaluation=replace(config.evaluation, questions=0))
-    loop = loops.Loop(values, [], True, print)
-    loop.config, folder = values, tmp_path / "sample"
+    loop = loops.Loop(ResolvedRun(values), [], True, print)
+    folder = tmp_path / "sample"
     folder.mkdir()
     loop._write_initial(tmp_path / "initial")
     loop._sample(folder, 1, tmp_path / "initial")

@@ -20,6 +20,7 @@ from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.rewards import assign_credit, build_sources
 from maporl.rewards.scoring import weighted_scores
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.runs.loop import Loop, run_loop
 from maporl.team.team import Team
@@ -138,7 +139,7 @@ def test_nobody_helps_in_evaluations_and_the_teacher_stays_as_it_is(tmp_path):
 def test_help_for_wrong_answers_is_help_with_answers(tmp_path):
     values = recipe_values("agent_rlvr", tmp_path / "run", protocol={"mode": "hint"})
     with pytest.raises(ConfigError, match="when: wrong speaks of an answer that is criticised; set mode: critic"):
-        Loop(from_dict(values, "test"), [], True, print)._player(tmp_path)
+        Loop(ResolvedRun(from_dict(values, "test")), [], True, print)._player(tmp_path)
 
 
 # -- Optima ----------------------------------------------------------------------------------------------------------------

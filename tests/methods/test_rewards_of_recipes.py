@@ -11,6 +11,7 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
 from maporl.protocols import turns_of
+from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict, load
 from maporl.validation.memory import estimate
 from maporl.validation.preflight import check_run
@@ -241,7 +242,7 @@ def test_the_memory_of_forwards_that_are_kept_depends_on_the_group(tmp_path):
     """All rows of an update fit one forward, which is kept for the step, only without a group."""
     values = recipe_values("grpo", tmp_path) | {"branching": {"group": 2}}
     values["training"]["gradient_checkpointing"] = False
-    one, two = (estimate(from_dict(values), 20, dialogues)["activations"] for dialogues in (1, 2))
+    one, two = (estimate(ResolvedRun(from_dict(values)), 20, dialogues)["activations"] for dialogues in (1, 2))
     assert one == 2 * two, "the forwards of both policies are kept, or those of one at a time"
 
 

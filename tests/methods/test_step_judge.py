@@ -180,7 +180,7 @@ def test_a_judge_is_no_player_and_is_not_asked_in_evaluations(tmp_path):
     section = {"name": "debate", "turns": 2, "step_judge": {"agent": "judge"}}
     protocol = build_protocol(section, ("ann", "bob", "judge"))
     assert isinstance(protocol, Debate) and protocol.label == "debate" and protocol.roles
-    assert speakers(section, ("ann", "bob", "judge")) == ("ann", "bob", "judge")
+    assert speakers(section, ("ann", "bob", "judge"), protocol) == ("ann", "bob", "judge")
     assert protocol == judged(Debate(turns=2), StepJudge("judge")) != Debate(turns=2)
     assert judge_of(replace(protocol, turns=1)) == StepJudge("judge") and judge_of(Debate()) is None
     trainer = scripted_trainer(one_step_values(tmp_path), script)

@@ -35,6 +35,7 @@ from maporl.planning.fitting import Step, Timings, fitted
 from maporl.planning.groups import groups_of, model_of
 from maporl.planning.placements import Group, period_apart, placements, staleness_for
 from maporl.planning.report import recommended
+from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict, load
 
@@ -370,7 +371,7 @@ def test_the_section_that_is_written_runs_on_ray(tmp_path, monkeypatch):
     assert devices["ann"][0] > 1 and sum(map(sum, devices.values())) - 1 == 8, "eve has no learner"
     assert groups["ann"].learner.strategy == "fsdp2" and groups["bob"].learner.strategy == "replicated"
     assert groups["ann"].engines.rows == 256
-    assert [line.split(";")[0] for line in check_cluster(config)] == [
+    assert [line.split(";")[0] for line in check_cluster(ResolvedRun(config))] == [
         "group ann: ann",
         "group bob: bob",
         "group eve: eve",
@@ -401,7 +402,7 @@ def test_devices_are_shared_in_the_section_if_all_agents_have_a_vllm_that_sleeps
         assert told.exit_code == 0, told.output
         config = load(new)
         written[name] = {group.sharing for group in config.cluster.groups.values()}
-        check_cluster(config)
+        check_cluster(ResolvedRun(config))
         if name == "vllm":
             quickest = next(line for line in told.output.splitlines() if "on-policy" in line)
             assert written[name] == {quickest.split(":")[0]} != {"apart"}

@@ -11,13 +11,13 @@ from invariant_runs import one_update, random_words, update_of, values_of
 from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
-from maporl import Documents
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError
 from maporl.protocols.base import seats
 from maporl.protocols.propose import Propose, _worth, let_majority_grade
 from maporl.rewards.base import as_source
 from maporl.rewards.repeats import Repeats, cluster_shares
+from maporl.run import ResolvedRun
 from maporl.runs.train import train
 from maporl.tasks import build_task
 from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
@@ -619,13 +619,16 @@ def test_documents_must_be_shown_to_who_writes_on_them(protocol, words, tmp_path
 
 def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("0123")
-    task = Documents(f"{tmp_path}/a.txt", {"name": "toy_sum"})
-    shown = from_dict(recipe_values("grpo", tmp_path / "run"), "test")
-    (line,) = check_documents(shown, task)
+    task = {"name": "documents", "source": f"{tmp_path}/a.txt", "questions": {"name": "toy_sum"}}
+
+    def checked(recipe, **changes):
+        return check_documents(ResolvedRun(from_dict(recipe_values(recipe, tmp_path / "run") | changes, "test")))
+
+    (line,) = checked("grpo", task=task)
     assert "protocol 'debate' asks for answers to them as if they were questions" in line and "vouch: stated" in line
-    (line,) = check_documents(from_dict(recipe_values("spiral", tmp_path / "run"), "test"), task)
+    (line,) = checked("spiral", task=task)
     assert "protocol 'game' shows them to nobody" in line
-    assert check_documents(shown, build_task({"name": "toy_sum"}, "train", 0)) == []
+    assert checked("grpo", task={"name": "toy_sum"}) == []
 
 
 def test_rewards_read_the_answer_of_the_majority(tmp_path):

@@ -9,7 +9,7 @@ from folders import GOLDEN
 from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
-from maporl.tasks import build_task
+from maporl.run import ResolvedRun
 from maporl.types import Act, Example, Result, Utterance
 from maporl.validation import first_steps
 from maporl.validation.lengths import _Silent
@@ -405,11 +405,10 @@ def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monke
 
 def test_a_role_that_is_misspelt_is_named(tmp_path):
     values = recipe_values("dr_mas", tmp_path)
-    task = build_task(values["task"], "train", 0)
-    assert check_roles(from_dict(values, "test"), task) == []
+    assert check_roles(ResolvedRun(from_dict(values, "test"))) == []
     for role, lines in (("verifer", 1), ("another", 0)):
         values["reward"]["rules"][1]["mix"]["roles"] = ["verifier", role]
-        found = check_roles(from_dict(values, "test"), task)
+        found = check_roles(ResolvedRun(from_dict(values, "test")))
         assert len(found) == lines
         assert all(
             "mix pays the role 'verifer', which nobody had in three rehearsals; did you mean 'verifier'" in line

@@ -16,6 +16,7 @@ from tiny_run import assert_same_end, config_of, end_of, start
 from maporl import Arithmetic
 from maporl.errors import RunError
 from maporl.report.read import read_run
+from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 from maporl.runs.claim import claim, must_be_free
@@ -325,7 +326,7 @@ def test_a_run_whose_data_have_changed_is_not_gone_on_with_unawares(begun, name,
     file, folder = begun / "data.jsonl", begun / "run"
     settings = data_config(folder, file)
     written(file, CHANGED[name])
-    monkeypatch.setattr(run, "build_trainer", lambda *_, **__: pytest.fail("a model was loaded first"))
+    monkeypatch.setattr(run, "trainer_of", lambda *_, **__: pytest.fail("a model was loaded first"))
     before = names(folder)
     with pytest.raises(DataChanged, match=r"the data set 'gsm8k, train' has changed since the run began") as told:
         run.train(settings, resume=True, quiet=True)
@@ -430,8 +431,8 @@ def test_a_folder_whose_run_was_killed_before_it_began_can_be_used(tmp_path, lef
     with pytest.raises(CheckpointError, match=r"holds no run to resume; start without --resume"):
         run.train(config(folder), resume=True, quiet=True)
     must_be_free(folder)
-    claim(folder, config(folder), resume=False)
-    claim(folder, config(folder), resume=True)
+    claim(folder, ResolvedRun(config(folder)), resume=False)
+    claim(folder, ResolvedRun(config(folder)), resume=True)
     with pytest.raises(RunExists):
         must_be_free(folder)
 

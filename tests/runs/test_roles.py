@@ -11,6 +11,7 @@ from tiny_run import TINY
 
 from maporl.errors import ConfigError
 from maporl.rollout.suite import play_suite
+from maporl.run import ResolvedRun
 from maporl.runs.evaluate import evaluate
 from maporl.runs.train import train
 from maporl.tasks.mathematics import suite_tasks
@@ -59,17 +60,19 @@ def test_names_that_cannot_be_swapped_are_refused(names, message, run):
     done = invoke("eval", run, "--swap", ",".join(names))
     assert done.exit_code == 2 or isinstance(done.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
-        check_exchange(load(run / "config.yaml"), names)
+        check_exchange(ResolvedRun(load(run / "config.yaml")), names)
 
 
 def test_agents_with_one_policy_or_without_weights_cannot_be_swapped():
     with pytest.raises(ConfigError, match=r"--swap: 'tool' and 'planner' share one policy, so nothing would change"):
-        check_exchange(load("at_grpo_shared"), ["tool", "planner"])
+        check_exchange(ResolvedRun(load("at_grpo_shared")), ["tool", "planner"])
     api = "agents.actor={model: null, engine: openai, api: {model: m}}"
     with pytest.raises(ConfigError, match=r"'collaborator' has the engine 'transformers' and 'actor' has 'openai'"):
-        check_exchange(load("agentpo_hint", [api]), ["collaborator", "actor"])
-    check_exchange(load("at_grpo_roles"), ["tool", "planner"])
-    check_exchange(load("agentpo_hint"), ["collaborator", "actor"])  # of different models, each with its own tokenizer
+        check_exchange(ResolvedRun(load("agentpo_hint", [api])), ["collaborator", "actor"])
+    check_exchange(ResolvedRun(load("at_grpo_roles")), ["tool", "planner"])
+    check_exchange(
+        ResolvedRun(load("agentpo_hint")), ["collaborator", "actor"]
+    )  # of different models, each with its own tokenizer
 
 
 def test_assigned_roles_without_training_are_an_evaluation_of_the_configuration(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from maporl.run import ResolvedRun
 from maporl.storage.run_folder import RunExists, RunFolder
 from maporl.types import Dialogue, Example, Stop, Utterance, from_json, from_record, to_json, to_record
 from trl_ext.files.jsonl import DamagedRecord
@@ -77,8 +78,8 @@ def test_a_run_goes_on_with_other_processes(tmp_path):
             {"output_dir": str(tmp_path), "task": {"name": "toy_sum"}, "agents": agents, "cluster": cluster}
         )
 
-    claim(tmp_path, config(backend="ray"), resume=False)
+    claim(tmp_path, ResolvedRun(config(backend="ray")), resume=False)
     turns = {"policies": ["ann", "bob"], "sharing": "turns"}
     for other in (config(backend="ray", groups={"both": turns}), config()):
-        claim(tmp_path, other, resume=True)
+        claim(tmp_path, ResolvedRun(other), resume=True)
         assert from_dict(yaml.safe_load((tmp_path / "config.yaml").read_text())) == other

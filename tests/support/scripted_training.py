@@ -14,6 +14,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transformers import reply_of
 from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.loops.shards import dialogues_of
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.runs.loop import Loop
 from maporl.training.trainer import MultiAgentPPOTrainer
@@ -89,7 +90,7 @@ def rows(batch: TeamUpdateBatch) -> list[Row]:
 
 def sampled(values: dict[str, Any], folder: Path, script: Callable[[Request], str]) -> list[Dialogue]:
     """Return what a loop's own sampling makes of a recipe, with ``script`` in place of the models."""
-    loop = Loop(from_dict(values, "test"), [], True, print)
+    loop = Loop(ResolvedRun(from_dict(values, "test")), [], True, print)
     loop._write_initial(loop.folder / "initial")
     player = loop._player(loop.folder / "initial")
     for name in player.engines:

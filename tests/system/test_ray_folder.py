@@ -16,6 +16,7 @@ from maporl.backends import ray_folder
 from maporl.backends.ray_folder import end_abandoned, make_folder
 from maporl.backends.starting import reads_hub
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
 from trl_ext.process.inherited import inherited, only_inherited
@@ -172,4 +173,4 @@ def test_variables_that_nothing_gets_are_refused(monkeypatch):
     ):
         with pytest.raises(ConfigError, match=why):
             config(cluster, tiny={})
-    check_cluster(config({"backend": "ray", "variables": ["A"]}, tiny={}))
+    check_cluster(ResolvedRun(config({"backend": "ray", "variables": ["A"]}, tiny={})))

@@ -13,6 +13,7 @@ from tiny_run import config_of, end_of
 from maporl.backends import ray_backend
 from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
@@ -132,7 +133,7 @@ def test_the_updates_of_a_loop_are_made_in_groups(tmp_path):
 
 def test_a_loop_without_updates_has_nothing_for_groups():
     with pytest.raises(ConfigError, match=r"has nothing to do in loop\.stages without train: ppo"):
-        check_cluster(from_dict(tiny_version("malt", "run") | RAY))
+        check_cluster(ResolvedRun(from_dict(tiny_version("malt", "run") | RAY)))
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra quantized")

@@ -20,6 +20,7 @@ from maporl.protocols import CallReturn, Debate, Route
 from maporl.rewards.build import build_sources
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.episode import SpeakerSpec
+from maporl.run import ResolvedRun
 from maporl.tasks import build_task
 from maporl.tasks.hops import names_in
 from maporl.training.teacher import is_taught, play_teacher
@@ -221,7 +222,7 @@ class TestCallsThatNobodyCanWrite:
         voice = Voice("ann", characters(trl_template("qwen3")), 1000)
         kit = agent_tools("ann", ToolGrant(("library",)), World({}, {"library": library}), voice, 100)
         assert kit.format.name == "native"
-        check_taught_calls(from_dict(values), TinyHops(), {"ann": kit})
+        check_taught_calls(ResolvedRun(from_dict(values)), {"ann": kit})
 
     def test_they_are_refused_before_a_model_loads(self, tmp_path):
         pytest.importorskip("bm25s", reason="needs the extra search")

@@ -12,7 +12,7 @@ from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.environments.triplets import TripletTool
 from maporl.errors import ConfigError
-from maporl.rollout.agent_tools import tools_of_config
+from maporl.run import ResolvedRun
 from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.triplets import induction, pair, same
 from maporl.tasks import build_task
@@ -182,7 +182,7 @@ def test_options_of_a_tool_have_types(options, words, tmp_path):
     values = recipe_values("absolute_zero", tmp_path)
     values["tools"]["triplet"] = {"use": "triplet", "options": options}
     with pytest.raises(ConfigError, match=words):
-        tools_of_config(from_dict(values, "test"))
+        ResolvedRun(from_dict(values, "test")).open_tools()
 
 
 def test_answers_are_graded_under_the_limits_of_the_tool():

@@ -13,6 +13,7 @@ from half_precision import learner_of, rows_of
 
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.validation import memory
 from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
@@ -58,7 +59,7 @@ def test_tiny_models_need_little_beside_the_libraries(tmp_path):
     values = {
         "output_dir": str(tmp_path / "x"), "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": small}}, "training": {"use_cpu": True},
     }  # fmt: skip
-    told = memory.line(from_dict(values), longest=10, dialogues=1)
+    told = memory.line(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
     assert told == "memory: about 0.5 GiB for a process that holds everything"
 
 
@@ -68,12 +69,12 @@ def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradient
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
     }  # fmt: skip
-    parts = estimate(from_dict(values), longest=10, dialogues=1)
+    parts = estimate(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
     assert [parts["weights"], parts["references"]] == [2 * 1000, 2 * 1000]
     assert parts["optimizer"] == 1000 * (4 + 2 * 4)
     assert parts["gradients"] == 1000 * (4 + 2), "the sums, and one micro-batch's own"
     shape.bytes = 4
-    parts = estimate(from_dict(values), longest=10, dialogues=1)
+    parts = estimate(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
     assert [parts["optimizer"], parts["gradients"]] == [1000 * 2 * 4, 1000 * 4]
 
 
@@ -87,7 +88,7 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
             "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "ppo": {"response_length": 5},
         }
     )  # fmt: skip
-    parts = estimate(config, longest=10, dialogues=1)
+    parts = estimate(ResolvedRun(config), longest=10, dialogues=1)
     adapter = 4 * 2 * (4 * 8 + 2 * 8 + 2 * 8 + 3 * (8 + 16))  # rank x layers x (in + out of q, k, v, o, gate, up, down)
     assert parts["weights"] == 2 * 1000 + 2 * 2 * adapter, "one base, two adapters"
     assert parts["references"] == 0, "the base without adapters"
@@ -173,8 +174,8 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
         "training": changes.get("training", {}),
     }  # fmt: skip
     config = from_dict(values)
-    assert memory.device_lines(config, 20, 1, None) == [], "no accelerator"
-    told, *warnings = memory.device_lines(config, 20, 1, int(size))
+    assert memory.device_lines(ResolvedRun(config), 20, 1, None) == [], "no accelerator"
+    told, *warnings = memory.device_lines(ResolvedRun(config), 20, 1, int(size))
     rows = min(config.ppo.local_rollout_forward_batch_size, config.questions_per_update())
     assert memory.kv_cache(config, 20, 1) == rows * 20 * 2 * 2 * 8 * 2
     assert "GiB of KV cache" in told and ("chosen from the free memory" in told) is (
@@ -197,12 +198,12 @@ def model_of(monkeypatch, parameters, on_cpu=True, **changes):
 
 def test_a_run_that_main_memory_does_not_hold_is_warned_of_with_numbers_and_a_setting(monkeypatch):
     config = model_of(monkeypatch, 10**9)
-    assert memory.device_lines(config, 20, 1, 2**40) == []
-    [line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    assert memory.device_lines(ResolvedRun(config), 20, 1, 2**40) == []
+    [line] = memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)
     assert line.startswith("warning: the run needs about ") and "main memory has 16.0: weights 3.7" in line
     assert "set training.optim: adamw_bnb_8bit, or agents.NAME.lora" in line and "more machines" in line
     long = model_of(monkeypatch, 1000)
-    [line] = memory.device_lines(long, 10**6, 1, 2**30)
+    [line] = memory.device_lines(ResolvedRun(long), 10**6, 1, 2**30)
     assert line.endswith("set ppo.max_tokens_per_microbatch, or use training.gradient_checkpointing: true")
 
 
@@ -212,22 +213,22 @@ def test_weights_that_alone_do_not_fit_are_refused_unless_processes_share_them(m
     with pytest.raises(
         ConfigError, match=rf"weights alone do not fit: the run needs about .* and {where} has 16.0: .*; set "
     ):
-        memory.device_lines(config, 20, 1, 16 * 2**30)
+        memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert "warning: the run needs" in memory.device_lines(config, 20, 1, 16 * 2**30)[-1]
+    assert "warning: the run needs" in memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)[-1]
 
 
 def test_a_run_for_accelerators_can_be_checked_on_a_laptop(monkeypatch):
     config = model_of(monkeypatch, 10**10)
-    [line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    [line] = memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)
     assert line.startswith("warning: the run needs about ")
 
 
 def test_split_placement_has_the_memory_of_a_device_for_each_base(monkeypatch):
     config = model_of(monkeypatch, 10**9, False, training={"placement": "split"})
-    [_, line] = memory.device_lines(config, 20, 1, 16 * 2**30)
+    [_, line] = memory.device_lines(ResolvedRun(config), 20, 1, 16 * 2**30)
     assert "the devices have 32.0" in line
-    assert len(memory.device_lines(config, 20, 1, 64 * 2**30)) == 1
+    assert len(memory.device_lines(ResolvedRun(config), 20, 1, 64 * 2**30)) == 1
 
 
 def test_check_compares_a_run_on_the_cpu_with_main_memory(monkeypatch):

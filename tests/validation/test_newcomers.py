@@ -26,8 +26,8 @@ from maporl.errors import ConfigError, install_command
 from maporl.protocols import PROTOCOLS, Protocol
 from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
+from maporl.run import ResolvedRun
 from maporl.runs.train import train
-from maporl.tasks import build_task
 from maporl.team.team import Team
 from maporl.types import Ask
 from maporl.validation.load import from_dict, load
@@ -207,8 +207,7 @@ TOGETHER = {
 
 
 def rehearsed(changes):
-    config = from_dict({**BASE, **changes})
-    return check_groups(config, build_task(config.task, "train", 0))
+    return check_groups(ResolvedRun(from_dict({**BASE, **changes})))
 
 
 @pytest.mark.parametrize("case", LONE)
@@ -237,14 +236,9 @@ def test_the_rehearsal_says_what_a_run_does(tmp_path, case):
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_no_recipe_is_alarmed(name, tmp_path):
-    config = from_dict(tiny_version(name, str(tmp_path / "run")), name)
-    task = build_task(config.task, "train", 0)
-    world = TeamTools.from_config(config, tuple(config.agents)).world
-    assert [
-        *check_questions(config, task),
-        *check_groups(config, task, world),
-        *check_hearing(config, task, world),
-    ] == []
+    run = ResolvedRun(from_dict(tiny_version(name, str(tmp_path / "run")), name))
+    world = TeamTools.from_config(run.config, run.agents).world
+    assert [*check_questions(run), *check_groups(run, world), *check_hearing(run, world)] == []
     world.close()
 
 
@@ -252,11 +246,8 @@ def test_no_recipe_is_alarmed(name, tmp_path):
 
 
 def warned(changes):
-    config = from_dict({**BASE, **changes})
-    task = build_task(config.task, "train", 0)
-    return [
-        line for line in (*check_questions(config, task), *check_hearing(config, task)) if line.startswith("warning: ")
-    ]
+    run = ResolvedRun(from_dict({**BASE, **changes}))
+    return [line for line in (*check_questions(run), *check_hearing(run)) if line.startswith("warning: ")]
 
 
 @pytest.mark.parametrize(

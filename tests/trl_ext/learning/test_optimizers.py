@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from stopping import StopAfter
 
 from maporl.errors import ConfigError
+from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config, PPOv2Trainer
@@ -114,7 +115,9 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 def test_the_estimate_of_memory_knows_eight_bit_moments():
     from maporl.validation.memory import estimate
 
-    whole, small = (estimate(from_dict(settings(o)), 20, 1)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit"))
+    whole, small = (
+        estimate(ResolvedRun(from_dict(settings(o))), 20, 1)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit")
+    )
     assert small == pytest.approx(whole * (1 + 4 / 256) / 4)
 
 

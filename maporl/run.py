@@ -1,0 +1,132 @@
+"""The resolved run: a configuration with the parts that it describes, each of which is built once. Imports no torch."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from maporl.config import Config, validated
+from maporl.decoding import Sampling, TeamSampling
+from maporl.environments.build import TeamTools
+from maporl.errors import ConfigError
+from maporl.protocols import Protocol, build_protocol, speakers
+from maporl.tasks import Task, build_task
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedRun:
+    """A configuration and its parts: what check, training, evaluation, play and plans read.
+
+    A part is built when it is first asked for, and is the same object from then on. So a fault in a section is raised
+    where its part is first read, and a command builds only what it needs.
+
+    Args:
+        config: the configuration. It does not change afterwards.
+        where: where it comes from, with which messages begin.
+    """
+
+    config: Config
+    where: str = "configuration"
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of all agents, in the order of the configuration."""
+        return tuple(self.config.agents)
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        """The protocol.
+
+        Raises:
+            ConfigError: no protocol has this name, an option is wrong, or these agents cannot play it.
+        """
+        return build_protocol(self.config.protocol, self.agents, self.where)
+
+    @cached_property
+    def speakers(self) -> tuple[str, ...]:
+        """The agents that play, in order: those of ``protocol.agents``, by default all, and the protocol's helpers."""
+        return speakers(self.config.protocol, self.agents, self.protocol)
+
+    @cached_property
+    def learners(self) -> dict[str, str | None]:
+        """The agents that play and are trained, with their own roles."""
+        playing = {name: self.config.agents[name] for name in self.speakers}
+        return {name: agent.role for name, agent in playing.items() if agent.trainable and agent.weights}
+
+    @cached_property
+    def sampling(self) -> TeamSampling:
+        """How the team is sampled, where this differs from the run.
+
+        Raises:
+            ConfigError: ``protocol.sampling`` is wrong.
+        """
+        sections = {name: agent.sampling for name, agent in self.config.agents.items()}
+        agents = {name: sampling for name, sampling in sections.items() if sampling is not None}
+        return TeamSampling(agents, self._role_sampling(), dict(self.config.evaluation.sampling))
+
+    def _role_sampling(self) -> dict[str, Sampling]:
+        """Return the sampling of each role that ``protocol.sampling`` names."""
+        where = f"{self.where}: protocol.sampling"
+        roles = self.config.protocol.get("sampling") or {}
+        if not isinstance(roles, dict) or not all(isinstance(values, dict) for values in roles.values()):
+            raise ConfigError(
+                f"{where}: expected roles with their values, as {{solver: {{temperature: 0.7}}}}, got {roles!r:.80}"
+            )
+        return {str(role): validated(Sampling, dict(values), f"{where}.{role}") for role, values in roles.items()}
+
+    @cached_property
+    def task(self) -> Task:
+        """The training split.
+
+        Raises:
+            ConfigError: it is empty or cannot be read.
+        """
+        task = build_task(self.config.task, "train", self.config.seed, self.where)
+        if len(task) == 0:
+            raise ConfigError("task: the training split is empty")
+        return task
+
+    @cached_property
+    def held_out(self) -> Task | None:
+        """The evaluation split, or None if ``evaluation.questions`` is 0.
+
+        Raises:
+            ConfigError: it is empty or cannot be read.
+        """
+        if not self.config.evaluation.questions:
+            return None
+        held_out = build_task(self.config.task, "eval", self.config.seed, self.where)
+        if len(held_out) == 0:
+            raise ConfigError("task: the evaluation split is empty; set evaluation.questions to 0 to do without")
+        return held_out
+
+    @property
+    def splits(self) -> list[Task]:
+        """The training split, and the evaluation split if there is one."""
+        return [split for split in (self.task, self.held_out) if split is not None]
+
+    @cached_property
+    def curriculum(self) -> list[tuple[int, Task]]:
+        """The tasks of ``schedule.curriculum``, with the update from which each is asked.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        return [
+            (
+                stage.update,
+                build_task(
+                    self.config.task | stage.task,
+                    "train",
+                    self.config.seed,
+                    f"{self.where}: schedule.curriculum, update {stage.update}",
+                ),
+            )
+            for stage in self.config.schedule.curriculum
+        ]
+
+    def open_tools(self) -> TeamTools:
+        """Return the tools and environments for those who play, in a new world, which the caller closes.
+
+        Raises:
+            ConfigError: as for :meth:`maporl.environments.build.TeamTools.from_config`.
+        """
+        return TeamTools.from_config(self.config, self.speakers, self.protocol.acts_in)
