@@ -6,11 +6,11 @@ tokens.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from maporl.errors import ConfigError
+from maporl.errors import Fault
 from trl_ext.ppo.options import Decoding
 
 
@@ -166,27 +166,24 @@ class TeamSampling:
         return max(found)
 
 
-def check_learners(sampling: TeamSampling, learners: Mapping[str, str | None], gives_roles: bool, where: str) -> None:
-    """Check that no agent that is trained answers greedily in training.
+def greedy_learners(sampling: TeamSampling, learners: Mapping[str, str | None], gives_roles: bool) -> Iterator[Fault]:
+    """Yield the sampling of each agent that is trained and would answer greedily in training.
 
     Args:
         sampling: how the answers of the team are sampled.
         learners: the agents that are trained, with their own roles.
         gives_roles: whether the protocol gives agents roles.
-        where: begins the message, with ": " at its end, or is empty.
-
-    Raises:
-        ConfigError: an agent that is trained has temperature 0.
     """
     places = {f"agents.{name}.sampling": (name, sampling.agents.get(name)) for name in learners}
-    for role, own in sampling.roles.items():
+    for role, values in sampling.roles.items():
         playing = [name for name, declared in learners.items() if gives_roles or declared == role]
         if playing:
-            places[f"protocol.sampling.{role}"] = (playing[0], own)
-    for place, (name, found) in places.items():
-        if found is not None and 0 in found.every("temperature"):
-            raise ConfigError(
-                f"{where}{place}.temperature: it is 0, and agent {name!r} is trained; PPO needs the probability of each answer, "
+            places[f"protocol.sampling.{role}"] = (playing[0], values)
+    for place, (name, section) in places.items():
+        if section is not None and 0 in section.every("temperature"):
+            yield Fault(
+                f"{place}.temperature",
+                f"it is 0, and agent {name!r} is trained; PPO needs the probability of each answer",
                 f"so set it above 0, or set agents.{name}.trainable: false; greedy answers of evaluations are set by "
-                "evaluation.temperature"
+                "evaluation.temperature",
             )

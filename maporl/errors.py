@@ -5,11 +5,14 @@ that many parts raise.
 """
 
 import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trl_ext.errors import UserError
 
-__all__ = ["ConfigError", "RunError", "UserError", "install_command"]
+__all__ = ["ConfigError", "Fault", "RunError", "UserError", "install_command", "refuse", "refused"]
 
 
 class ConfigError(UserError, ValueError):
@@ -20,6 +23,58 @@ class ConfigError(UserError, ValueError):
 
 class RunError(UserError, RuntimeError):
     """A folder is not a run, or its run cannot be read. The message names the file and, if possible, the line."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a run before it starts. The parts of a run say it (``check(run)``), and :func:`refuse` raises it.
+
+    Args:
+        key: the option, as the YAML file names it, such as ``branching.resample``.
+        what: what is wrong with it: what it is, and what is expected.
+        remedy: what to do.
+        severity: "error" if the run cannot start, and "warning" if it works but is hardly ever what was meant.
+    """
+
+    key: str
+    what: str
+    remedy: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+    @classmethod
+    def of(cls, error: ValueError) -> "Fault":
+        """Return what a part said when it refused to be built; its message begins with the option."""
+        key, _, what = str(error).partition(": ")
+        return cls(key, what) if what else cls("configuration", key)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def refused(build: Callable[[], object]) -> Iterator[Fault]:
+    """Yield the error with which a part refuses to be built, if it does."""
+    try:
+        build()
+    except ValueError as error:
+        yield Fault.of(error)
+
+
+def refuse(faults: Iterable[Fault], where: str = "") -> list[str]:
+    """Return the warnings among ``faults`` as lines. No fault after the first error is asked for.
+
+    Args:
+        faults: what the parts of a run say.
+        where: where the run comes from, with which the message of an error begins.
+
+    Raises:
+        ConfigError: one of them is an error.
+    """
+    lines = []
+    for fault in faults:
+        if fault.severity == "error":
+            raise ConfigError(f"{where}: {fault}" if where else str(fault))
+        lines.append(f"warning: {fault}")
+    return lines
 
 
 def install_command(extra: str) -> str:

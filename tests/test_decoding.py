@@ -3,8 +3,8 @@
 import pytest
 
 from maporl.config.schema import AgentSection, ApiSection
-from maporl.decoding import RowSampling, Sampling, SpeakerSampling, TeamSampling, check_learners
-from maporl.errors import ConfigError
+from maporl.decoding import RowSampling, Sampling, SpeakerSampling, TeamSampling, greedy_learners
+from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
 from maporl.types import Ask
 from maporl.validation.load import from_dict
@@ -144,9 +144,9 @@ def test_greedy_answers_are_allowed_to_agents_that_are_not_trained():
 
 def test_a_protocol_that_gives_roles_may_give_any_of_them_to_a_learner():
     greedy = TeamSampling(roles={"worker": Sampling(temperature=0)})
-    check_learners(greedy, {"ann": None}, False, "")
+    refuse(greedy_learners(greedy, {"ann": None}, False))
     with pytest.raises(ConfigError, match=r"^here: protocol\.sampling\.worker\.temperature"):
-        check_learners(greedy, {"ann": None}, True, "here: ")
+        refuse(greedy_learners(greedy, {"ann": None}, True), "here")
 
 
 def test_fields_of_before_stay_where_they_were():

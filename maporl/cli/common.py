@@ -75,7 +75,7 @@ def load_team_config(
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
     from maporl.team.pretrained import read_team, weights_of
-    from maporl.validation.checks import check
+    from maporl.validation.check import check
 
     settings, folder = read_team(given, [*(set_ or []), *_overrides(values)])
     if lacking := [key for key in ("task", "protocol") if not getattr(settings, key)]:

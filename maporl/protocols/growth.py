@@ -1,11 +1,11 @@
 """Options of a protocol that change from update to update. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from maporl.config.imports import unknown
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.protocols.base import Protocol
 from maporl.schedules import Growth
 
@@ -26,22 +26,21 @@ def grown(protocol: Protocol, growth: Growth | None, update: int) -> Protocol:
     return protocol
 
 
-def check_growth(protocol: Protocol, growth: Growth | None, players: tuple[str, ...], where: str) -> None:
-    """Check that ``players`` can play ``protocol`` at every stage, and that no stage has more turns than ``protocol``.
-
-    Raises:
-        ConfigError: they cannot, or a stage has more turns. ``where`` begins the message.
-    """
+def faults(protocol: Protocol, growth: Growth | None, players: tuple[str, ...]) -> Iterator[Fault]:
+    """Yield why ``players`` cannot play ``protocol`` at some stage, and stages with more turns than ``protocol``."""
     for update in () if growth is None else range(1, growth.stages * growth.every + 1, growth.every):
         try:
             stage = grown(protocol, growth, update)
             stage.check_players(players)
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"{where}: {error}") from None
+        except ValueError as error:
+            yield Fault.of(error)
+            return
         if stage.turns > protocol.turns:
-            raise ConfigError(
-                f"{where}: {WHERE}: an agent has up to {stage.turns} turns from update {update} on, but {protocol.turns} in the "
-                "section protocol, which evaluations play; give protocol the longest values"
+            yield Fault(
+                WHERE,
+                f"an agent has up to {stage.turns} turns from update {update} on, but {protocol.turns} in the section protocol, which "
+                "evaluations play",
+                "give protocol the longest values",
             )
 
 

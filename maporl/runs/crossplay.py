@@ -29,7 +29,7 @@ from maporl.team.agents import Agent
 from maporl.team.loading import Bases, base_key, load_agents, load_tokenizers
 from maporl.team.pretrained import check_complete, load_trained_weights, read_team
 from maporl.team.team import Team
-from maporl.validation.checks import check
+from maporl.validation.check import check
 from trl_ext.files.atomic import replace_file
 from trl_ext.files.paths import below
 from trl_ext.process import distributed

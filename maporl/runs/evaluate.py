@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from maporl.config import Config
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.evaluation.metrics import Evaluation
 from maporl.evaluation.suite import SuiteResult
 from maporl.rollout.baselines import play_baselines
@@ -14,7 +14,7 @@ from maporl.rollout.suite import play_suite
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_player
 from maporl.tasks import Task, build_task
-from maporl.validation.checks import check_exchange
+from maporl.team.exchange import exchanged as faults_of_exchange
 
 
 def evaluate(config: Config, checkpoint: Path | None, exchanged: Sequence[str] = ()) -> Evaluation:
@@ -59,7 +59,7 @@ def evaluate_suite(
 def _player(config: Config, checkpoint: Path | None, exchanged: Sequence[str]) -> Player:
     """Return the player of the team, after checking that the agents in ``exchanged`` can take each other's place."""
     if exchanged:
-        check_exchange(ResolvedRun(config), exchanged)
+        refuse(faults_of_exchange(ResolvedRun(config), exchanged))
     player = build_player(config, checkpoint)
     player.exchange(exchanged)
     return player

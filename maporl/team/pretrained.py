@@ -12,11 +12,11 @@ from huggingface_hub.utils import validate_repo_id
 from maporl.config import Config, parse_config, read_yaml
 from maporl.config.imports import with_imports
 from maporl.config.parse import override
-from maporl.errors import RunError
+from maporl.errors import RunError, refuse
 from maporl.rewards.likelihood import asks_untrained
 from maporl.storage.run_folder import has_final
+from maporl.team import check
 from maporl.team.agents import Policy
-from maporl.team.checks import check_agents, check_names
 from maporl.team.loading import policy_names
 from maporl.team.pulled import reach_of
 from trl_ext.files.paths import UnsafeName, below, within
@@ -71,7 +71,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
     given = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
-    check_names(parsed, str(file))
+    refuse(check.names(parsed), str(file))
     for agent, section in values["agents"].items():
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
@@ -87,7 +87,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
     config = with_imports(parse_config(values, str(file)), str(file))
-    check_agents(config, str(file))
+    refuse(check.agents(config), str(file))
     needed = {key: what for key, what in config.only_in_python.items() if not key.startswith("training.")}
     output = str(folder) if local else Path(str(name)).name
     return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder

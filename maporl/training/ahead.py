@@ -6,17 +6,18 @@ and slow dialogues are trained on as others are.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from maporl.errors import Fault
 from maporl.rollout.interleaving import Interleaving
 from trl_ext.process.waits import Threads, finished, result
 
 Batch = TypeVar("Batch")
 
 
-def check_ahead(
+def faults(
     depth: int,
     remote: Mapping[str, bool],
     between: Mapping[str, bool],
@@ -24,8 +25,8 @@ def check_ahead(
     engine_tis_cap: float | None,
     past: bool,
     processes: int = 1,
-) -> None:
-    """Check that ``async_depth`` can be ``depth``, which is above 0.
+) -> Iterator[Fault]:
+    """Yield why ``async_depth`` cannot be ``depth``, which is above 0.
 
     Args:
         depth: the most updates by which dialogues may be older than the weights that they train.
@@ -35,34 +36,33 @@ def check_ahead(
         engine_tis_cap: the cap of the importance weights that correct for older weights. None means no correction.
         past: whether past policies play.
         processes: the number of processes that train together.
-
-    Raises:
-        ValueError: an engine samples from the weights that are being updated, or older weights are not corrected for,
-            or several processes train together, or dialogues of several updates cannot be played at once.
     """
+    key = "training.async_depth"
     here = sorted(name for name, elsewhere in remote.items() if not elsewhere)
     if here or untrained is not None:
         what = f"engine {here[0]!r} answers" if here else f"{untrained} asks"
-        raise ValueError(
-            f"async_depth: {depth} plays while weights change, and {what} with those weights; use cluster.backend: ray or "
-            "engine: vllm, or async_depth: 0"
+        yield Fault(
+            key,
+            f"{depth} plays while weights change, and {what} with those weights",
+            "use cluster.backend: ray or engine: vllm, or async_depth: 0",
         )
     if engine_tis_cap is None:
-        raise ValueError(
-            f"async_depth: {depth} trains on dialogues of older weights; set engine_tis_cap, e.g. 2.0, which corrects for this"
-        )
+        what = f"{depth} trains on dialogues of older weights"
+        yield Fault(key, what, "set engine_tis_cap, e.g. 2.0, which corrects for this")
     if processes > 1:
-        raise ValueError(f"async_depth: {depth} needs a single process; this run has {processes}")
+        yield Fault(key, f"{depth} needs a single process; this run has {processes}")
     if depth > 1 and past:
-        raise ValueError(
-            f"async_depth: {depth} plays several batches at once, and schedule.opponent_pool gives each its own past weights; "
-            "use async_depth: 1"
+        yield Fault(
+            key,
+            f"{depth} plays several batches at once, and schedule.opponent_pool gives each its own past weights",
+            "use async_depth: 1",
         )
     if depth > 1 and (ended := sorted(name for name, takes in between.items() if not takes)):
-        raise ValueError(
-            f"async_depth: {depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues "
-            "end first, so that more than 1 brings nothing; use cluster.backend: ray with cluster.on_update: finish, or "
-            "async_depth: 1"
+        yield Fault(
+            key,
+            f"{depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues end first, so that more "
+            "than 1 brings nothing",
+            "use cluster.backend: ray with cluster.on_update: finish, or async_depth: 1",
         )
 
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from maporl.advantages.baselines import BaselineState, baseline_of
+from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import Estimates, estimate_all
 from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
+from maporl.errors import ConfigError
 from maporl.rounding import differ
-from maporl.training.rewards_apart import must_be_sums
 from maporl.training.samples import Columns, turn_batch, untrained_columns
 from maporl.training.update_batch import TeamUpdateBatch
 from trl_ext.learning.learners import Learning
@@ -207,7 +208,7 @@ class Advantages:
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
         turns = turn_batch(columns, reward, value, self.sources, score)
-        must_be_sums(turns)
+        _must_be_sums(turns)
         estimates = estimate_all(turns, self.config, self.state, scaled=not per_token)
         _spread(batches, rows, estimates, judged)
         for transform in per_token:
@@ -296,3 +297,16 @@ def _one_sampled(mask: Tensor, last: bool) -> Tensor:
     """Return a mask of each row's first or ``last`` sampled token. The value of a token is that of the state before it."""
     place = mask.cumsum(1)
     return mask & (place == (mask.sum(1, keepdim=True) if last else 1))
+
+
+def _must_be_sums(batch: TurnBatch) -> None:
+    """Check that what each row earned is the weighted sum of its own rewards, if these are compared apart."""
+    parts, weights = batch.parts or {}, batch.part_weights or {}
+    for i in batch.rows() if parts else []:
+        own = sum(weights.get(name, 1.0) * (values[i] or 0.0) for name, values in parts.items())
+        if abs(own - batch.reward[i]) > 1e-5 * max(1.0, abs(own)):
+            raise ConfigError(
+                "advantage.multi_objective_aggregation: normalize_then_sum compares each reward of an utterance alone, but an "
+                f"utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards { ({n: v[i] for n, v in parts.items()}) } is "
+                f"credited with {batch.reward[i]:g} and not with their weighted sum {own:g}; set sum_then_normalize"
+            )

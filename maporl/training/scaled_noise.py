@@ -11,49 +11,52 @@ from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import Whiten, build_transforms
 from maporl.config.schema import AdvantageConfig
-from maporl.errors import ConfigError
+from maporl.errors import Fault
 from trl_ext.ppo.options import PPOOptions
 
 OF_A_QUESTION = frozenset({"prompt", "rollout", "parent", "caller", "state", "seed"})
 """A group with one of these columns in its key is a part of one question, in which all rewards are often equal."""
 
 
-def check_scaled_noise(advantage: AdvantageConfig, ppo: PPOOptions, where: str) -> None:
-    """Check that neither the KL nor a critic's error is divided by its own spread in the groups of a question.
+def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
+    """Yield a KL or a critic's error that would be divided by its own spread in the groups of a question.
 
-    Raises:
-        ConfigError: the KL is part of rewards that are scaled within a question, or a critic's values are; or the KL is both in the
-            loss and in the advantage. The message begins with ``where`` and has the remedies.
+    The KL is part of rewards that are scaled within a question, or a critic's values are; or the KL is both in the loss and in the
+    advantage.
     """
     in_reward = ppo.kl_coef != 0 and ppo.kl_in == "reward"
-    for place, divides, remedy, config, key in _scaled_groups(advantage, f"{where}: advantage"):
+    for place, divides, remedy, config, key in _scaled_groups(advantage):
         of_a_question = sorted(OF_A_QUESTION.intersection(key))
         if not of_a_question:
             continue
         baseline = baseline_of(config)
         if in_reward:
-            raise ConfigError(
-                f"{where}: {place}: {divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward "
-                f"has made the KL (kl_coef {ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, "
-                "only the KL differs, and its noise would become advantages of 1 and -1; set ppo.kl_in: loss with ppo.kl_estimator: "
-                f"k3, or {remedy}"
+            yield Fault(
+                place,
+                f"{divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward has made the KL (kl_coef "
+                f"{ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, only the KL differs, and its "
+                "noise would become advantages of 1 and -1",
+                f"set ppo.kl_in: loss with ppo.kl_estimator: k3, or {remedy}",
             )
         if baseline.needs_critic and (baseline.over != "group" or divides == "whiten"):
-            raise ConfigError(
-                f"{where}: {place}: {divides} divides by the spread of each group by {list(key)}, and baseline "
-                f"{config.baseline} leaves the critic's error. Where all answers of a question earn the same, only this error differs, and "
-                f"would become advantages of 1 and -1; leave {', '.join(of_a_question)} out of the key, or {remedy}"
+            yield Fault(
+                place,
+                f"{divides} divides by the spread of each group by {list(key)}, and baseline {config.baseline} leaves the critic's error. "
+                "Where all answers of a question earn the same, only this error differs, and would become advantages of 1 and -1",
+                f"leave {', '.join(of_a_question)} out of the key, or {remedy}",
             )
-    transforms = build_transforms(advantage, f"{where}: advantage")
+    transforms = build_transforms(advantage)
     if ppo.kl_coef != 0 and ppo.kl_in == "loss" and any(transform.per_token for transform in transforms):
-        raise ConfigError(
-            f"{where}: advantage.post: cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: "
-            "loss would add it to the loss too; set ppo.kl_in: reward, or leave cumulative_kl out"
+        yield Fault(
+            "advantage.post",
+            f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: loss would add it to the "
+            "loss too",
+            "set ppo.kl_in: reward, or leave cumulative_kl out",
         )
 
 
 def _scaled_groups(
-    advantage: AdvantageConfig, where: str
+    advantage: AdvantageConfig,
 ) -> Iterator[tuple[str, str, str, AdvantageConfig, Sequence[str]]]:
     """Yield what is divided by the spread of groups: its place, what divides, how to leave that out, the advantage and the key."""
     terms = [
@@ -63,6 +66,6 @@ def _scaled_groups(
     for place, config in terms:
         if scale_of(config).over == "group":
             yield place, f"scale {config.scale}", f"{place}.scale: none", config, config.key
-    for transform in build_transforms(advantage, where):
+    for transform in build_transforms(advantage):
         if isinstance(transform, Whiten):
             yield "advantage.post", "whiten", "leave whiten out", advantage, transform.key

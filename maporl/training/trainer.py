@@ -19,14 +19,15 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from maporl.advantages.baselines import baseline_of
 from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
-from maporl.decoding import TeamSampling, check_learners
+from maporl.decoding import TeamSampling, greedy_learners
 from maporl.engines.base import Engine
 from maporl.engines.build import build_engines
 from maporl.environments.build import TeamTools
+from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
+from maporl.protocols import growth
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
-from maporl.protocols.growth import check_growth
 from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
@@ -41,21 +42,20 @@ from maporl.tasks.prompts import Prompts, questions_of
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
-from maporl.training.ahead import Ahead, batches_to_begin, check_ahead
+from maporl.training import ahead
+from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
 from maporl.training.backend import Backend
-from maporl.training.branched_credit import check_branched_advantage, check_branched_credit
+from maporl.training.check import fitting
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
 from maporl.training.proposal_metrics import proposal_metrics
-from maporl.training.rewards_apart import check_rewards_apart
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import samples_by_policy
-from maporl.training.scaled_noise import check_scaled_noise
 from maporl.training.staleness import staleness_metrics
 from maporl.training.token_traces import trace
 from maporl.training.tool_metrics import mention_no_calls, tool_metrics
@@ -177,10 +177,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward = reward or RewardSection()
         if reward_funcs is not None:
             reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
-        check_branched_credit(branching, reward, protocol, "trainer")
-        check_rewards_apart(advantage, reward, args, "trainer")
-        check_scaled_noise(advantage, args, "trainer")
-        check_branched_advantage(branching, advantage, "trainer")
+        refuse(fitting(branching, reward, protocol, advantage, args), "trainer")
         self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
         pool = self.schedule.opponent_pool
         past = PastPolicies if backend is None else backend.past_policies
@@ -203,14 +200,14 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             sampling=sampling,
             restates=args.restate == "base_model",
         )
-        check_growth(protocol, self.schedule.growth, self.player.speakers, "trainer")
+        refuse(growth.faults(protocol, self.schedule.growth, self.player.speakers), "trainer")
         self.player.growth = self.schedule.growth
         learning = {
             name: agent.role
             for name, agent in team.agents.items()
             if name in self.player.speakers and any(p.trainable for p in team.policies_of.get(name, ()))
         }
-        check_learners(self.player.sampling, learning, protocol.roles, "trainer: ")
+        refuse(greedy_learners(self.player.sampling, learning, protocol.roles), "trainer")
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
         self._critic_outputs = protocol.turns if args.critic_per_turn else 1
@@ -285,7 +282,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def _check_ahead(self, untrained: str | None) -> None:
         """Check that dialogues can be played ahead. ``untrained`` names what asks the weights before training."""
         engines = {agent.engine: self.engines[agent.engine] for agent in self.team.agents.values()}
-        check_ahead(
+        faults = ahead.faults(
             self.args.async_depth,
             {name: engine.remote for name, engine in engines.items()},
             {name: engine.between for name, engine in engines.items()},
@@ -294,6 +291,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.past_policies is not None,
             distributed.size(),
         )
+        refuse(faults, "trainer")
 
     def _untrained_model(self, policy: str) -> Any:
         """Return a context manager that opens a policy's model with its weights before training."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from maporl.config import Config, parse_config, read_values
 from maporl.config.imports import with_imports
-from maporl.validation.checks import check
+from maporl.validation.check import check
 from maporl.validation.engine_choice import choose_engines
 
 

@@ -12,12 +12,11 @@ from maporl import Team
 from maporl.backends.logs import log_of, write_stacks
 from maporl.config import parse_config
 from maporl.engines.vllm.engine import VLLMEngine
-from maporl.errors import ConfigError, RunError
+from maporl.errors import ConfigError, RunError, refuse
 from maporl.loops import stages
 from maporl.runs import build, crossplay, loop_stage
 from maporl.storage.disk_cache import DiskCache
-from maporl.team import pretrained
-from maporl.team.checks import check_agents
+from maporl.team import check, pretrained
 from maporl.team.initial import load_initial
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
@@ -96,7 +95,7 @@ def record(folder, saves):
 
 
 def read(folder, monkeypatch):
-    rows_of(monkeypatch, pretrained, check_names=None)
+    rows_of(monkeypatch, pretrained, refuse=None)
     values = {"output_dir": "x", "agents": {"ann": {"model": "org/base", "policy": EVIL}}, "task": {}, "protocol": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     pretrained.read_team(folder)
@@ -320,9 +319,12 @@ def test_a_configuration_names_no_folder_elsewhere(tmp_path, key, name):
         ConfigError,
         match=rf"x.yaml: agents.ann.{key}.*: (.* cannot be the name of a folder|expected a text that a file can hold)",
     ):
-        check_agents(parse_config(values, "x.yaml"), "x.yaml")
+        refuse(check.agents(parse_config(values, "x.yaml")), "x.yaml")
     with pytest.raises(ConfigError, match="names no policy; list one for each turn"):
-        check_agents(parse_config({**values, "agents": {"ann": {"tiny": {}, "policy_per": []}}}, "x.yaml"), "x.yaml")
+        refuse(
+            check.agents(parse_config({**values, "agents": {"ann": {"tiny": {}, "policy_per": []}}}, "x.yaml")),
+            "x.yaml",
+        )
 
 
 def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from recipe_lengths import BRIEF, LONGER
 from maporl.config.recipes import axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
 from maporl.errors import ConfigError
 from maporl.runs import train as run
+from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
@@ -186,7 +187,7 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
         ):
             from_dict(values)
         return
-    trainer = run.build_trainer(from_dict(values), quiet=True)
+    trainer = build_trainer(from_dict(values), quiet=True)
     trainer.train()
     assert trainer.state.global_step == 1
     values = [

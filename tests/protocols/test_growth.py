@@ -14,7 +14,7 @@ from maporl.config.schema import BranchingSection
 from maporl.errors import ConfigError
 from maporl.protocols import Debate, PlayGame
 from maporl.protocols.growth import grown
-from maporl.runs import train as run
+from maporl.runs.build import build_trainer
 from maporl.schedules import Growth, Schedule
 
 PROTOCOL = Debate(turns=3, later="{others};{question}", quote="{text}")
@@ -69,7 +69,7 @@ def test_scaling_inter_compares_outcomes(tmp_path):
 
 def test_a_debate_grows_in_training_and_is_evaluated_whole(tmp_path):
     settings = config(tmp_path, protocol=DEBATE, schedule=THREE, branching={"group": 2, "resample": 1})
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     found = []
     for _ in range(4):
         dialogues, _, _ = one_update(trainer)
@@ -88,10 +88,10 @@ def test_a_resumed_run_goes_on_at_its_stage(tmp_path):
             tmp_path / name, updates=updates, protocol=DEBATE, schedule=THREE, training=training, branching={"group": 2}
         )
 
-    whole = run.build_trainer(settings("whole", 3), quiet=True)
+    whole = build_trainer(settings("whole", 3), quiet=True)
     whole.train()
-    run.build_trainer(settings("cut", 1), quiet=True).train()
-    resumed = run.build_trainer(settings("cut", 3), quiet=True)
+    build_trainer(settings("cut", 1), quiet=True).train()
+    resumed = build_trainer(settings("cut", 3), quiet=True)
     played_in, collect = [], resumed.collector.collect
     resumed.collector.collect = lambda batch: (collect(batch), played_in.append(longest(batch.dialogues)))
     resumed.train(resume_from_checkpoint=True)
@@ -132,7 +132,7 @@ def test_growth_that_cannot_be_is_refused_before_a_model_loads(tmp_path, growth,
 def test_growth_in_python(tmp_path):
     settings = config(tmp_path, protocol=DEBATE)
     schedule = Schedule(growth=Growth({"turns": [2]}, every=1))
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     args, team = trainer.args, trainer.team
     built = MultiAgentPPOTrainer(args, team, trainer.task, PROTOCOL, schedule=schedule, branching=BranchingSection())
     assert longest(built.collected().dialogues) == {2}

@@ -8,7 +8,7 @@ from maporl.errors import ConfigError
 from maporl.rewards import as_source
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
-from maporl.runs import build as run
+from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 
@@ -71,7 +71,7 @@ def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):
         "reward": {"sources": {"judge": 1.0}, "rules": ["own"], "judge": judge}, "evaluation": {"questions": 0},
         "ppo": {"response_length": 3}, "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "use_cpu": True},
     })  # fmt: skip
-    trainer = run.build_trainer(config, quiet=True)
+    trainer = build_trainer(config, quiet=True)
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     scored = batch.dialogues
     values = [u.rewards["judge"] for d in scored for u in d.utterances]
@@ -103,7 +103,7 @@ def test_questions_whose_dialogues_earn_the_same_are_replaced(tmp_path):
         tmp_path, branching={"group": 2, "resample": 3}, ppo={"response_length": 3, "num_ppo_epochs": 1},
         advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
     )  # fmt: skip
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     rounds = []
 
     def source(played, task):
@@ -131,7 +131,7 @@ def test_answers_of_replacing_questions_are_not_taken_for_copies_of_replaced_one
         tmp_path, protocol={"name": "chain"}, branching={"how": "fork_every", "group": 2, "resample": 1},
         advantage={"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent"]},
     )  # fmt: skip
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     told = iter(range(10_000))
 
     def source(played, task):  # dialogues of the first two questions differ, those of the others do not, until replaced

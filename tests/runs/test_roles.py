@@ -9,15 +9,19 @@ from scripted_training import scripted_trainer
 from stand_ins import tiny_values
 from tiny_run import TINY
 
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.rollout.suite import play_suite
 from maporl.run import ResolvedRun
 from maporl.runs.evaluate import evaluate
 from maporl.runs.train import train
 from maporl.tasks.mathematics import suite_tasks
-from maporl.validation.checks import check_exchange
+from maporl.team.exchange import exchanged
 from maporl.validation.load import from_dict, load
 from trl_ext.ppo.options import GREEDY
+
+
+def refuse_exchange(run, names):
+    refuse(exchanged(run, names))
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +64,17 @@ def test_names_that_cannot_be_swapped_are_refused(names, message, run):
     done = invoke("eval", run, "--swap", ",".join(names))
     assert done.exit_code == 2 or isinstance(done.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
-        check_exchange(ResolvedRun(load(run / "config.yaml")), names)
+        refuse_exchange(ResolvedRun(load(run / "config.yaml")), names)
 
 
 def test_agents_with_one_policy_or_without_weights_cannot_be_swapped():
     with pytest.raises(ConfigError, match=r"--swap: 'tool' and 'planner' share one policy, so nothing would change"):
-        check_exchange(ResolvedRun(load("at_grpo_shared")), ["tool", "planner"])
+        refuse_exchange(ResolvedRun(load("at_grpo_shared")), ["tool", "planner"])
     api = "agents.actor={model: null, engine: openai, api: {model: m}}"
     with pytest.raises(ConfigError, match=r"'collaborator' has the engine 'transformers' and 'actor' has 'openai'"):
-        check_exchange(ResolvedRun(load("agentpo_hint", [api])), ["collaborator", "actor"])
-    check_exchange(ResolvedRun(load("at_grpo_roles")), ["tool", "planner"])
-    check_exchange(
+        refuse_exchange(ResolvedRun(load("agentpo_hint", [api])), ["collaborator", "actor"])
+    refuse_exchange(ResolvedRun(load("at_grpo_roles")), ["tool", "planner"])
+    refuse_exchange(
         ResolvedRun(load("agentpo_hint")), ["collaborator", "actor"]
     )  # of different models, each with its own tokenizer
 

@@ -15,6 +15,7 @@ from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
 from maporl.runs import train as run
+from maporl.runs.build import build_trainer
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -78,7 +79,7 @@ def test_past_opponents_speak_and_are_saved_as_without_groups(agents, tmp_path):
         for left in ("final", "checkpoint-3", "checkpoint-4"):
             shutil.rmtree(folder / left)
         (folder / "config.yaml").unlink()
-        trainer = run.build_trainer(config_of(folder, 4, sections | more, save_total_limit=4), quiet=True)
+        trainer = build_trainer(config_of(folder, 4, sections | more, save_total_limit=4), quiet=True)
         trainer.train(resume_from_checkpoint=True)
         assert_equal(end_of(folder, 4), local)
         shutil.rmtree(folder)

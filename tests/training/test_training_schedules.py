@@ -14,7 +14,7 @@ from scheduled_runs import TINY, config, one_update
 
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
-from maporl.runs import train as run
+from maporl.runs.build import build_trainer
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 
 
@@ -27,7 +27,7 @@ def moved(trainer, policy, before):
 
 
 def test_roles_are_exchanged_and_optimizers_keep_their_state(tmp_path):
-    trainer = run.build_trainer(config(tmp_path, schedule={"swap": {"agents": ["ann", "bob"], "every": 2}}), quiet=True)
+    trainer = build_trainer(config(tmp_path, schedule={"swap": {"agents": ["ann", "bob"], "every": 2}}), quiet=True)
     spoken = []
     for _ in range(5):
         answers, _, _ = one_update(trainer)
@@ -38,7 +38,7 @@ def test_roles_are_exchanged_and_optimizers_keep_their_state(tmp_path):
 
 
 def test_agents_learn_one_at_a_time(tmp_path):
-    trainer = run.build_trainer(config(tmp_path, schedule={"round_robin": {"every": 1}}), quiet=True)
+    trainer = build_trainer(config(tmp_path, schedule={"round_robin": {"every": 1}}), quiet=True)
     for learning in ("ann", "bob", "ann"):
         before = {name: weights(trainer, name) for name in ("ann", "bob")}
         _, rows, _ = one_update(trainer)
@@ -52,7 +52,7 @@ def test_critics_can_warm_up_alone(tmp_path):
         schedule={"critic_warmup": 1},
         ppo={"response_length": 3, "num_ppo_epochs": 2, "vf_coef": 1.0, "missing_eos_penalty": 1.0},
     )
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     before, head = weights(trainer, "ann"), trainer.learners["ann"].value_head.linear.weight.clone()
     one_update(trainer)
     assert not moved(trainer, "ann", before) and not torch.equal(trainer.learners["ann"].value_head.linear.weight, head)
@@ -61,7 +61,7 @@ def test_critics_can_warm_up_alone(tmp_path):
 
 
 def test_the_curriculum_changes_the_task(tmp_path):
-    trainer = run.build_trainer(
+    trainer = build_trainer(
         config(tmp_path, schedule={"curriculum": [{"update": 2, "task": {"largest": 20}}]}), quiet=True
     )
     sizes = []
@@ -77,7 +77,7 @@ def test_a_past_opponent_speaks_with_old_weights_that_nobody_trains(tmp_path, lo
     defaults = {"tiny": TINY, **({"lora": {"r": 2}} if lora else {})}
     pool = {"agent": "bob", "of": "ann", "every": 1, "keep": 2, "probability": 1.0}
     settings = config(tmp_path, agents=agents, agent_defaults=defaults, schedule={"opponent_pool": pool})
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     answers, rows, _ = one_update(trainer)
     assert {u.policy for d in answers for u in d.utterances} == {"shared"}  # without a snapshot yet
     trainer.past_policies.take_snapshot()
@@ -105,7 +105,7 @@ def test_engines_take_over_a_past_opponent_once_in_an_update_although_questions_
     """Processes resample different numbers of times, and taking over weights waits for all of them."""
     pool = {"agent": "bob", "of": "ann", "every": 1, "probability": 1.0}
     settings = config(tmp_path, schedule={"opponent_pool": pool}, branching={"group": 2, "resample": 3})
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     trainer.past_policies.take_snapshot()
     engine, told, played = trainer.engines["transformers"], [], []
     sync, play = engine.sync, trainer.collector._play
@@ -134,7 +134,7 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
         advantage={"returns": "utterance", "baseline": "mean", "key": ["prompt", "agent", "turn"], "singleton": "zero"},
         ppo={"response_length": 3, "num_ppo_epochs": 1, "kl_coef": 0.0},
     )  # fmt: skip
-    trainer = run.build_trainer(settings, quiet=True)
+    trainer = build_trainer(settings, quiet=True)
     assert trainer.args.critic == "head" and trainer.learners["ann"].critic == "none"
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     answers = batch.dialogues
@@ -195,7 +195,7 @@ def with_actor(folder, server, **api):
 
 def test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained(tmp_path, server, monkeypatch):
     monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
-    first = run.build_trainer(with_actor(tmp_path, server), quiet=True)
+    first = build_trainer(with_actor(tmp_path, server), quiet=True)
     answers, rows, _ = one_update(first)
     actor = [u for d in answers for u in d.utterances if u.agent == "actor"]
     assert len(actor) == 4 and all(u.text and not u.trainable for u in actor)
@@ -203,7 +203,7 @@ def test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained(tmp_pa
     counts = first.engines["openai"].metrics()
     assert counts["api/actor/requests"] == 4 and counts["api/actor/cached"] == 0
     assert counts["api/actor/completion_tokens"] > 0
-    again = run.build_trainer(with_actor(tmp_path, server), quiet=True)
+    again = build_trainer(with_actor(tmp_path, server), quiet=True)
     repeated, _, _ = one_update(again)
     assert [u.text for d in repeated for u in d.utterances] == [u.text for d in answers for u in d.utterances]
     assert again.engines["openai"].metrics()["api/actor/requests"] == 0
@@ -211,7 +211,7 @@ def test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained(tmp_pa
 
 def test_an_endpoint_that_does_not_answer_stops_the_run_and_is_named(tmp_path):
     nowhere = ("http://127.0.0.1:9/v1", "m")
-    trainer = run.build_trainer(with_actor(tmp_path, nowhere, retries=0, cache=False, timeout=2), quiet=True)
+    trainer = build_trainer(with_actor(tmp_path, nowhere, retries=0, cache=False, timeout=2), quiet=True)
     with pytest.raises(
         RuntimeError, match=r"agent 'actor', turn 1, dialogue .* no answer from http://127\.0\.0\.1:9/v1"
     ):
@@ -221,7 +221,7 @@ def test_an_endpoint_that_does_not_answer_stops_the_run_and_is_named(tmp_path):
 def test_a_missing_key_is_said_before_anything_is_asked(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY holds no key"):
-        run.build_trainer(with_actor(tmp_path, (None, "gpt")), quiet=True)
+        build_trainer(with_actor(tmp_path, (None, "gpt")), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_running_means_and_past_opponents_survive_a_restart_bit_for_bit(tmp_path
                       "save_steps": 1, "lr_scheduler_type": "constant"},
         )  # fmt: skip
 
-    whole = run.build_trainer(settings("whole", 6), quiet=True)
+    whole = build_trainer(settings("whole", 6), quiet=True)
     whole.train()
-    begun = run.build_trainer(settings("cut", 3), quiet=True)
+    begun = build_trainer(settings("cut", 3), quiet=True)
     begun.train()
-    gone_on = run.build_trainer(settings("cut", 6), quiet=True)
+    gone_on = build_trainer(settings("cut", 6), quiet=True)
     gone_on.train(resume_from_checkpoint=True)
     assert gone_on.state.global_step == 6
     assert gone_on.advantages.state.means == whole.advantages.state.means and any(whole.advantages.state.means.values())

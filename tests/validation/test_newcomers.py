@@ -282,7 +282,7 @@ def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refu
     assert warned(GAME) == []
     with pytest.raises(
         ConfigError,
-        match=r"task .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game.",
+        match=r"task: .episodes. has no questions, and protocol .debate. brings none; use protocol: .name: game.",
     ):
         from_dict({**BASE, "task": {"name": "episodes"}})
 
@@ -295,7 +295,7 @@ def test_quantised_models_need_their_package_and_a_model(monkeypatch, bits):
     lora = {"lora": {}, bits: True}
     with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is not quantised"):
         from_dict({**BASE, "agents": {"ann": {"tiny": TINY, **lora}}})
-    monkeypatch.setattr("maporl.team.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("maporl.team.check.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError,
         match=rf"agents.ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'",

@@ -1,0 +1,121 @@
+"""Check an advantage: its slots, and the columns that they need."""
+
+from collections.abc import Iterator
+
+from maporl.advantages.baselines import baseline_of
+from maporl.advantages.estimator import check_columns
+from maporl.advantages.returns import return_of
+from maporl.advantages.transforms import build_transforms
+from maporl.config.schema import AdvantageConfig
+from maporl.errors import Fault, refused
+from maporl.run import ResolvedRun
+
+_PERSISTENT = ("agent", "role", "game", "turn")
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield slots that exclude each other, columns that are not recorded, and critics that are missing.
+
+    Raises:
+        ConfigError: a transform does not exist, or has a wrong option.
+    """
+    config = run.config.advantage
+    yield from refused(lambda: check_columns(config, recorded_columns(run)))
+    transforms = build_transforms(config, f"{run.where}: advantage")
+    per_token = any(transform.per_token for transform in transforms)
+    yield from _returns_and_baseline(config)
+    per_utterance = transforms or config.ddof == 0 or config.unit != "row" or config.singleton != "error"
+    if return_of(config).per_token and per_utterance:
+        yield Fault(
+            "advantage",
+            f"returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout and singleton: zero need "
+            "one number per utterance: set advantage.returns: utterance, or remove them",
+        )
+    if per_token and len(transforms) > 1:
+        yield Fault("advantage.post", "cumulative_kl works on tokens and stands alone", "remove the others")
+    yield from _added_terms(config, per_token)
+    yield from _critics(run)
+
+
+def recorded_columns(run: ResolvedRun) -> list[str]:
+    """Return the columns of a :class:`maporl.advantages.TurnBatch` that the run records."""
+    config, protocol = run.config, run.protocol
+    always = ["prompt", "rollout", "agent", "turn", "order", "parent", "action", "tokens", "seconds", "policy"]
+    roles = ["role"] if protocol.roles or any(agent.role for agent in config.agents.values()) else []
+    forks = ["state"] if config.branching.how != "independent" else []
+    tasks = ["task"] if config.task.get("name") == "mixture" else []
+    return list(dict.fromkeys([*always, *roles, *forks, *tasks, *sorted(protocol.records)]))
+
+
+def _returns_and_baseline(config: AdvantageConfig) -> Iterator[Fault]:
+    returns, baseline = return_of(config), baseline_of(config)
+    if returns.needs_critic and not baseline.needs_critic:
+        yield Fault(
+            "advantage",
+            f"returns {config.returns} needs a critic's values, but baseline is {config.baseline!r}",
+            "set advantage.baseline: critic",
+        )
+    if baseline.reads_after and (returns.needs_critic or returns.per_token):
+        yield Fault(
+            "advantage",
+            f"baseline {config.baseline} reads the critic after an utterance, and returns {config.returns} before it",
+            "set advantage.returns: utterance (or reward_to_go, tree)",
+        )
+    if returns.per_token and config.baseline != "none" and not baseline.needs_critic:
+        yield Fault(
+            "advantage",
+            f"returns {config.returns} goes with baseline critic or none, got {config.baseline!r}",
+            "for a baseline over groups set advantage.returns: utterance (or reward_to_go, tree)",
+        )
+    if config.multi_objective_aggregation == "normalize_then_sum" and (returns.needs_critic or returns.per_token):
+        yield Fault(
+            "advantage.multi_objective_aggregation",
+            f"normalize_then_sum compares the rewards of utterances, and returns {config.returns} does not",
+            "set advantage.returns: utterance",
+        )
+    if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
+        yield Fault(
+            "advantage",
+            f"baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has the same value again, "
+            "so no mean would ever be read",
+            f"use columns of {list(_PERSISTENT)}",
+        )
+
+
+def _added_terms(config: AdvantageConfig, per_token: bool) -> Iterator[Fault]:
+    """Yield the terms of ``plus`` that do not compare rows; ``per_token`` says whether a transform runs over tokens."""
+    for number, term in enumerate(config.plus):
+        added = term.within(config)
+        if return_of(added).needs_critic or return_of(added).per_token or baseline_of(added).needs_critic:
+            yield Fault(
+                f"advantage.plus.{number}",
+                f"returns {added.returns} with baseline {added.baseline} needs a critic or runs over tokens",
+                "what is added compares rows, as returns: reward_to_go with baseline: mean",
+            )
+        if baseline_of(added).remembers:
+            what = f"baseline {added.baseline} keeps means between updates"
+            yield Fault(f"advantage.plus.{number}", what, "use mean")
+    if config.plus and (return_of(config).per_token or per_token):
+        yield Fault(
+            "advantage.plus",
+            f"it adds numbers of utterances, and {config.returns} or post runs over tokens",
+            "leave one of them out",
+        )
+
+
+def _critics(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield agents without a critic where the advantage cannot be computed without one.
+
+    PPO's ``token_gae`` can: without values it is the discounted sum of the rewards to come.
+    """
+    config, returns = run.config.advantage, return_of(run.config.advantage)
+    if not baseline_of(config).needs_critic or (returns.per_token and not returns.needs_critic):
+        return
+    for name, agent in run.config.agents.items():
+        critic = agent.critic or run.config.training.critic
+        if critic == "none" and agent.trainable and agent.weights:
+            yield Fault(
+                "advantage",
+                f"returns {config.returns} with baseline critic needs a critic, but agent {name!r} has none",
+                "set training.critic: head, or another advantage.baseline",
+            )

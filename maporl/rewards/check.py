@@ -1,0 +1,112 @@
+"""Check what a run pays for: its sources, its rules, and what both read. Imports no torch."""
+
+from collections.abc import Iterator
+
+from maporl.config.parse import entry_name
+from maporl.config.schema import AblateSection
+from maporl.errors import Fault
+from maporl.protocols.judging import judge_of
+from maporl.rewards.build import find_source
+from maporl.rewards.rules import Rule, build_rules
+from maporl.run import ResolvedRun
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield sources that do not exist or lack what they need, and rules that read what nothing gives.
+
+    Raises:
+        ConfigError: a source cannot be found, or an option of a rule is wrong.
+    """
+    reward, protocol = run.config.reward, run.protocol
+    pays: frozenset[str] = protocol.pays | frozenset([*run.config.tools, *run.config.environments])
+    used = {*reward.sources, *protocol.between_turns()}
+    for source in sorted(used - pays):
+        find_source(source, f"{run.where}: reward.sources", pays)
+    rules = build_rules(reward.rules, f"{run.where}: reward.rules")
+    yield from _rules(run, rules, {*reward.sources, *pays, *contributions(run.config.branching.ablate)})
+    if reward.bonus is not None and rules:
+        yield Fault("reward", "bonus goes with horizon, share and discount, not with rules", "remove one")
+    if "brevity" in used and reward.brevity is None:
+        example = f"reward.brevity: {{tokens: {run.config.ppo.response_length}}}"
+        yield Fault("reward.brevity", "the source 'brevity' needs it", f"for example {example}")
+    name = run.config.protocol["name"]
+    if "judgement" in used and getattr(protocol, "judge", None) is None:
+        yield Fault(
+            "reward.sources",
+            f"judgement scores what an agent says of results that it called for, and protocol {name!r} asks nobody for that",
+            "use protocol call_return with judge: TEXT",
+        )
+    if judge_of(protocol) is None and any(rule.needs_verdicts for rule in rules):
+        yield Fault(
+            "reward.rules",
+            "consistency pays verdicts on what was said, and nobody gives any",
+            "set protocol.step_judge: {agent: NAME}, or leave the rule out",
+        )
+    yield from _scoring_agents(run, used)
+    if "arena" in reward.sources and run.config.branching.most < 2 and run.config.branching.how == "independent":
+        yield Fault("reward.sources", "arena compares a question's dialogues", "set branching.group to 2 or more")
+    yield from _verifier(run, used)
+
+
+def contributions(ablate: AblateSection | None) -> set[str]:
+    """Return the names of the rewards that say what an agent contributed."""
+    if ablate is None:
+        return set()
+    return {"marginal", "shapley"} if ablate.how == "coalitions" else {"marginal"}
+
+
+def _rules(run: ResolvedRun, rules: list[Rule], given: set[str]) -> Iterator[Fault]:
+    """Yield the rewards and columns that rules read, and that nothing gives."""
+    for entry, rule in zip(run.config.reward.rules, rules, strict=True):
+        for reward in sorted(rule.reads - given):
+            yield Fault(
+                "reward.rules",
+                f"{entry_name(entry)} reads the reward {reward!r}, which nothing gives here, so it would always be 0",
+                f"name one of {sorted(given)}, or add it to reward.sources (with weight 0 it counts in rules alone)",
+            )
+        for column in sorted(rule.needs - run.protocol.records):
+            name = run.config.protocol["name"]
+            yield Fault(
+                "reward.rules",
+                f"{entry_name(entry)} needs {column}s, but protocol {name!r} records no {column}s",
+                "use a protocol that does (call_return records callers), or leave the rule out",
+            )
+
+
+def _scoring_agents(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
+    """Yield sources that score by an agent which is missing, or which plays itself."""
+    for kind in ("judge", "arena", "annotator"):
+        section = getattr(run.config.reward, kind)
+        if kind in used and section is None:
+            yield Fault(
+                f"reward.{kind}", f"the source {kind!r} needs it", f"for example reward.{kind}: {{agent: NAME}}"
+            )
+        if section is not None and (section.agent not in run.agents or section.agent in run.speakers):
+            yield Fault(
+                f"reward.{kind}.agent",
+                f"{section.agent!r} must be one of {list(run.agents)} that does not play",
+                "add it under agents: and list the others in protocol.agents",
+            )
+
+
+def _verifier(run: ResolvedRun, used: set[str]) -> Iterator[Fault]:
+    """Yield what the verifier lacks where it scores or gives feedback."""
+    verifier = run.config.reward.verifier
+    if verifier is None:
+        if "verifier" in used:
+            yield Fault(
+                "reward.verifier",
+                "a verifier scores or gives feedback here, so its model is needed",
+                "for example reward.verifier: {model: FOLDER}, or {urls: [http://127.0.0.1:8501]} of a server",
+            )
+        return
+    if "verifier" in used and verifier.tiny is not None and not verifier.learn_every:
+        yield Fault(
+            "reward.verifier.tiny",
+            "a random verifier knows nothing, so it must learn before it scores",
+            "set reward.verifier.learn_every",
+        )
+    strangers = [name for name in verifier.authors if name not in run.agents]
+    if strangers:
+        what = f"the team has no agent {strangers[0]!r}"
+        yield Fault("reward.verifier.authors", what, f"expected some of {list(run.agents)}")

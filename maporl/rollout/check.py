@@ -1,0 +1,115 @@
+"""Check how the dialogues of a run are played: branching, ablation and tools. Imports no torch."""
+
+import math
+from collections.abc import Iterator
+
+from maporl.config.schema import AblateSection
+from maporl.errors import Fault
+from maporl.rewards.build import UNIT_SOURCES
+from maporl.rewards.check import contributions
+from maporl.rewards.rules import build_rules
+from maporl.rollout.ablation import can_decline
+from maporl.rollout.branching import BRANCHINGS
+from maporl.rounding import exceeds
+from maporl.run import ResolvedRun
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what branching, ablation and tools exclude, and what the protocol needs of them."""
+    branching = run.config.branching
+    if branching.ablate is not None:
+        yield from _ablation(run, branching.ablate)
+    if branching.resample and branching.most < 2:
+        what = "one dialogue per question has no reward variance"
+        yield Fault("branching.resample", what, "set group above 1")
+    if run.config.ppo.ratio == "trajectory" and branching.how != "independent":
+        yield Fault(
+            "ppo.ratio",
+            f"a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes dialogues that share "
+            "utterances",
+            "set branching.how: independent, or ppo.ratio: sequence",
+        )
+    if branching.posterior == "beta":
+        yield from _unit_scores(run)
+    yield from _tools(run)
+
+
+def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
+    """Yield why agents cannot be left out, or nothing reads what they contributed."""
+    key, config = "branching.ablate", run.config
+    for agent in ablate.who:
+        if agent not in run.speakers:
+            yield Fault(f"{key}: who", f"{agent!r} does not play", f"name some of {list(run.speakers)}")
+    if ablate.placeholder is None and not can_decline(run.protocol):
+        yield Fault(
+            key,
+            f"protocol {run.protocol.label!r} has no agents that decline, so something must stand in the place of what is left out",
+            "set placeholder, such as (nothing)",
+        )
+    if config.environments:
+        name = next(iter(config.environments))
+        yield Fault(
+            key,
+            f"a dialogue cannot be played again in environments ({name!r}), whose steps were taken",
+            "remove ablate, or the environments",
+        )
+    if BRANCHINGS[config.branching.how].final:
+        yield Fault(
+            key,
+            f"{config.branching.how} credits utterances when they are said, but a contribution is known at the end of a dialogue",
+            "use how: independent, fork_first or fork_every",
+        )
+    read = {name for rule in build_rules(config.reward.rules) for name in rule.reads}
+    if not read & contributions(ablate):
+        yield Fault(
+            key,
+            "no rule reads what the agents contributed, so the dialogues would be played for nothing",
+            "add {mix: {weights: {marginal: 0.5}}} or counterfactual to reward.rules, or remove ablate",
+        )
+
+
+def _unit_scores(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield an answer that can score below 0, or above 1, where all sources are known to give from 0 to 1."""
+    weights = run.config.reward.sources
+    if not weights.keys() <= UNIT_SOURCES:
+        return  # a search refuses such a score when it sees one
+    scores = {"right": math.fsum(weights.values()), "wrong, in the expected form": weights.get("format", 0.0)}
+    for what, score in scores.items():
+        if exceeds(score, 1.0) or exceeds(0.0, score):
+            yield Fault(
+                "branching.posterior",
+                f"beta is for scores from 0 to 1, and an answer that is {what} would score {score:g} by reward.sources {weights}",
+                "set branching.posterior: gaussian, or other weights",
+            )
+
+
+def _tools(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what turns with calls exclude, and the tools that the protocol calls and nobody has."""
+    config = run.config
+    for name in sorted(run.protocol.uses_tools - config.tools.keys()):
+        label = config.protocol["name"]
+        yield Fault("protocol", f"{label!r} calls the tool {name!r}", f"add it: tools: {{{name}: {{use: {name}}}}}")
+    callers = [name for name, agent in config.agents.items() if agent.tools] or list(config.environments)
+    if not callers:
+        return
+    how = config.branching.how
+    if BRANCHINGS[how].judges:
+        yield Fault(
+            "branching.how",
+            f"{how} compares what agents say right after they said it, but {callers[0]!r} makes turns that go on after calls of tools",
+            "use how: independent, or let the protocol call the tools",
+        )
+    for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):
+        if value == "sequence_sum" or (key == "ratio" and value.startswith("sequence")):
+            instead = "token_mean or sequence_mean" if key == "aggregation" else "token or trajectory"
+            yield Fault(
+                f"ppo.{key}",
+                f"{value} looks at each completion for itself, and a turn with calls of tools has several",
+                f"set ppo.{key}: {instead}",
+            )
+    if config.branching.joint == "cross":
+        yield Fault(
+            "branching.joint",
+            "cross combines answers that were given in different worlds",
+            "use joint: aligned with tools and environments",
+        )

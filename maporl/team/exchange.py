@@ -1,0 +1,98 @@
+"""Which agents learn, and which speak with each other's weights: the checks of the schedule. Imports no torch."""
+
+from collections.abc import Iterator, Sequence
+
+from maporl.config import Config
+from maporl.config.imports import unknown
+from maporl.errors import Fault, refused
+from maporl.protocols import growth
+from maporl.run import ResolvedRun
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why nothing would be trained, or the schedule trains what cannot be, when it cannot be."""
+    config, protocol = run.config, run.protocol
+    learning = {name for name, agent in config.agents.items() if agent.trainable and agent.weights}
+    if not learning:
+        yield Fault("agents", "none is trainable, so nothing would be trained", "set trainable: true for one")
+    if learning.isdisjoint(run.speakers) and not config.loop.stages:  # a loop may teach one that does not play
+        yield Fault(
+            "protocol.agents",
+            f"of {list(run.speakers)} none is trainable, so nothing would be trained",
+            f"add one of {sorted(learning)} or set trainable: true for one that plays",
+        )
+    yield from refused(lambda: config.schedule.resolved(protocol.turns, run.agents))
+    yield from growth.faults(protocol, config.schedule.growth, run.speakers)
+    yield from _shared_weights(config)
+    yield from _turns_to_learn(run)
+
+
+def _shared_weights(config: Config) -> Iterator[Fault]:
+    """Yield what differs between the models of agents that are to speak with the same weights."""
+    swap, pool = config.schedule.swap, config.schedule.opponent_pool
+    groups = {
+        "schedule.swap": swap.agents if swap else [],
+        "schedule.opponent_pool": [pool.of, pool.agent] if pool else [],
+    }
+    same = ("engine", "model", "tiny", "tokenizer", "chat_template", "template_options", "lora", "policy_per")
+    for key, names in groups.items():
+        for name in names[1:]:
+            for what in same:
+                mine, first = getattr(config.agents[name], what), getattr(config.agents[names[0]], what)
+                if mine != first:
+                    yield Fault(
+                        key,
+                        f"{names[0]!r} and {name!r} must speak with the same weights but differ in {what}: {first!r:.60} and "
+                        f"{mine!r:.60}",
+                        "give them the same, or leave one of them out",
+                    )
+
+
+def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield agents and critics that could not learn when the schedule says that they do."""
+    config, schedule = run.config, run.config.schedule
+    for name in [] if schedule.round_robin is None else schedule.round_robin.agents or run.speakers:
+        agent = config.agents[name]
+        if not agent.trainable or not agent.weights:
+            yield Fault(
+                "schedule.round_robin",
+                f"agent {name!r} should be trained in its turn, but it is frozen (trainable: false, or an engine without weights)",
+                "list the trainable agents in schedule.round_robin.agents",
+            )
+    if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
+        yield Fault(
+            "schedule.critic_warmup",
+            "a critic is missing",
+            "set training.critic: head and advantage.baseline: critic, or critic_warmup: 0",
+        )
+    if 0 < config.updates <= schedule.critic_warmup:
+        yield Fault(
+            "schedule.critic_warmup",
+            f"only the critics would learn in all {config.updates} updates",
+            "choose a smaller number, or more updates",
+        )
+
+
+def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> Iterator[Fault]:
+    """Yield why the agents ``names`` cannot speak with each other's weights in an evaluation.
+
+    An agent does not play, has no weights here, or stands twice; there are fewer than two; two of them have the same weights
+    already; or their engines differ.
+    """
+    agents, owners = run.config.agents, dict[str, str]()
+    for name in names:
+        if name not in run.speakers:
+            yield Fault(key, unknown(name, run.speakers))
+        agent = agents[name]
+        if not agent.weights or agent.engine != agents[names[0]].engine:
+            yield Fault(
+                key,
+                f"expected agents whose weights one engine samples from, but {names[0]!r} has the engine "
+                f"{agents[names[0]].engine!r} and {name!r} has {agent.engine!r}",
+                "leave one of them out",
+            )
+        first = owners.setdefault(agent.policy or name, name)
+        if first != name:
+            yield Fault(key, f"{first!r} and {name!r} share one policy, so nothing would change")
+    if len(owners) < max(2, len(names)):
+        yield Fault(key, f"expected two different agents or more of {list(run.speakers)}, got {list(names)}")

@@ -1,0 +1,185 @@
+"""Check that what a run learns from fits together: options of PPO, credit, branching and advantages.
+
+A branching may compare answers as soon as they are given, and may continue only one candidate of each step. An answer must
+then be credited with what it earned itself, so that equal moves in equal states earn equal advantages. Configurations are
+checked before a model loads. A trainer checks the parts that it is given (:func:`fitting`). Torch is imported only for an
+advantage that is not PPO's own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from maporl.config.engines import ENGINES
+from maporl.config.parse import entry_name
+from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
+from maporl.errors import Fault
+from maporl.protocols.base import Protocol
+from maporl.rewards.likelihood import asks_untrained
+from maporl.rewards.rules import Along, build_rules
+from maporl.rollout.branching import BRANCHINGS
+from maporl.run import ResolvedRun
+from maporl.training import ahead
+from trl_ext.ppo.options import PPOOptions
+
+
+def check_options(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield options of PPO that cannot be, whatever is played."""
+    ppo, questions = run.config.ppo, run.config.questions_per_update()
+    if ppo.total_episodes is not None:
+        yield Fault("ppo.total_episodes", "the length of a run is set by 'updates'", "remove it")
+    for name, value in dataclasses.asdict(ppo).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield Fault(f"ppo.{name}", f"expected a finite number, got {value}")
+    ids = [ppo.stop_token_id] if isinstance(ppo.stop_token_id, int) else ppo.stop_token_id
+    if ids is not None and (not ids or min(ids) < 0):
+        what = f"expected a token id of at least 0, or a list of them, got {ppo.stop_token_id}"
+        yield Fault("ppo.stop_token_id", what)
+    if questions % ppo.num_mini_batches:
+        yield Fault(
+            "ppo.num_mini_batches",
+            f"{ppo.num_mini_batches} does not divide the {questions} questions of an update",
+            "change it or training.per_device_train_batch_size",
+        )
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what does not fit together of what is learned from.
+
+    Raises:
+        ConfigError: a transform of the advantage does not exist, or has a wrong option.
+    """
+    config = run.config
+    if config.training.async_depth:
+        yield from _ahead(run)
+    if config.advantage != AdvantageConfig():
+        from maporl.advantages.check import check as check_advantage  # needs torch
+
+        yield from check_advantage(run)
+    yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
+    if config.training.eval_steps and not config.evaluation.questions:
+        yield Fault(
+            "training.eval_steps",
+            f"{config.training.eval_steps} asks for evaluations but evaluation.questions is 0",
+            "set evaluation.questions above 0 or training.eval_steps to 0",
+        )
+
+
+def _ahead(run: ResolvedRun) -> Iterator[Fault]:
+    config = run.config
+    grouped = config.cluster.backend == "ray"  # its engine takes the place of the default one
+    entries = {agent.engine: ENGINES[agent.engine] for agent in config.agents.values()}
+    finishes = grouped and config.cluster.on_update == "finish"
+    return ahead.faults(
+        config.training.async_depth,
+        {name: entry.remote or grouped for name, entry in entries.items()},
+        {name: not entry.weights or finishes for name, entry in entries.items()},
+        asks_untrained(config.restate, config.reward.sources),
+        config.ppo.engine_tis_cap,
+        config.schedule.opponent_pool is not None,
+    )
+
+
+def fitting(
+    branching: BranchingSection, reward: RewardSection, protocol: Protocol, advantage: AdvantageConfig, ppo: PPOOptions
+) -> Iterator[Fault]:
+    """Yield what the branching, the credit and the advantage of a run exclude of each other."""
+    yield from _branched_credit(branching, reward, protocol)
+    if advantage == AdvantageConfig():
+        return
+    from maporl.training import scaled_noise  # needs torch
+
+    yield from _rewards_apart(advantage, reward, ppo)
+    yield from scaled_noise.faults(advantage, ppo)
+    yield from _branched_advantage(branching, advantage)
+
+
+def _branched_credit(branching: BranchingSection, reward: RewardSection, protocol: Protocol) -> Iterator[Fault]:
+    """Yield credit that is not known yet when answers are compared, or that differs between equal candidates."""
+    kind, how = BRANCHINGS[branching.how], branching.how
+    if kind.judges and not protocol.every_step_scored and "verdict" not in reward.sources:
+        yield Fault(
+            "branching",
+            f"{how} compares answers as soon as they are given, but protocol {protocol.label!r} has steps that nothing scores yet",
+            "use how: independent or fork_first",
+        )
+    if kind.judges and "repeats" in reward.sources:
+        yield Fault(
+            "branching",
+            f"{how} compares the answers to each question while it is played, but reward.sources: repeats compares proposals with "
+            "those to all questions of an update",
+            "use how: independent or fork_first, or leave repeats out",
+        )
+    if not kind.final:
+        return
+    for key, along in _looks_along(reward).items():
+        if along != "utterance" and not (along == "turn" and protocol.simultaneous):
+            yield Fault(
+                "branching",
+                f"{how} does not continue all candidates of a step, so only some have a future. {key} looks at what follows an "
+                "answer, so equal candidates would earn different credits",
+                "credit each answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every",
+            )
+
+
+def _looks_along(reward: RewardSection) -> dict[str, Along]:
+    """Return, for each part of the reward that assigns credit, what an utterance's credit depends on."""
+    if reward.rules:
+        rules = zip(reward.rules, build_rules(reward.rules), strict=True)
+        return {f"reward.rules: {entry_name(entry)}": rule.along for entry, rule in rules}
+    shares: Along = "turn" if reward.share == "all" else "utterance"
+    along = {f"reward.horizon: {reward.horizon}": shares if reward.horizon == "current" else "dialogue"}
+    if reward.bonus is not None and any(reward.bonus.alpha[2:]):
+        along["reward.bonus (its influence on the next turn)"] = "dialogue"
+    return along
+
+
+def _branched_advantage(branching: BranchingSection, advantage: AdvantageConfig) -> Iterator[Fault]:
+    """Yield what compares utterances by what followed them, where only one candidate of each step goes on."""
+    if not BRANCHINGS[branching.how].final:
+        return
+    from maporl.advantages.returns import return_of
+    from maporl.advantages.transforms import build_transforms
+
+    later = [f"returns: {advantage.returns}"] if return_of(advantage).along != "utterance" else []
+    later += ["unit: rollout"] if advantage.unit == "rollout" else []
+    transforms = zip(advantage.post, build_transforms(advantage), strict=True)
+    later += [f"post: {entry_name(entry)}" for entry, transform in transforms if transform.compares_turns]
+    if later:
+        key, _, value = later[0].partition(": ")
+        yield Fault(
+            f"advantage.{key}",
+            f"{value} looks at other turns of a dialogue, but branching {branching.how} does not continue all candidates of a step, so "
+            "only some have later turns",
+            "set advantage.returns: utterance, unit: row and no such transform, or branching.how: independent, fork_first or "
+            "fork_every",
+        )
+
+
+def _rewards_apart(advantage: AdvantageConfig, reward: RewardSection, ppo: PPOOptions) -> Iterator[Fault]:
+    """Yield what changes the sum of an utterance's own rewards, where these are compared apart."""
+    key = "advantage.multi_objective_aggregation"
+    if advantage.multi_objective_aggregation != "normalize_then_sum":
+        return
+    changes = {
+        "reward.rules other than own": [entry for entry in reward.rules if entry != "own"],
+        "reward.share: all": not reward.rules and reward.share == "all",
+        f"reward.horizon: {reward.horizon}": not reward.rules and reward.horizon != "current",
+        "reward.bonus": reward.bonus,
+        "reward.penalties": reward.penalties,
+        "ppo.missing_eos_penalty": ppo.missing_eos_penalty,
+        "ppo.kl_coef with kl_in: reward": ppo.kl_coef != 0 and ppo.kl_in == "reward",
+    }
+    present = [name for name, value in changes.items() if value]
+    if present:
+        yield Fault(
+            key,
+            f"normalize_then_sum compares each of {list(reward.sources)} alone, but {present[0]} changes their sum",
+            "set reward.rules: [own] and leave that out",
+        )
+    if len([weight for weight in reward.sources.values() if weight]) < 2:
+        yield Fault(
+            key,
+            f"normalize_then_sum needs two rewards with a weight, got reward.sources {reward.sources}",
+            "add one, or remove it",
+        )

@@ -1,0 +1,93 @@
+"""Check that the parts of a configuration fit each other, when it is read. Loads no model, and torch only for advantages.
+
+The parts check themselves: ``check(run)`` of a module yields faults. This module asks them in order, adds what is nobody's
+own, and raises the first error.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from maporl.config.imports import unknown
+from maporl.config.schema import Config
+from maporl.errors import Fault, refuse
+from maporl.rewards import check as rewards
+from maporl.rollout import check as rollout
+from maporl.run import ResolvedRun
+from maporl.tasks import TASKS, build_task
+from maporl.team import check as team
+from maporl.team import exchange
+from maporl.team import sampling as team_sampling
+from maporl.training import check as training
+
+PARTS = (
+    team.check,
+    team_sampling.check,
+    exchange.check,
+    rewards.check,
+    rollout.check,
+    training.check,
+)
+"""What checks itself when a configuration is read, in this order."""
+
+
+def check(config: Config, where: str) -> None:
+    """Check that the parts of ``config`` fit each other. This loads no model, and torch only for advantages.
+
+    Raises:
+        ConfigError: they do not. The message begins with ``where`` and names the first fault.
+    """
+    run = ResolvedRun(config, where)
+    refuse((fault for part in (_named, _output, training.check_options, *PARTS, _task) for fault in part(run)), where)
+
+
+def _named(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield the parts of a run that have no name with which they can be built here."""
+    if run.config.only_in_python:
+        parts = ", ".join(f"{key} ({what})" for key, what in run.config.only_in_python.items())
+        yield Fault(
+            "only_in_python",
+            f"the run was made in Python with parts that cannot be built from here: {parts:.400}",
+            "define them as dataclasses and functions of a module that can be imported, or use them in Python: "
+            "Team.from_pretrained(RUN) loads the team for a trainer with these parts",
+        )
+
+
+def _output(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why the output folder can be none."""
+    name = run.config.output_dir
+    folder = Path(name)
+    if folder.parts[:1] == ("~",):
+        yield Fault("output_dir", f"{name!r:.80}: '~' is not replaced here", "write out the folder")
+    try:
+        there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    except OSError as error:  # such as a name that is too long
+        yield Fault("output_dir", f"cannot be used ({error.strerror}), got {name!r:.80}", "give another name")
+        return
+    if there.exists() and not there.is_dir():
+        what = f"{str(there)!r} is a file; expected a new or empty folder"
+        yield Fault("output_dir", what, "so give another name")
+
+
+def _task(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield what the task lacks for the protocol and the warm start.
+
+    Raises:
+        ConfigError: the task, or that of a stage of the curriculum, does not exist or refuses an option.
+    """
+    config, protocol = run.config, run.protocol
+    name = config.task.get("name")
+    task = build_task(config.task, "train", config.seed, run.where)
+    if not task.has_questions and not protocol.own_questions:
+        with_questions = ", ".join(name for name, kind in TASKS.items() if kind.has_questions)
+        yield Fault(
+            "task",
+            f"{name!r} has no questions, and protocol {config.protocol['name']!r} brings none",
+            f"use protocol: {{name: game}}, or a task with questions: {with_questions}",
+        )
+    _ = run.curriculum
+    for agent, pupil in config.warm_start.agents.items():
+        if agent not in config.agents:
+            yield Fault("warm_start.agents", unknown(agent, config.agents))
+        if pupil.skill is not None and pupil.skill not in task.skills:
+            what = unknown(pupil.skill, task.skills) if task.skills else f"task {name!r} has no skills; remove it"
+            yield Fault(f"warm_start.agents.{agent}.skill", what)
