@@ -26,6 +26,7 @@ INTERNAL = {
     "reward_server.app.Refusal": "becomes an answer with a status of HTTP",
     "reward_server.batching.QueueFull": "becomes an answer with status 429",
     "reward_server.guard.ClientGone": "nobody is there to be answered",
+    "trl_ext.process.servant.Lost": "the process died: its owner starts another one, and says what was lost",
     "trl_ext.process.waits.Discarded": "a signal drops the update in progress: the loop saves and ends; and so end threads that work for nobody",
     "trl_ext.process.interruptions.Interrupted": "Ctrl-C, after the run was saved: the command ends with status 130",
     "trl_ext.process.interruptions.Terminated": "SIGTERM, after the run was saved: the command ends with status 143",

@@ -79,7 +79,7 @@ ELSEWHERE = {
         "maporl/engines/base.py": {"Pending.reply", "wait_for"},
         "maporl/engines/vllm/engine.py": {"VLLMEngine.complete"},
         "maporl/engines/vllm/server.py": {"Server.answer"},
-        "trl_ext/chat/templates.py": {"_Process.answer"},
+        "trl_ext/process/servant.py": {"Servant.connected"},
         "trl_ext/process/waits.py": {"result"},
     },
     "waits for moments, in `until` or between two checks": {
@@ -88,6 +88,7 @@ ELSEWHERE = {
         "maporl/sandbox/frames.py": {"_wait"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
+        "trl_ext/process/servant.py": {"_wait", "_exactly"},
         "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
     },
     "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
@@ -119,7 +120,7 @@ ELSEWHERE = {
     "waits for a process that was killed, or that has bounds of its own": {
         "maporl/environments/isolated.py": {"Host._stop"},
         "maporl/sandbox/sandbox.py": {"_end", "Sandbox._ask", "Sandbox._start"},
-        "trl_ext/chat/templates.py": {"_Process.stop", "_Process._ask", "_Process._start"},
+        "trl_ext/process/servant.py": {"_ended"},
     },
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
     "waits for a moment only": {
