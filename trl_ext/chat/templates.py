@@ -30,7 +30,7 @@ class _Renderer(Servant):
 
     def __init__(self) -> None:
         few = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        super().__init__([sys.executable, "-P", str(WORKER)], lambda: {**inherited(), **few})
+        super().__init__(lambda: [sys.executable, "-P", str(WORKER)], lambda: {**inherited(), **few})
 
     def begin(self, end: socket.socket) -> None:
         """Wait until it has imported what it needs.

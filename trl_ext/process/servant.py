@@ -88,7 +88,7 @@ class Servant:
     program ends. A fork of this process leaves it alone and starts its own.
 
     Args:
-        command: the program and its arguments.
+        command: gives the program of a process that starts, and its arguments.
         environment: gives the variables of a process that starts, by default those of this one.
         folder: where it begins, by default where this process is.
         silent: whether what it prints is thrown away.
@@ -97,18 +97,19 @@ class Servant:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Callable[[], Sequence[str]],
         environment: Callable[[], Mapping[str, str]] | None = None,
         folder: str | None = None,
         silent: bool = False,
         patience: float = 0.0,
     ):
-        self.command, self.environment, self.folder = list(command), environment, folder
+        self.command, self.environment, self.folder = command, environment, folder
         self.silent, self.patience = silent, patience
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         """The process while there is one."""
-        self._end: socket.socket | None = None
+        self.connection: socket.socket | None = None
+        """The socket to it."""
         self._stop: Callable[[], Any] = lambda: None
         _ALL.add(self)
 
@@ -117,13 +118,13 @@ class Servant:
 
     def connected(self) -> socket.socket:
         """Return the socket to the process, which is started unless it runs. The caller holds ``lock``."""
-        if self._end is None or self.process is None or self.process.poll() is not None:
+        if self.connection is None or self.process is None or self.process.poll() is not None:
             self.close()
-            self._end, far = socket.socketpair()
+            self.connection, far = socket.socketpair()
             printed = subprocess.DEVNULL if self.silent else 2
             with far:
                 self.process = subprocess.Popen(
-                    self.command,
+                    self.command(),
                     stdin=far.fileno(),
                     stdout=printed,
                     stderr=printed,
@@ -132,13 +133,13 @@ class Servant:
                     start_new_session=True,  # Ctrl-C is for this process, which then ends that one
                 )
             # not a method, which would keep this object for ever
-            self._stop = weakref.finalize(self, _ended, self.process, self._end, self.patience)
+            self._stop = weakref.finalize(self, _ended, self.process, self.connection, self.patience)
             try:
-                self.begin(self._end)
+                self.begin(self.connection)
             except BaseException:
                 self.close()
                 raise
-        return self._end
+        return self.connection
 
     def ask(self, request: Any, seconds: float | None = None) -> Any:
         """Return the answer to a JSON value, which is one too. A process that is lost is replaced by the next request.
@@ -160,18 +161,18 @@ class Servant:
     def close(self) -> None:
         """End the process. The next request starts another one."""
         self._stop()
-        self.process = self._end = None
+        self.process = self.connection = None
 
     def _left_to_the_parent(self) -> None:
         """Leave the process to the one that this one was forked from, whose threads may just have been using it."""
         self.lock = threading.Lock()
         if isinstance(self._stop, weakref.finalize):
             self._stop.detach()
-        if self._end is not None:
-            self._end.close()
+        if self.connection is not None:
+            self.connection.close()
         if self.process is not None:
             self.process.returncode = 0  # it is not waited for here
-        self.process = self._end = None
+        self.process = self.connection = None
 
 
 def _ended(process: subprocess.Popen[bytes], end: socket.socket, patience: float) -> None:

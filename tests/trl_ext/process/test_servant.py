@@ -50,7 +50,7 @@ class Echo(Servant):
     begun = 0
 
     def __init__(self, **options):
-        super().__init__([sys.executable, "-c", PROGRAM, str(ROOT)], **options)
+        super().__init__(lambda: [sys.executable, "-c", PROGRAM, str(ROOT)], **options)
 
     def begin(self, end):
         self.begun += json.loads(receive(end, time.monotonic() + 60)) == "ready"
@@ -127,7 +127,7 @@ def test_it_ends_with_its_object():
 def test_it_ends_with_its_owner_however_that_ends(end):
     program = (
         f"import os, signal, sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom trl_ext.process.servant import Servant\n"
-        f"servant = Servant([sys.executable, '-c', {PROGRAM!r}, {str(ROOT)!r}], silent=True)\n"
+        f"servant = Servant(lambda: [sys.executable, '-c', {PROGRAM!r}, {str(ROOT)!r}], silent=True)\n"
         "assert servant.ask('number') == 'ready'\nprint(servant.process.pid, flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", program + end], stdout=subprocess.PIPE, text=True, timeout=120)

@@ -102,7 +102,7 @@ ELSEWHERE = {
         "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
-        "maporl/environments/isolated.py": {"_whole"},
+        "maporl/environments/isolated.py": {"_answer"},
         "maporl/environments/workers.py": {"Workers._awaited"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
@@ -118,7 +118,6 @@ ELSEWHERE = {
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
-        "maporl/environments/isolated.py": {"Host._stop"},
         "maporl/sandbox/sandbox.py": {"_end", "Sandbox._ask", "Sandbox._start"},
         "trl_ext/process/servant.py": {"_ended"},
     },
@@ -131,7 +130,7 @@ ELSEWHERE = {
     "is in another process, which ends with the run": {
         "maporl/backends/vllm_rows.py": {"VLLMRows"},
         "maporl/backends/watchdog.py": {"end_all"},
-        "maporl/environments/isolated_host.py": {"_reaped", "_exactly"},
+        "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
         "reward_server": {"app.py", "batching.py", "guard.py"},
     },
