@@ -102,9 +102,12 @@ class _Importer(Servant):
     """The host's process: it imports the module of the environment, and then forks it on demand."""
 
     def __init__(self, name: str, section: EnvironmentSection):
-        # the path is that of this process when it starts, so that the same modules are found
-        super().__init__(lambda: [sys.executable, "-c", PROGRAM, *sys.path], patience=PATIENCE)
+        super().__init__(patience=PATIENCE)
         self.name, self.section = name, section
+
+    def command(self) -> list[str]:
+        """Return a program that has the path of this process, so that it finds the same modules."""
+        return [sys.executable, "-c", PROGRAM, *sys.path]
 
     def begin(self, end: socket.socket) -> None:
         """Have the module imported.

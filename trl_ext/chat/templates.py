@@ -28,9 +28,14 @@ class TemplateFailed(UserError, ValueError):
 class _Renderer(Servant):
     """The worker: a program that imports nothing of this package, and reads no secrets."""
 
-    def __init__(self) -> None:
+    def command(self) -> list[str]:
+        """Return the program, whose folder is not in its path."""
+        return [sys.executable, "-P", str(WORKER)]
+
+    def environment(self) -> dict[str, str]:
+        """Return what it needs of the variables of this process."""
         few = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        super().__init__(lambda: [sys.executable, "-P", str(WORKER)], lambda: {**inherited(), **few})
+        return {**inherited(), **few}
 
     def begin(self, end: socket.socket) -> None:
         """Wait until it has imported what it needs.

@@ -82,29 +82,21 @@ def owner() -> socket.socket:
 
 
 class Servant:
-    """Owns a process that runs ``command``, which is started when it is first needed. Threads take turns by ``lock``.
+    """Owns a process, which is started when it is first needed. Threads take turns by ``lock``.
+
+    A subclass says what it runs (:meth:`command`), and with what, and when it is ready.
 
     A process that has ended is replaced when it is next needed. It is killed, with all of its group, when this object or the
     program ends. A fork of this process leaves it alone and starts its own.
 
     Args:
-        command: gives the program of a process that starts, and its arguments.
-        environment: gives the variables of a process that starts, by default those of this one.
         folder: where it begins, by default where this process is.
         silent: whether what it prints is thrown away.
         patience: the seconds that it has to end by itself when this side is closed, before it is killed.
     """
 
-    def __init__(
-        self,
-        command: Callable[[], Sequence[str]],
-        environment: Callable[[], Mapping[str, str]] | None = None,
-        folder: str | None = None,
-        silent: bool = False,
-        patience: float = 0.0,
-    ):
-        self.command, self.environment, self.folder = command, environment, folder
-        self.silent, self.patience = silent, patience
+    def __init__(self, folder: str | None = None, silent: bool = False, patience: float = 0.0):
+        self.folder, self.silent, self.patience = folder, silent, patience
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         """The process while there is one."""
@@ -112,6 +104,14 @@ class Servant:
         """The socket to it."""
         self._stop: Callable[[], Any] = lambda: None
         _ALL.add(self)
+
+    def command(self) -> Sequence[str]:
+        """Return the program of a process that starts, and its arguments."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str] | None:
+        """Return the variables of a process that starts. None: those of this process."""
+        return None
 
     def begin(self, end: socket.socket) -> None:
         """Wait until a new process is ready. What this raises ends it."""
@@ -128,7 +128,7 @@ class Servant:
                     stdin=far.fileno(),
                     stdout=printed,
                     stderr=printed,
-                    env=None if self.environment is None else self.environment(),
+                    env=self.environment(),
                     cwd=self.folder,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends that one
                 )
@@ -222,4 +222,5 @@ def _all_left_to_the_parent() -> None:
         servant._left_to_the_parent()
 
 
-os.register_at_fork(after_in_child=_all_left_to_the_parent)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_all_left_to_the_parent)

@@ -49,8 +49,15 @@ class Echo(Servant):
 
     begun = 0
 
-    def __init__(self, **options):
-        super().__init__(lambda: [sys.executable, "-c", PROGRAM, str(ROOT)], **options)
+    def __init__(self, variables=None, **options):
+        super().__init__(**options)
+        self.variables = variables
+
+    def command(self):
+        return [sys.executable, "-c", PROGRAM, str(ROOT)]
+
+    def environment(self):
+        return self.variables
 
     def begin(self, end):
         self.begun += json.loads(receive(end, time.monotonic() + 60)) == "ready"
@@ -101,7 +108,7 @@ def test_what_cannot_be_said_in_json_is_refused_and_the_next_answer_is_right(ech
 
 
 def test_it_has_the_folder_and_the_variables_that_it_is_given(tmp_path):
-    servant = Echo(environment=lambda: {"ONE": "1"}, folder=str(tmp_path), silent=True)
+    servant = Echo({"ONE": "1"}, folder=str(tmp_path), silent=True)
     folder, names = servant.ask("folder")
     assert folder == str(tmp_path) and {*names} - {"LC_CTYPE"} == {"ONE"}
     servant.close()
@@ -127,8 +134,8 @@ def test_it_ends_with_its_object():
 def test_it_ends_with_its_owner_however_that_ends(end):
     program = (
         f"import os, signal, sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom trl_ext.process.servant import Servant\n"
-        f"servant = Servant(lambda: [sys.executable, '-c', {PROGRAM!r}, {str(ROOT)!r}], silent=True)\n"
-        "assert servant.ask('number') == 'ready'\nprint(servant.process.pid, flush=True)\n"
+        f"class Own(Servant):\n  def command(self): return [sys.executable, '-c', {PROGRAM!r}, {str(ROOT)!r}]\n"
+        "servant = Own(silent=True)\nassert servant.ask('number') == 'ready'\nprint(servant.process.pid, flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", program + end], stdout=subprocess.PIPE, text=True, timeout=120)
     assert ended(int(done.stdout))
