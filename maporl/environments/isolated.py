@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,13 +21,10 @@ from maporl.config.schema import EnvironmentSection
 from maporl.environments.base import Environment, EnvironmentLost, Tool, Toolbox
 from maporl.environments.rooms import EnvironmentFailure
 from maporl.errors import UserError
-from maporl.sandbox import frames
 from maporl.types import Result
+from trl_ext.process.servant import Lost, Servant, receive, send
 
-PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; from maporl.environments.isolated_host import main; main(int(sys.argv[1]))"
-)
-"""Begins with the path of this process, so that the same modules are found."""
+PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from maporl.environments.isolated_host import main; main()"
 START_SECONDS = 120.0
 """The most seconds in which the module of an environment is imported."""
 PATIENCE = 2.0
@@ -53,9 +49,7 @@ class Host(Toolbox):
 
     def __init__(self, name: str, section: EnvironmentSection):
         self.name, self.section = name, section
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._process = _Importer(name, section)
 
     def tools(self) -> Sequence[Tool]:
         """Return nothing: the tools are those of the environments."""
@@ -67,26 +61,23 @@ class Host(Toolbox):
         Raises:
             HostFailed: the module cannot be imported there, or the system starts no more processes.
         """
-        with self._lock:
-            if self._process is None:
-                self._start()
+        with self._process.lock:
             try:
                 return self._forked()
             except OSError:  # it was killed; environments that it had forked are lost, but others need not be
-                self._stop()
-                self._start()
+                self._process.close()
             try:
                 return self._forked()
             except OSError as error:
                 raise HostFailed(f"environment {self.name!r}: isolate: process: {error}") from None
 
     def _forked(self) -> tuple[socket.socket, int]:
-        assert self._control is not None
+        control = self._process.connected()
         own, its = socket.socketpair()
         with its:
             try:
-                socket.send_fds(self._control, [b"f"], [its.fileno()])
-                return own, int.from_bytes(_whole(self._control, 4), "big")
+                socket.send_fds(control, [b"f"], [its.fileno()])
+                return own, int.from_bytes(_answer(control, 4), "big")
             except OSError:
                 own.close()
                 raise
@@ -95,51 +86,47 @@ class Host(Toolbox):
         """Kill the process of an environment. Its number is not given to another process before."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        with self._lock:
-            if self._control is not None:
+        with self._process.lock:
+            if self._process.connection is not None:
                 with contextlib.suppress(OSError):
-                    self._control.sendall(b"e" + pid.to_bytes(4, "big"))
-                    _whole(self._control, 1)
+                    self._process.connection.sendall(b"e" + pid.to_bytes(4, "big"))
+                    _answer(self._process.connection, 1)
 
     def close(self) -> None:
         """End the process, and with it those of all environments."""
-        with self._lock:
-            self._stop()
+        with self._process.lock:
+            self._process.close()
 
-    def _stop(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            try:
-                self._process.wait(PATIENCE)  # it kills what it forked, and ends
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
 
-    def _start(self) -> None:
-        own, its = socket.socketpair()
-        with its:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(its.fileno()), *sys.path],
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what an environment prints goes where this process writes its errors
-                start_new_session=True,  # Ctrl-C is for this process, which then closes what it opened
-            )
-        self._control = own
-        own.settimeout(START_SECONDS)
+class _Importer(Servant):
+    """The host's process: it imports the module of the environment, and then forks it on demand."""
+
+    def __init__(self, name: str, section: EnvironmentSection):
+        super().__init__(patience=PATIENCE)
+        self.name, self.section = name, section
+
+    def command(self) -> list[str]:
+        """Return a program that has the path of this process, so that it finds the same modules."""
+        return [sys.executable, "-c", PROGRAM, *sys.path]
+
+    def begin(self, end: socket.socket) -> None:
+        """Have the module imported.
+
+        Raises:
+            HostFailed: it cannot be.
+        """
         section = {name: getattr(self.section, name) for name in ("use", "options", "reward", "forks")}
+        deadline = time.monotonic() + START_SECONDS
         try:
-            frame = json.dumps({"name": self.name, **section}).encode()
-            own.sendall(len(frame).to_bytes(4, "big") + frame)
-            said = _whole(own, int.from_bytes(_whole(own, 4), "big")).decode()
-        except (OSError, TypeError) as error:
+            send(end, json.dumps({"name": self.name, **section}).encode(), deadline)
+            said = receive(end, deadline).decode()
+        except Lost as error:
+            said = "timed out" if str(error) == "timeout" else "its process ended"
+        except TypeError as error:
             said = str(error)
         if said != "ready":
-            self._stop()
             raise HostFailed(f"environment {self.name!r}: isolate: process: {said}")
+        end.settimeout(START_SECONDS)
 
 
 class IsolatedEnvironment(Environment):
@@ -160,7 +147,6 @@ class IsolatedEnvironment(Environment):
         self._host, self._options = host, host.section
         self._lock, self._dead, self._over = threading.Lock(), "", False
         self._socket, self._pid = host.fork()
-        self._socket.setblocking(False)
         try:
             made = self._ask("make", seconds=self._options.open_seconds)
         except BaseException:
@@ -263,10 +249,10 @@ class IsolatedEnvironment(Environment):
             if self._dead:
                 raise EnvironmentLost(self._dead)
             try:
-                frames.send(self._socket, request, deadline)
-                answer = json.loads(frames.receive(self._socket, deadline))
-            except (frames.Lost, OSError) as error:
-                late = isinstance(error, frames.Lost) and str(error) == "timeout"
+                send(self._socket, request, deadline)
+                answer = json.loads(receive(self._socket, deadline))
+            except Lost as error:
+                late = str(error) == "timeout"
                 self._kill(f"{what} did not answer within {seconds:g} s" if late else "its process ended")
                 if what not in BEGINNING:
                     raise EnvironmentLost(self._dead) from None
@@ -289,16 +275,13 @@ class IsolatedEnvironment(Environment):
         self._socket.close()
 
 
-def _whole(stream: socket.socket, count: int) -> bytes:
-    """Return the next ``count`` bytes.
+def _answer(control: socket.socket, count: int) -> bytes:
+    """Return the ``count`` bytes that the host writes at once.
 
     Raises:
-        OSError: the other side is gone, or did not write in time.
+        OSError: the host is gone, or did not write in time.
     """
-    received = b""
-    while len(received) < count:
-        piece = stream.recv(count - len(received))
-        if not piece:
-            raise ConnectionError("its process ended")
-        received += piece
-    return received
+    answer = control.recv(count)
+    if len(answer) != count:
+        raise ConnectionError("its process ended")
+    return answer

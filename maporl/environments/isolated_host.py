@@ -23,15 +23,19 @@ from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import environment_spec
 from maporl.environments.rooms import raised, readable
+from trl_ext.process.servant import Lost, owner, receive, requests, send
 
 HOOKS = ("observe", "reward", "state")
 """Methods that are asked for only where a class overrides them."""
 
 
-def main(descriptor: int) -> NoReturn:
+def main() -> NoReturn:
     """Import the environment that the first frame names, and fork processes until the other side is gone."""
-    control = socket.socket(fileno=descriptor)
-    section = json.loads(_read(control) or b"{}")
+    control = owner()
+    try:
+        section = json.loads(receive(control))
+    except Lost:
+        os._exit(0)
     try:
         make = _maker(**section)
         Tool.of(
@@ -40,14 +44,15 @@ def main(descriptor: int) -> NoReturn:
         ready = b"ready"
     except Exception as error:
         ready = told(error).encode()
-    _write(control, ready)
+    with contextlib.suppress(Lost):  # if the trainer is gone, the loop ends
+        send(control, ready)
     children: set[int] = set()
     while True:
         command, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if command == b"f":
             children.add(_forked(control, descriptors[0], make))
         elif command == b"e":
-            children.discard(_reaped(_exactly(control, 4)))
+            children.discard(_reaped(control.recv(4)))
             control.sendall(b"e")
         else:  # the trainer is gone
             break
@@ -90,8 +95,7 @@ def _reaped(number: bytes) -> int:
 def _serve(stream: socket.socket, make: Callable[[], Environment]) -> None:
     """Carry out the requests of one environment until the other side is gone."""
     served = _Served(make)
-    while (frame := _read(stream)) is not None:
-        request = json.loads(frame)
+    for request in requests(stream):
         try:
             answer = {"value": getattr(served, request.pop("do"))(**request)}
             body = json.dumps(answer).encode()
@@ -99,7 +103,7 @@ def _serve(stream: socket.socket, make: Callable[[], Environment]) -> None:
             return
         except BaseException as error:
             body = json.dumps({"failed": told(error)}).encode()
-        _write(stream, body)
+        send(stream, body)
 
 
 class _Served:
@@ -155,20 +159,3 @@ class _Served:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _read(stream: socket.socket) -> bytes | None:
-    """Return the next frame, or None if the other side is gone."""
-    header = _exactly(stream, 4)
-    return _exactly(stream, int.from_bytes(header, "big")) if header else None
-
-
-def _write(stream: socket.socket, body: bytes) -> None:
-    stream.sendall(len(body).to_bytes(4, "big") + body)
-
-
-def _exactly(stream: socket.socket, count: int) -> bytes:
-    received = b""
-    while len(received) < count and (piece := stream.recv(count - len(received))):
-        received += piece
-    return received

@@ -14,21 +14,17 @@ An outcome says which value the snippet gave, and no more: whatever a snippet's 
 written. Tests of a program therefore run in another process than the program (:mod:`maporl.sandbox.sandboxed.tests`).
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
-import signal
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,12 +32,12 @@ from typing import Any, Literal
 
 from maporl.errors import UserError
 from maporl.sandbox.bubblewrap import INSIDE, WORKER, bubblewrap_prefix, find_bubblewrap, worker_command
-from maporl.sandbox.frames import Lost
 from maporl.sandbox.outcomes import Ended, Outcome, plain_outcome
 from maporl.sandbox.pipes import exchange
 from maporl.sandbox.repeatable import repeatable
 from maporl.sandbox.sandboxed.values import SAID_BYTES
 from maporl.storage.disk_cache import DiskCache, cache_folder
+from trl_ext.process.servant import Lost, Servant, framed, receive
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +112,7 @@ class Sandbox:
     ``kind``: "auto" takes bubblewrap where it works, "bubblewrap" insists on it, and "restricted" does without.
     ``cache``: where outcomes of :meth:`run` are kept; True means the user's cache folder (``$MAPORL_CACHE``, else
     ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the sandbox as a context manager, or call
-    :meth:`close`. Threads may share it; their snippets run in turn. ``command`` starts the worker, and ``worker`` is its
-    process while there is one.
+    :meth:`close`. Threads may share it; their snippets run in turn.
 
     Raises:
         SandboxError: the kernel cannot hold a program here, or bubblewrap was asked for and does not work here.
@@ -136,22 +131,24 @@ class Sandbox:
         if kind == "bubblewrap" and bubblewrap is None:
             raise SandboxError(f"kind='bubblewrap' was asked for, but {why}; use kind='auto' or 'restricted'")
         self.kind: Kind = "restricted" if bubblewrap is None else "bubblewrap"
-        self._landlock = False
         _log_once(self.kind, why)
-        self.command = (
-            [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else worker_command(WORKER.parent)
-        )
+        inside = [*bubblewrap_prefix(bubblewrap), *worker_command(INSIDE)] if bubblewrap else []
+        self._worker = _Worker(inside or worker_command(WORKER.parent), self.limits, self.kind)
         self._cache = None
         if cache is not False:
             self._cache = DiskCache(
                 cache_folder() if cache is True else cache, valid=lambda record: bool(plain_outcome(record))
             )
-        self._lock = threading.Lock()
-        _all.add(self)
-        self.worker: subprocess.Popen | None = None
-        self._control: socket.socket | None = None
-        self._owner = os.getpid()
-        self._stop: Callable[[], Any] = lambda: None
+
+    @property
+    def command(self) -> list[str]:
+        """What starts the worker, but for the limits."""
+        return self._worker.words
+
+    @property
+    def worker(self) -> subprocess.Popen[bytes] | None:
+        """The process of the worker while there is one."""
+        return self._worker.process
 
     def run(self, code: Any, call: str) -> Outcome:
         """Run ``code``, then its function ``call`` without arguments; the outcome's value is what that returns.
@@ -198,15 +195,14 @@ class Sandbox:
         Raises:
             SandboxError: the worker process does not start.
         """
-        with self._lock:
-            self._running()
-        there = {"bubblewrap": self.kind == "bubblewrap", "Landlock": self._landlock}
+        with self._worker.lock:
+            self._worker.connected()
+        there = {"bubblewrap": self.kind == "bubblewrap", "Landlock": self._worker.landlock}
         return [*(name for name, holds in there.items() if holds), "seccomp", "resource limits"]
 
     def close(self) -> None:
         """End the worker and everything it started; the next snippet starts a new one."""
-        self._stop()
-        self.worker = self._control = None
+        self._worker.close()
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -279,10 +275,10 @@ class Sandbox:
 
     def _exchange(self, order: bytes, requests: list[bytes], most: int) -> Ended:
         """Have the worker run something. A worker that is gone is replaced: no snippet can end it."""
-        with self._lock:
+        with self._worker.lock:
             for _ in range(3):
                 try:
-                    return self._ask(order, requests, most)
+                    return self._worker.run(self._worker.connected(), order, requests, most)
                 except Lost:
                     self.close()
                 except BaseException:  # an interrupted exchange would leave its answer to the next snippet
@@ -292,15 +288,57 @@ class Sandbox:
             f"the worker of the {self.kind} sandbox ended three times while it ran a program; is the machine short of memory?"
         )
 
-    def _ask(self, order: bytes, requests: list[bytes], most: int) -> Ended:
-        control = self._running()
+
+class _Worker(Servant):
+    """The process that is forked for each snippet: its start, and one exchange with it."""
+
+    def __init__(self, words: list[str], limits: Limits, kind: Kind):
+        super().__init__("/", silent=True)
+        self.words, self.limits, self.kind = words, limits, kind
+        self.landlock = False
+
+    def command(self) -> list[str]:
+        """Return what starts it, with its limits."""
+        return [*self.words, json.dumps([asdict(self.limits)])]
+
+    def environment(self) -> dict[str, str]:
+        """Return next to nothing of the variables of this process."""
+        # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
+        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        return {"PYTHONHASHSEED": "0", **libraries}
+
+    def begin(self, end: socket.socket) -> None:
+        """Wait until the worker is there, and try it with a harmless snippet.
+
+        Raises:
+            SandboxError: it does not start, or cannot run that.
+        """
+        trial = "killed"
+        try:
+            self.landlock = json.loads(receive(end, time.monotonic() + _LOADING_SECONDS))["landlock"]
+            request = _request({"code": "def f(): return 1", "call": "f"})
+            trial = self.run(end, b"s", [request], _SAID_JSON).outcome().reason
+        except Lost as error:
+            trial = str(error)
+        if trial != "ok":
+            raise SandboxError(
+                f"the worker of the {self.kind} sandbox did not start ({trial}); run it by hand to see "
+                f"why: {' '.join(self.words[:-2])} ..."
+            )
+
+    def run(self, end: socket.socket, order: bytes, requests: list[bytes], most: int) -> Ended:
+        """Have ``requests`` run, and return how it ended.
+
+        Raises:
+            Lost: the worker is gone.
+        """
         began = time.monotonic()
         deadline = began + self.limits.wall_seconds
-        control.settimeout(_GRACE_SECONDS)
+        end.settimeout(_GRACE_SECONDS)
         ends: list[int] = []
         try:
-            control.send(order)
-            said, ends, _, _ = socket.recv_fds(control, 1, 3, socket.MSG_CMSG_CLOEXEC)
+            end.send(order)
+            said, ends, _, _ = socket.recv_fds(end, 1, 3, socket.MSG_CMSG_CLOEXEC)
             if not said:
                 raise Lost("killed")
             read = {ends[1]: most}
@@ -310,8 +348,8 @@ class Sandbox:
                 written = {ends[0]: requests[0], ends[2]: requests[1]}
             found, heard, in_time = exchange(written, read, deadline)
             seconds = time.monotonic() - began
-            control.send(b".")
-            statuses = control.recv(8)
+            end.send(b".")
+            statuses = end.recv(8)
             if len(statuses) != 8:
                 raise Lost("killed")
         except OSError as error:  # a time-out, or the worker is gone
@@ -324,69 +362,9 @@ class Sandbox:
         times = tuple((when - began, come) for when, come in heard[ends[1]])
         return Ended(found[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded, times, seconds)
 
-    def _running(self) -> socket.socket:
-        """The socket to the worker, which is started if it is not running. A fork of this process starts its own."""
-        if self.worker is None or self._control is None or self._owner != os.getpid():
-            # some interpreters do not start without LD_LIBRARY_PATH; the hash seed makes the order of sets repeatable
-            kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-            self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            with far:
-                self.worker = subprocess.Popen(
-                    [*self.command, json.dumps([asdict(self.limits)])],
-                    stdin=far.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    env={"PYTHONHASHSEED": "0", **kept}, cwd="/", start_new_session=True,
-                )  # fmt: skip
-            self._owner = os.getpid()
-            self._stop = weakref.finalize(self, _end, self.worker, self._control, self._owner)
-            self._start(self._control)
-        return self._control
-
-    def _start(self, control: socket.socket) -> None:
-        """Wait until the worker is there, and try it with a harmless snippet."""
-        control.settimeout(_LOADING_SECONDS)
-        trial = "killed"
-        try:
-            self._landlock = json.loads(control.recv(4096).decode())["landlock"]
-            request = _request({"code": "def f(): return 1", "call": "f"})
-            trial = self._ask(b"s", [request], _SAID_JSON).outcome().reason
-        except TimeoutError:
-            trial = "timeout"
-        except (ValueError, OSError, Lost):
-            pass  # it is gone
-        if trial != "ok":
-            self.close()
-            raise SandboxError(
-                f"the worker of the {self.kind} sandbox did not start ({trial}); run it by hand to see "
-                f"why: {' '.join(self.command[:-2])} ..."
-            )
-
 
 def _request(asked: dict[str, Any]) -> bytes:
-    payload = json.dumps(asked).encode()
-    return struct.pack(">I", len(payload)) + payload
-
-
-def _end(worker: subprocess.Popen, control: socket.socket, owner: int) -> None:
-    """Kill the worker's process group and wait for its end. A fork of the owner leaves the worker alone."""
-    control.close()
-    if os.getpid() != owner:
-        return
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
-
-
-_all: "weakref.WeakSet[Sandbox]" = weakref.WeakSet()
-
-
-def _unlock_in_a_fork() -> None:
-    """A fork has none of the threads that may have held a lock when it was made, and that would have freed it."""
-    for sandbox in list(_all):
-        sandbox._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_a_fork)
+    return framed(json.dumps(asked).encode())
 
 
 @functools.cache

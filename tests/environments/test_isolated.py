@@ -190,7 +190,7 @@ def test_a_module_that_another_process_cannot_read_is_named(monkeypatch):
 
 def test_a_host_that_was_killed_is_started_again(world):
     played(world, ann=["4"], bob=["4"])
-    os.kill(world.toolboxes[0]._process.pid, signal.SIGKILL)
+    os.kill(world.toolboxes[0]._process.process.pid, signal.SIGKILL)
     (dialogue,) = played(world, ann=[buys(1), "4"], bob=["4"])
     assert dialogue.utterances[0].calls[0].result.text == "You have 1."
 
@@ -203,7 +203,7 @@ def test_nothing_is_left_when_the_trainer_is_killed(tmp_path):
         from maporl.environments.isolated import Host, IsolatedEnvironment
         host = Host("shop", EnvironmentSection(use="isolated_worlds:Stock"))
         worlds = [IsolatedEnvironment(host) for _ in range(3)]
-        print(host._process.pid, *(w._pid for w in worlds), flush=True)
+        print(host._process.process.pid, *(w._pid for w in worlds), flush=True)
         hang = next(t for t in worlds[0].tools("ann") if t.name == "hang")
         hang.run()
         """

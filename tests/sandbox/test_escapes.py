@@ -404,18 +404,17 @@ def test_a_filter_that_the_kernel_refuses_stops_the_worker(monkeypatch):
 
 def test_a_worker_that_ends_again_and_again_is_an_error_and_no_verdict(monkeypatch):
     with Sandbox(kind="restricted", cache=False) as box:
-        ask = box._ask
+        connected = box._worker.connected
 
-        def killed(*asked):
-            box._running()
+        def killed():
+            end = connected()
             box.worker.kill()
             box.worker.wait()
-            return ask(*asked)
+            return end
 
         box.walls()
         with monkeypatch.context() as patch:
-            patch.setattr(box, "_start", lambda control: None)
-            patch.setattr(box, "_ask", killed)
+            patch.setattr(box._worker, "connected", killed)
             with pytest.raises(SandboxError, match="ended three times while it ran a program"):
                 box.execute("def f(): return 1", "f")
         assert box.execute("def f(): return 1", "f") == Outcome(1, "ok")

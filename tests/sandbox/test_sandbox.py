@@ -282,7 +282,7 @@ def test_a_fork_made_while_another_thread_runs_a_snippet_has_a_sandbox_of_its_ow
         box.walls()
         thread = threading.Thread(target=box.run, args=("while True: pass", "f"))
         thread.start()
-        while not box._lock.locked():
+        while not box._worker.lock.locked():
             pass
         reading, writing = os.pipe()
         child = os.fork()
@@ -417,7 +417,7 @@ def test_a_platform_or_kind_that_cannot_serve_is_an_error(monkeypatch):
 
 def test_a_worker_that_does_not_start_is_an_error(monkeypatch):
     box = Sandbox(kind="restricted", cache=False)
-    box.command = [sys.executable, "-c", "raise SystemExit(3)", "code", "folder"]
+    box.command[:] = [sys.executable, "-c", "raise SystemExit(3)", "code", "folder"]
     with pytest.raises(SandboxError, match="the worker of the restricted sandbox did not start"):
         box.run("x = 1", "f")
 

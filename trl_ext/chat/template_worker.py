@@ -1,4 +1,4 @@
-"""The process in which chat templates are rendered and calls are read: one JSON request a line, one JSON answer a line.
+"""The process in which chat templates are rendered and calls are read: frames of JSON, as :mod:`trl_ext.process.servant` says.
 
 :mod:`trl_ext.chat.templates` starts it by its path, so it imports nothing of this package. It has a limit of memory, and each
 request has a limit of processor time, at which the kernel ends the process. Both also hold inside of calls that Python
@@ -6,12 +6,13 @@ cannot interrupt, such as the multiplication of a text or a search for a regular
 """
 
 import contextlib
+import io
 import json
 import os
 import re
 import resource
 import signal
-import sys
+import socket
 from typing import Any
 
 MEMORY = 2 * 2**30
@@ -24,8 +25,7 @@ SPARE = 2**18
 
 def main() -> None:
     """Answer requests until the other end is closed."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints must not stand among the answers
+    owner = socket.socket(fileno=os.dup(0)).makefile("rwb")
     from transformers.utils.chat_template_utils import render_jinja_template
 
     with contextlib.suppress(ImportError):  # transformers before 5.13 reads no calls
@@ -33,9 +33,10 @@ def main() -> None:
 
     with contextlib.suppress(ValueError, OSError):  # a stricter limit stands already, or the system has none
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    print("{}", file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
+    _write(owner, "{}")
+    while len(length := owner.read(4)) == 4:
+        body = owner.read(int.from_bytes(length, "big"))
+        request = json.loads(body)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             if "read" in request:
@@ -43,13 +44,19 @@ def main() -> None:
             else:
                 rendered: Any = render_jinja_template(conversations=[request.pop("messages")], **request)
                 text = rendered[0][0]
-                most = SPARE + 8 * len(line)
+                most = SPARE + 8 * len(body)
                 long = {"error": f"it makes {len(text)} characters of messages for which at most {most} are expected"}
                 encoded = json.dumps(long if len(text) > most else {"text": text})
         except Exception as error:  # a template can raise anything
             encoded = json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error)[:2000].split())[:300]}"})
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(encoded, file=answers, flush=True)
+        _write(owner, encoded)
+
+
+def _write(owner: io.BufferedRWPair, text: str) -> None:
+    body = text.encode()
+    owner.write(len(body).to_bytes(4, "big") + body)
+    owner.flush()
 
 
 def read_calls(text: str, prefix: str, template: dict[str, Any], tools: list[Any]) -> list[dict[str, Any]]:

@@ -5,12 +5,8 @@ Jinja's sandbox keeps a template from files and from Python's objects. It bounds
 template that is not from this package is rendered by :mod:`trl_ext.chat.template_worker`, which has limits of both.
 """
 
-import atexit
-import json
-import os
-import subprocess
+import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from trl_ext.chat.template_worker import MEMORY, SECONDS
 from trl_ext.chat.written_calls import read_written_calls
 from trl_ext.errors import UserError
 from trl_ext.process.inherited import inherited
+from trl_ext.process.servant import Lost, Servant, receive
 
 LONGEST = 2**20
 """Most characters of a template. Those of models with tools have about ten thousand."""
@@ -28,68 +25,31 @@ class TemplateFailed(UserError, ValueError):
     """A chat template refuses the messages, is not valid, or needs more time or memory than any template should."""
 
 
-class _Process:
-    """The worker, which is started when it is first needed. Threads take turns."""
+class _Renderer(Servant):
+    """The worker: a program that imports nothing of this package, and reads no secrets."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.running: subprocess.Popen[str] | None = None
-        self.inherited: subprocess.Popen[str] | None = None
+    def command(self) -> list[str]:
+        """Return the program, whose folder is not in its path."""
+        return [sys.executable, "-P", str(WORKER)]
 
-    def answer(self, request: str) -> dict[str, Any] | None:
-        """Return the worker's answer, or None if the request has ended the worker."""
-        with self.lock:
-            if self.running is None or self.running.poll() is not None:
-                self._start()
-            try:
-                answer = self._ask(request)
-            except BaseException:  # the answer that was not read would be that to the next request
-                self.stop()
-                raise
-            if answer is None:
-                self.stop()
-            return answer
+    def environment(self) -> dict[str, str]:
+        """Return what it needs of the variables of this process."""
+        few = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return {**inherited(), **few}
 
-    def stop(self) -> None:
-        """End the worker, if there is one."""
-        if self.running is not None:
-            self.running.kill()
-            self.running.communicate()
-        self.running = None
+    def begin(self, end: socket.socket) -> None:
+        """Wait until it has imported what it needs.
 
-    def forget(self) -> None:
-        """Leave the worker to the process that this one was forked from, whose threads may just have been using it."""
-        self.lock = threading.Lock()
-        self.running, self.inherited = None, self.running
-
-    def _ask(self, request: str) -> dict[str, Any] | None:
-        assert self.running is not None and self.running.stdin is not None and self.running.stdout is not None
+        Raises:
+            RuntimeError: it ended before.
+        """
         try:
-            self.running.stdin.write(request + "\n")
-            self.running.stdin.flush()
-        except BrokenPipeError:
-            return None
-        line = self.running.stdout.readline()
-        return json.loads(line) if line else None
-
-    def _start(self) -> None:
-        self.running = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for the run, which then ends this process
-            env={**inherited(), "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        assert self.running.stdout is not None
-        if not self.running.stdout.readline():
-            raise RuntimeError(f"{WORKER} did not start; what it wrote is above")
+            receive(end)
+        except Lost:
+            raise RuntimeError(f"{WORKER} did not start; what it wrote is above") from None
 
 
-_process = _Process()
-atexit.register(_process.stop)
-os.register_at_fork(after_in_child=_process.forget)
+_renderer = _Renderer()
 
 
 def render_template(
@@ -136,11 +96,12 @@ def read_calls(
 
 
 def _answered(request: dict[str, Any], what: str) -> dict[str, Any]:
-    answer = _process.answer(json.dumps(request))
-    if answer is None:
+    try:
+        answer: dict[str, Any] = _renderer.ask(request)
+    except Lost:
         raise TemplateFailed(
             f"it takes more than {SECONDS:g} s of processor time or {MEMORY // 2**30} GiB of memory for {what}"
-        )
+        ) from None
     if "error" in answer:
         raise TemplateFailed(answer["error"])
     return answer

@@ -122,7 +122,7 @@ def drop_privileges() -> None:
 def main(limits: dict[str, Any]) -> None:
     """Load what snippets may import, give up what the worker does not need, then serve the owner, which is at stdin.
 
-    The first message says whether the kernel has Landlock, as ``{"landlock": bool}``.
+    The first message says whether the kernel has Landlock, as a frame of ``{"landlock": bool}``.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the owner's mask is inherited, and could hold back SIGXCPU
     owner = socket.socket(fileno=os.dup(0))
@@ -141,5 +141,6 @@ def main(limits: dict[str, Any]) -> None:
     landlock = forbid_paths()
     gc.collect()
     gc.freeze()  # a fork that collects garbage then copies nothing that was there before it
-    owner.send(json.dumps({"landlock": landlock}).encode())
+    ready = json.dumps({"landlock": landlock}).encode()
+    owner.send(struct.pack(">I", len(ready)) + ready)
     worker.serve(owner)

@@ -39,12 +39,12 @@ from maporl.http_client import HttpClient, persistent
 from maporl.rewards.verifier.client import VerifierClient
 from maporl.rollout.interleaving import Interleaving
 from maporl.runs import train as run
-from maporl.sandbox import frames
 from maporl.sandbox.pool import SandboxPool
 from maporl.storage.disk_cache import DiskCache
 from maporl.training.ahead import Ahead
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.process.interruptions import Interruptions
+from trl_ext.process.servant import receive
 from trl_ext.process.waits import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
@@ -79,15 +79,15 @@ ELSEWHERE = {
         "maporl/engines/base.py": {"Pending.reply", "wait_for"},
         "maporl/engines/vllm/engine.py": {"VLLMEngine.complete"},
         "maporl/engines/vllm/server.py": {"Server.answer"},
-        "trl_ext/chat/templates.py": {"_Process.answer"},
+        "trl_ext/process/servant.py": {"Servant.connected"},
         "trl_ext/process/waits.py": {"result"},
     },
     "waits for moments, in `until` or between two checks": {
         "maporl/environments/adapters/event_loop.py": {"Loop.wait", "Loop._replaced_if_blocked", "_Task", "wait"},
         "maporl/rollout/interleaving.py": {"Interleaving._take"},
-        "maporl/sandbox/frames.py": {"_wait"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
+        "trl_ext/process/servant.py": {"_wait", "_exactly"},
         "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
     },
     "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
@@ -101,7 +101,7 @@ ELSEWHERE = {
         "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
-        "maporl/environments/isolated.py": {"_whole"},
+        "maporl/environments/isolated.py": {"_answer"},
         "maporl/environments/workers.py": {"Workers._awaited"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
@@ -117,9 +117,8 @@ ELSEWHERE = {
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
-        "maporl/environments/isolated.py": {"Host._stop"},
-        "maporl/sandbox/sandbox.py": {"_end", "Sandbox._ask", "Sandbox._start"},
-        "trl_ext/chat/templates.py": {"_Process.stop", "_Process._ask", "_Process._start"},
+        "maporl/sandbox/sandbox.py": {"_Worker.run"},
+        "trl_ext/process/servant.py": {"_ended"},
     },
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
     "waits for a moment only": {
@@ -130,7 +129,7 @@ ELSEWHERE = {
     "is in another process, which ends with the run": {
         "maporl/backends/vllm_rows.py": {"VLLMRows"},
         "maporl/backends/watchdog.py": {"end_all"},
-        "maporl/environments/isolated_host.py": {"_reaped", "_exactly"},
+        "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
         "reward_server": {"app.py", "batching.py", "guard.py"},
     },
@@ -435,7 +434,7 @@ def write_locked(tmp_path):
 
 def read_frame():
     ours, _theirs = socket.socketpair()
-    frames.receive(ours, time.monotonic() + 3600)
+    receive(ours, time.monotonic() + 3600)
 
 
 def all_sandboxes_are_used():
@@ -462,7 +461,7 @@ KINDS = {
     "a reward function that is a coroutine": lambda hangs, tmp: call_reward_functions(
         [slow_reward], [""], [""], [[1]], {}
     ),
-    "a sandbox's worker": lambda hangs, tmp: read_frame(),
+    "a process of this one": lambda hangs, tmp: read_frame(),
     "a free sandbox": lambda hangs, tmp: all_sandboxes_are_used(),
     "another writer of the cache": lambda hangs, tmp: write_locked(tmp),
     "the processes that train": lambda hangs, tmp: RemoteLearning({}, [group(tmp)]).load(tmp),
