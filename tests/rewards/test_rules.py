@@ -3,8 +3,8 @@
 import pytest
 
 from maporl.errors import ConfigError
+from maporl.methods.arenarl import eliminate
 from maporl.rewards.rules import RULES, build_rules
-from maporl.rewards.tournament import eliminate
 from maporl.types import Dialogue, Example, Utterance
 
 
