@@ -493,7 +493,8 @@ NAMES = {name.rpartition(".")[2] for _, _, names in GROUPS for name in names.spl
 
 def registry(name: str, found: Mapping[str, Any]) -> str:
     """Return a table of what a dict of choices names, or the names alone where nothing describes them."""
-    intro = f"`{full(name)}` is a dict. Each key is a name for a configuration; add an entry to add a choice."
+    kind = "a dict" if isinstance(found, dict) else "used as a dict"
+    intro = f"`{full(name)}` is {kind}. Each key is a name for a configuration; add an entry to add a choice."
     texts = {key: described(value) for key, value in found.items()}
     if not all(texts.values()):
         return f"{intro} It has {', '.join(f'`{key}`' for key in texts)}.\n"

@@ -243,3 +243,15 @@ assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and no
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "", done.stdout
+
+
+def test_what_one_paper_uses_stands_alone():
+    """The module of a paper imports none of another's, and a table of a lower room names each of its parts."""
+    within = [
+        f"{f.where}: {f.imported}" for f in INSIDE if room_of(f.module) == room_of(f.imported) == "maporl.methods"
+    ]
+    assert within == [], "what two methods use belongs into the room of its kind"
+    named = set()
+    for found in FILES.values():
+        named |= set(re.findall(r'"(maporl\.methods\.\w+):\w+"', found.read_text()))
+    assert named == {name for name in FILES if name.startswith("maporl.methods.")}
