@@ -180,7 +180,7 @@ def anchor(name: str) -> str:
 def entry(name: str, found: Any) -> str:
     """Return the part of the page about one name."""
     lines = [f"### {name}\n"]
-    if isinstance(found, dict):
+    if isinstance(found, Mapping):
         return "\n".join([*lines, registry(name, found)])
     if not isinstance(found, type | types.FunctionType):
         return "\n".join([*lines, alias(name)])
@@ -493,9 +493,10 @@ NAMES = {name.rpartition(".")[2] for _, _, names in GROUPS for name in names.spl
 
 def registry(name: str, found: Mapping[str, Any]) -> str:
     """Return a table of what a dict of choices names, or the names alone where nothing describes them."""
-    intro = f"`{full(name)}` is a dict. Each key is a name for a configuration; add an entry to add a choice."
+    kind = "a dict" if isinstance(found, dict) else "used as a dict"
+    intro = f"`{full(name)}` is {kind}. Each key is a name for a configuration; add an entry to add a choice."
     texts = {key: described(value) for key, value in found.items()}
-    if not any(texts.values()):
+    if not all(texts.values()):
         return f"{intro} It has {', '.join(f'`{key}`' for key in texts)}.\n"
     options = {key: choices(value) for key, value in found.items()}
     if any(options.values()):

@@ -12,10 +12,14 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import estimate, estimate_all
 from maporl.config.schema import AdvantageConfig
 from maporl.loops.pairs import Gap
-from maporl.rewards.counterfactual import Counterfactual, shapley_values
+from maporl.methods.arenarl import eliminate
+from maporl.methods.ccpo import Counterfactual
+from maporl.methods.g_ra import Gate
+from maporl.methods.mac_spgg import PublicGoods
+from maporl.methods.ssl import Tier
+from maporl.rewards.counterfactual import shapley_values
 from maporl.rewards.metrics import with_reward_variance
-from maporl.rewards.rules import Gate, PublicGoods, Tier, build_rules
-from maporl.rewards.tournament import eliminate
+from maporl.rewards.rules import build_rules
 from maporl.rounding import LEAST, ROUNDING, deviations, differ, difference, exceeds
 from maporl.training.assign import group_spreads
 from maporl.types import Dialogue, Example, Grade, Utterance

@@ -45,7 +45,7 @@ def list_(by: By = None) -> None:
             table.add_column(column)
         for name in names:
             card = card_of(name)
-            table.add_row(name, card.status, f"{card.cost:g}", card.title)
+            table.add_row(name, card.status, card.cost_in_words, card.title)
         screen.print(table)
 
 
@@ -57,8 +57,8 @@ def show(name: Name) -> None:
     from maporl.config.recipes import card_of, recipe_file
 
     card, file = card_of(name), recipe_file(name)
-    for key in ("title", "paper", "url", "evidence", "status", "prefer", "cost", "exact", "differs"):
-        echo(f"{key + ':':10}{getattr(card, key)}")
+    for key in ("title", "paper", "url", "evidence", "status", "prefer", "cost_in_words", "exact", "differs"):
+        echo(f"{key.partition('_')[0] + ':':10}{getattr(card, key)}")
     if card.corrected:
         echo(f"corrected: {card.corrected}")
     for option, reason in card.inert.items():

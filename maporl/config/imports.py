@@ -1,7 +1,7 @@
 """The user's own Python in a configuration: ``MODULE:OBJECT``, such as ``reversal:Reversal``. Imports no torch.
 
-Every part that a configuration names is looked up by :func:`look_up`: in the dict of the parts that come with maporl, or
-by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when the configuration is
+Every part that a configuration names is looked up by :func:`look_up`: in the table of the parts that come with maporl
+(:class:`Parts`), or by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when the configuration is
 read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a stranger's configuration can be refused
 before any of it runs.
 """
@@ -11,10 +11,12 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 import sysconfig
 import traceback
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
@@ -37,6 +39,23 @@ _OTHERS = (_ROOT / "maporl", _ROOT / "trl_ext", *(Path(sysconfig.get_path(name))
 """The folders of code that is not the user's."""
 
 Part = TypeVar("Part")
+
+
+class Parts(UserDict[str, Any]):
+    """Parts by the names that a configuration may give them. One that is written ``MODULE:OBJECT`` is imported when it is read.
+
+    So a table names what one method alone uses (:mod:`maporl.methods`) without importing it: its module stands above the table.
+
+    >>> table = Parts({"root": "math:sqrt"})
+    >>> table["root"](9.0), list(table), "square" in table
+    (3.0, ['root'], False)
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        part = self.data[name]
+        if isinstance(part, str):
+            part = self.data[name] = pkgutil.resolve_name(part)
+        return part
 
 
 def is_import(name: Any) -> bool:

@@ -14,7 +14,8 @@ from pydantic.dataclasses import dataclass
 from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
 from maporl.config.numbers import STRICT
-from maporl.config.parse import read_yaml, validated
+from maporl.config.parse import extended_files, read_yaml, validated
+from maporl.config.safe_yaml import parse_yaml, read_yaml_text
 from maporl.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ class RecipeCard:
     ``evidence`` says which sources were read. ``status`` is exact if the formulas were read there and tests pin them,
     reconstructed if a part of them was not available and was filled in, and inspired if only the idea is the paper's.
     ``prefer`` completes the sentence "Prefer it when ...". ``cost`` is how many times the tokens of plain PPO an update
-    passes through models, as ``benchmarks/recipe_costs.py`` counts them. ``checked_by`` lists the tests that pin the
+    passes through models, as ``benchmarks/recipe_costs.py`` counts them; None: they have not been counted. A variant does not take it from the recipe that it extends. ``checked_by`` lists the tests that pin the
     recipe's numbers, by the names of their functions. ``inert`` names the options of the file that change nothing here if they alone are changed, each
     with the reason. A test changes every option, and fails if this list is not true. ``corrected`` says what an earlier form
     of the recipe did wrongly although its card called it right, and until when, for those who have results of that form.
@@ -37,12 +38,17 @@ class RecipeCard:
     evidence: str
     status: Literal["exact", "reconstructed", "inspired"]
     prefer: str
-    cost: float
     exact: str
     differs: str
     checked_by: tuple[str, ...]
+    cost: float | None = None
     inert: dict[str, str] = field(default_factory=dict, hash=False)
     corrected: str = ""
+
+    @property
+    def cost_in_words(self) -> str:
+        """The cost as it is shown, with what stands for one that has not been counted."""
+        return "not counted" if self.cost is None else f"{self.cost:g}"
 
 
 BARE = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "={text}", "limit": "="}
@@ -68,7 +74,9 @@ def card_of(name: str) -> RecipeCard:
         ConfigError: no recipe has this name, or its card is incomplete.
     """
     path = recipe_file(name)
-    return validated(RecipeCard, read_yaml(path).get("recipe", {}), f"{path.name}: recipe")
+    own = parse_yaml(read_yaml_text(path), str(path)).get("recipe", {})
+    card = read_yaml(path).get("recipe", {}) | {"cost": own.get("cost")}
+    return validated(RecipeCard, card, f"{path.name}: recipe")
 
 
 def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
@@ -277,7 +285,8 @@ def index_page() -> str:
     lines = [
         "# Recipes: an index of papers",
         "",
-        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it.",
+        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it, with the files that it",
+        "extends: a variant of another recipe has only what differs.",
         "`maporl recipes try NAME` runs three updates of it, or two rounds, with tiny models, shows their rewards and leaves a page.",
         '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',
         'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
@@ -304,6 +313,11 @@ def index_page() -> str:
             "",
             f"**{card.title}.** [{card.paper}]({card.url}). Evidence: {card.evidence}.",
             "",
+            *(
+                line
+                for base in _bases(name)
+                for line in (f"A variant of [`{base}`](#{base}), which its file extends.", "")
+            ),
             f"Exact: {card.exact}",
             "",
             f"Differs: {card.differs if card.differs.endswith('.') else card.differs + '.'}",
@@ -317,9 +331,15 @@ def index_page() -> str:
     return "\n".join(lines)
 
 
+def _bases(name: str) -> list[str]:
+    """Return the recipe that the file of a recipe extends, if it extends one."""
+    nearest = extended_files(recipe_file(name))[:1]
+    return [file.stem for file in nearest if file.stem in recipe_files()]
+
+
 def _index_row(name: str) -> str:
     card = card_of(name)
-    cells = (f"[`{name}`](#{name})", card.status, f"{card.cost:g}", *axes_of(name).values(), card.prefer)
+    cells = (f"[`{name}`](#{name})", card.status, card.cost_in_words, *axes_of(name).values(), card.prefer)
     return f"| {' | '.join(cells)} |"
 
 

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
+from maporl.config.loops import StageSection
+from maporl.config.schema import Config
 from maporl.loops.rows import AnyRow, Row
 from maporl.types import Dialogue, Utterance
 
@@ -29,6 +31,19 @@ class Builder(ABC):
     @abstractmethod
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> Sequence[AnyRow]:
         """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
+
+    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:  # noqa: B027  # most have nothing to check
+        """Check that the rows can be made and trained on in the run of ``config``. By default they can.
+
+        Args:
+            config: the configuration of the run.
+            section: the stage of the builder.
+            before: what trains the stages before it (``StageSection.train``).
+            where: the key of the stage, with which errors begin.
+
+        Raises:
+            ConfigError: they cannot.
+        """
 
 
 def in_order(dialogues: Sequence[Dialogue]) -> list[Dialogue]:

@@ -4,7 +4,6 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -126,40 +125,6 @@ class Comparisons(Gap):
             )
             for prompt, played, better, worse, gap in self.compared(dialogues)
         ]
-
-
-@dataclass(frozen=True, config=STRICT)
-class Repair(Builder):
-    """Pairs of a right answer to a question and a wrong first answer to it (Agent-RLVR, arXiv 2506.11425).
-
-    An answer is right if its value is greater than ``above``. It may be an agent's first answer, or one that somebody
-    helped with. Either is chosen as an answer to the first prompt, in which nobody helps, so that the policy learns to
-    answer alone. Each wrong first answer makes one pair, with the right answers of its agent in turn.
-    """
-
-    above: Finite = 0.5
-    makes = "pairs"
-
-    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
-        """Return the pairs.
-
-        Raises:
-            RunError: an agent was shown something else before its first answers to a question.
-        """
-        rights: dict[tuple[int, str], list[Row]] = defaultdict(list)
-        wrongs: dict[tuple[int, str], list[Row]] = defaultdict(list)
-        for row, _ in said(dialogues, roles):
-            if exceeds(row.value, self.above):
-                rights[row.place[0], row.agent].append(row)
-        for row, _ in said(dialogues, roles, turn=0):
-            if not exceeds(row.value, self.above):
-                wrongs[row.place[0], row.agent].append(row)
-        pairs = []
-        for who, rejected in wrongs.items():
-            for wrong, right in zip(rejected, itertools.cycle(rights[who]), strict=False):
-                same_prompt(wrong, rejected[0])
-                pairs.append(Pair(replace(right, prompt_ids=wrong.prompt_ids), wrong))
-        return [pair for pair in pairs if differ(pair.chosen, pair.rejected)]
 
 
 def differ(one: Row, other: Row) -> bool:

@@ -11,7 +11,6 @@ from maporl.errors import ConfigError
 from maporl.loops.builder import Builder
 from maporl.loops.builders import BUILDERS
 from maporl.loops.ranked import RankHalves
-from maporl.loops.singles import Flatten
 from trl_ext.process import distributed
 
 Stage = tuple[StageSection, Builder | None]
@@ -56,36 +55,10 @@ def stages_of(config: Config) -> list[Stage]:
             raise ConfigError(
                 f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(wanted)}; use one of {fitting}"
             )
-        if isinstance(builder, Flatten):
-            _check_student(config, builder.into, where)
-        if isinstance(builder, RankHalves):
-            _check_ranked(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
+        builder.check(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
         stages.append((section, builder))
     _check_read(stages)
     return stages
-
-
-def _check_ranked(config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
-    """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has trained."""
-    if "turn_critic" not in before:
-        raise ConfigError(
-            f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add {{train: turn_critic, "
-            "build: trajectory_pairs}}"
-        )
-    if section.replay != "current":
-        raise ConfigError(f"{where}.replay: rank_halves samples candidates for the present round only; remove it")
-    if tooled := [name for name, agent in config.agents.items() if agent.tools and agent.trainable]:
-        raise ConfigError(
-            f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; give "
-            "it none"
-        )
-    engines = {name: agent.engine for name, agent in config.agents.items() if agent.trainable}
-    for name, engine in engines.items():
-        if engine != "transformers":
-            raise ConfigError(
-                f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is {engine!r}; "
-                "set engine: transformers"
-            )
 
 
 def _check_read(stages: Sequence[Stage]) -> None:
@@ -109,15 +82,6 @@ def _check_verifier(config: Config, where: str) -> None:
     if verifier.reads != "dialogue":
         raise ConfigError(
             f"{where}: train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}; set reads: dialogue"
-        )
-
-
-def _check_student(config: Config, into: str, where: str) -> None:
-    """Check that a policy of this name learns."""
-    policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
-    if into not in policies:
-        raise ConfigError(
-            f"{where}: flatten.into: {into!r} names none of the policies that learn; name one of {sorted(policies)}"
         )
 
 

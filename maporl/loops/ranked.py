@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from maporl.config.loops import StageSection
 from maporl.config.numbers import STRICT, Positive, PositiveShare
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
 from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
@@ -57,6 +60,32 @@ class RankHalves(Builder):
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         first = sorted(dialogues, key=lambda dialogue: (dialogue.rollout, dialogue.prompt))
         return [row for row, _ in said(first[: max(1, int(self.share * len(first) * (1 + ROUNDING)))], roles)]
+
+    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
+        """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has trained.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if "turn_critic" not in before:
+            raise ConfigError(
+                f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add {{train: turn_critic, "
+                "build: trajectory_pairs}}"
+            )
+        if section.replay != "current":
+            raise ConfigError(f"{where}.replay: rank_halves samples candidates for the present round only; remove it")
+        if tooled := [name for name, agent in config.agents.items() if agent.tools and agent.trainable]:
+            raise ConfigError(
+                f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; give "
+                "it none"
+            )
+        engines = {name: agent.engine for name, agent in config.agents.items() if agent.trainable}
+        for name, engine in engines.items():
+            if engine != "transformers":
+                raise ConfigError(
+                    f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is {engine!r}; "
+                    "set engine: transformers"
+                )
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:
         """Return pairs of one state's candidates, whose values are their advantages.

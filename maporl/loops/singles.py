@@ -1,19 +1,17 @@
 """Builders of single rows, for SFT and KTO. No torch."""
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from maporl.config.numbers import STRICT, Finite, Natural, Positive, PositiveShare
+from maporl.config.numbers import STRICT, Finite, Natural, PositiveShare
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
-from maporl.text import check_placeholders
 from maporl.types import Dialogue
 
 
@@ -67,67 +65,6 @@ class BestOf(Builder):
         kept = selected([value for value, _ in best.values()], self.keep, self.skip, self.at_least)
         ranked = list(best.values())
         return [row for row, _ in said([ranked[number][1] for number in kept], roles)]
-
-
-@dataclass(frozen=True, config=STRICT)
-class Flatten(Builder):
-    """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
-
-    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in ``observation`` after
-    the words that called. What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
-    question as the task puts it, after the system prompt of the agent that speaks with the policy.
-
-    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and of
-    each question at most ``per_question``, the first ones. None takes all.
-    """
-
-    into: str
-    form: str = "<{name}>{text}</{name}>"
-    observation: str = "<observation>{text}</observation>"
-    above: Finite = 0.5
-    least: Positive = 2
-    per_question: Positive | None = None
-
-    def __post_init__(self):
-        check_placeholders(self.form, ("name", "text"))
-        check_placeholders(self.observation, ("name", "text"))
-
-    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
-        taken: dict[int, int] = defaultdict(int)
-        rows = []
-        for dialogue in in_order(dialogues):
-            answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
-            if not answers or not exceeds(answers[-1], self.above) or len(dialogue.utterances) < self.least:
-                continue
-            taken[dialogue.prompt] += 1
-            if self.per_question is not None and taken[dialogue.prompt] > self.per_question:
-                continue
-            place = (dialogue.prompt, dialogue.rollout, 0)
-            pieces, example = tuple(self.pieces(dialogue, roles)), dialogue.example
-            rows.append(
-                Row(
-                    self.into,
-                    self.into,
-                    self.into,
-                    example.id,
-                    [],
-                    [],
-                    answers[-1],
-                    place,
-                    pieces=pieces,
-                    example=example,
-                )
-            )
-        return rows
-
-    def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
-        """Yield the texts of a dialogue, each with whether it bears loss."""
-        for u in dialogue.utterances:
-            role = u.role or u.agent
-            yield self.form.format(name=role, text=u.text), not roles or role in roles
-            for call in u.calls:
-                if call.result is not None:
-                    yield self.observation.format(name=call.name, text=call.result.text), False
 
 
 def selected(values: Sequence[float], keep: float, skip: float = 0.0, at_least: float = float("-inf")) -> list[int]:

@@ -4,16 +4,24 @@ from collections.abc import Callable, Collection
 from inspect import signature
 from typing import Any, Protocol
 
-from maporl.config.imports import kind_of, look_up, must_take
-from maporl.config.schema import JudgementSection, RewardSection
+from maporl.config.imports import Parts, kind_of, look_up, must_take
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
-from maporl.rewards.annotations import Annotator
 from maporl.rewards.base import FunctionSource, RewardSource
-from maporl.rewards.judgements import Judgement, is_judgement
-from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
-from maporl.rewards.labels import Brevity, critical_steps, f1, faithful, is_verdict, label, near, readable, verdict
+from maporl.rewards.judges import PointwiseJudge
+from maporl.rewards.labels import (
+    Brevity,
+    critical_steps,
+    f1,
+    faithful,
+    is_judgement,
+    is_verdict,
+    label,
+    near,
+    readable,
+    verdict,
+)
 from maporl.rewards.likelihood import Likelihood
-from maporl.rewards.repeats import Repeats
 from maporl.rewards.verifiers_rewards import VerifiersReward
 from maporl.types import Message, Utterance
 
@@ -48,18 +56,6 @@ def _judge(section: RewardSection, voices: Voices | None) -> RewardSource:
     return PointwiseJudge(section.judge, voices.speak)
 
 
-def _arena(section: RewardSection, voices: Voices | None) -> RewardSource:
-    if section.arena is None or voices is None:
-        raise ConfigError("reward.arena: the source 'arena' needs it; give it an agent, or use another source")
-    return PairwiseJudge(section.arena, voices.speak)
-
-
-def _annotator(section: RewardSection, voices: Voices | None) -> RewardSource:
-    if section.annotator is None or voices is None:
-        raise ConfigError("reward.annotator: the source 'annotator' needs it; give it an agent, or use another source")
-    return Annotator(section.annotator, voices.speak)
-
-
 def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
     if voices is None:
         raise ConfigError(
@@ -70,25 +66,28 @@ def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
 
 Builder = Callable[[RewardSection, Voices | None], RewardSource]
 
-SOURCES: dict[str, Builder] = {
-    "label": lambda section, voices: FunctionSource(label, answers_only=True),
-    "format": lambda section, voices: FunctionSource(readable, answers_only=True),
-    "near": lambda section, voices: FunctionSource(near, answers_only=True),
-    "f1": lambda section, voices: FunctionSource(f1, answers_only=True),
-    "faithful": lambda section, voices: FunctionSource(faithful),
-    "verdict": lambda section, voices: FunctionSource(verdict),
-    "critical_steps": lambda section, voices: FunctionSource(critical_steps),
-    "repeats": lambda section, voices: Repeats(),
-    "verifiers": lambda section, voices: VerifiersReward(),
-    "brevity": _brevity,
-    "verifier": _verifier,
-    "judge": _judge,
-    "arena": _arena,
-    "nll": _likelihood,
-    "annotator": _annotator,
-    "judgement": lambda section, voices: Judgement(section.judgement or JudgementSection()),
-}
-"""Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models."""
+SOURCES = Parts(
+    {
+        "label": lambda section, voices: FunctionSource(label, answers_only=True),
+        "format": lambda section, voices: FunctionSource(readable, answers_only=True),
+        "near": lambda section, voices: FunctionSource(near, answers_only=True),
+        "f1": lambda section, voices: FunctionSource(f1, answers_only=True),
+        "faithful": lambda section, voices: FunctionSource(faithful),
+        "verdict": lambda section, voices: FunctionSource(verdict),
+        "critical_steps": lambda section, voices: FunctionSource(critical_steps),
+        "repeats": "maporl.methods.r_zero:build",
+        "verifiers": lambda section, voices: VerifiersReward(),
+        "brevity": _brevity,
+        "verifier": _verifier,
+        "judge": _judge,
+        "arena": "maporl.methods.arenarl:build",
+        "nll": _likelihood,
+        "annotator": "maporl.methods.oni:build",
+        "judgement": "maporl.methods.reseek:build",
+    }
+)
+"""Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The source of one
+method alone is in :mod:`maporl.methods`, and its module is imported when the source is built."""
 
 ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
@@ -144,9 +143,9 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
     Raises:
         ConfigError: no source has this name, or the object is something else. The message begins with ``where``.
     """
-    found: Any = look_up(name, {**SOURCES, **dict.fromkeys(pays)}, where)
     if name in SOURCES:
         return SOURCES[name]
+    found: Any = look_up(name, dict.fromkeys([*SOURCES, *pays]), where)
     if isinstance(found, RewardSource):
         return lambda section, voices: found
     if is_completion_reward(found):

@@ -4,15 +4,12 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
 from statistics import fmean
-from typing import Literal
 
 from maporl.errors import ConfigError
-from maporl.rewards.rule import Credits, Rule
-from maporl.rounding import difference, exceeds
+from maporl.rounding import difference
 from maporl.types import Dialogue
 
 Worths = dict[frozenset[str], float]
@@ -69,57 +66,6 @@ def shapley_values(worths: Mapping[frozenset[str], float]) -> dict[str, float]:
             for joined in map(frozenset, combinations(others, size))
         )
     return values
-
-
-@dataclass(frozen=True)
-class Counterfactual(Rule):
-    """An agent that was left out gets ``weight`` more where it turned the outcome, and less where it spoilt it (CCPO,
-    arXiv 2603.21563).
-
-    The outcome of a dialogue is its last score R, and s is what it is without the agent. The agent turned the outcome if R
-    is above ``threshold`` and s below it, and spoilt it the other way round. ``baseline: question`` takes s as the mean over
-    all dialogues of the question, and ``paired`` takes that of the dialogue itself.
-
-    With ``baseline: question`` s is the same for all dialogues of a question. After a group mean the bonus makes the agent's
-    advantages larger by one factor, ``1 + weight / (right - wrong)`` of the two scores, or does nothing where s is at the
-    threshold. After a division by the standard deviation nothing is left of it.
-    """
-
-    weight: float = 0.2
-    threshold: float = 0.5
-    baseline: Literal["question", "paired"] = "question"
-
-    along = "question"
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return frozenset({"marginal"})
-
-    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        alone = [{min(out): v for out, v in worths_without(d).items() if len(out) == 1} for d in dialogues]
-        result = []
-        for dialogue, own, without in zip(dialogues, credits, alone, strict=True):
-            changed = dict(own)
-            outcome = worth(dialogue)
-            for agent, paired in without.items():
-                base = paired if self.baseline == "paired" else fmean(values[agent] for values in alone)
-                bonus = self.weight * self.turned(outcome, base)
-                for u in (u for u in dialogue.utterances if u.agent == agent):
-                    changed[u.id] = own.get(u.id, 0.0) + bonus
-            result.append(changed)
-        return result
-
-    def turned(self, outcome: float, without: float) -> int:
-        """Return 1 if an agent turned the outcome, -1 if it spoilt it, and 0 otherwise.
-
-        >>> rule = Counterfactual(threshold=0)
-        >>> [rule.turned(outcome, without) for outcome, without in ((1, -0.5), (-1, 0.5), (1, 0.5), (1, 0))]
-        [1, -1, 0, 0]
-        """
-        t = self.threshold
-        turned = exceeds(outcome, t) and exceeds(t, without)
-        spoilt = exceeds(t, outcome) and exceeds(without, t)
-        return int(turned) - int(spoilt)
 
 
 def worths_without(dialogue: Dialogue) -> Worths:

@@ -1,13 +1,11 @@
-"""Judges: agents of the team that score an answer or say which of two answers is better. Any engine can judge."""
+"""Judges: agents of the team that score an answer. Any engine can judge."""
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
 
-from maporl.config.schema import AnnotatorSection, ArenaSection, JudgeSection
+from maporl.config.schema import AnnotatorSection, JudgeSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, where
-from maporl.rewards.tournament import bouts
 from maporl.tasks.base import Task
 from maporl.text import matches, spoken
 from maporl.types import Dialogue, Message, Utterance, user_says
@@ -63,78 +61,6 @@ def _parts(dialogue: Dialogue, utterance: Utterance, task: Task) -> dict[str, st
         "input": "\n\n".join(message["content"] for message in utterance.messages),
         "tools": "\n\n".join(call.result.text for call in utterance.calls if call.result is not None) or "nothing",
     }
-
-
-class PairwiseJudge(RewardSource):
-    """Ranks the last answers of a question's dialogues by single elimination (ArenaRL, arXiv 2601.06487).
-
-    The judge sees every pair in both orders. Every answer of a dialogue earns ``1 - rank / (N - 1)``, where N is the
-    number of dialogues. The tournaments of all questions advance together, so that the judge answers one batch per
-    round.
-    """
-
-    answers_only = True
-
-    def __init__(self, section: ArenaSection, speak: Speak):
-        self.section, self.speak, self.agents = section, speak, (section.agent,)
-
-    def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
-        """Return the reward of each answer, which is that of its dialogue."""
-        questions: dict[int, list[Dialogue]] = {}
-        for dialogue in sorted(dialogues, key=lambda d: d.rollout):  # all meet the first one
-            questions.setdefault(dialogue.prompt, []).append(dialogue)
-        ranks = self._tournaments(list(questions.values()), task)
-        worth = {
-            id(d): 1.0 - rank / max(1, len(group) - 1)
-            for group, own in zip(questions.values(), ranks, strict=True)
-            for d, rank in zip(group, own, strict=True)
-        }
-        return [[worth[id(d)]] * len(d.utterances) for d in dialogues]
-
-    def _tournaments(self, groups: list[list[Dialogue]], task: Task) -> list[list[int]]:
-        running: list[tuple[int, Generator[Any, Any, Any], Any]] = []
-        ranks: list[list[int]] = [[] for _ in groups]
-        for number, group in enumerate(groups):
-            tournament = bouts(len(group))
-            self._next(running, ranks, number, tournament, None)
-        while running:
-            pairs = [(groups[number][a], groups[number][b]) for number, _, round_ in running for a, b in round_]
-            scores = iter(self._judge(pairs, task))
-            waiting = list(running)
-            running.clear()
-            for number, tournament, round_ in waiting:
-                self._next(running, ranks, number, tournament, [next(scores) for _ in round_])
-        return ranks
-
-    def _next(
-        self, running: list, ranks: list[list[int]], number: int, tournament: Generator[Any, Any, Any], scores: Any
-    ) -> None:
-        try:
-            running.append((number, tournament, next(tournament) if scores is None else tournament.send(scores)))
-        except StopIteration as end:
-            ranks[number] = end.value
-
-    def _judge(self, pairs: list[tuple[Dialogue, Dialogue]], task: Task) -> list[tuple[float, float]]:
-        """Return (points of the first, points of the second) for each pair.
-
-        An answer gets one point for each order in which it is preferred. Both get half a point if a verdict prefers
-        none.
-        """
-        both = [order for a, b in pairs for order in ((a, b), (b, a))]
-        conversations = [
-            user_says(
-                self.section.prompt.format(
-                    question=task.question(a.example), first=a.utterances[-1].words(), second=b.utterances[-1].words()
-                )
-            )
-            for a, b in both
-        ]
-        first = [self._prefers_first(text) for text in self.speak(self.section.agent, conversations)]
-        return [(there + 1.0 - back, 1.0 - there + back) for there, back in zip(first[::2], first[1::2], strict=True)]
-
-    def _prefers_first(self, text: str) -> float:
-        found = last_match(self.section.pattern, text)
-        return 0.5 if found is None else float(found.upper() == "A")
 
 
 def last_match(pattern: str, text: str) -> str | None:

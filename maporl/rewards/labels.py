@@ -70,6 +70,16 @@ def is_verdict(utterance: Utterance) -> bool:
     return utterance.role == "verifier" and not utterance.answers and bool(utterance.parents)
 
 
+def is_step_verdict(utterance: Utterance) -> bool:
+    """Return whether an utterance is the verdict of a judge of steps (``protocol.step_judge``)."""
+    return "verdict" in utterance.tags and utterance.caller is not None
+
+
+def is_judgement(utterance: Utterance) -> bool:
+    """Return whether an utterance judges a result that its agent called for."""
+    return utterance.role == "judge" and "useful" in utterance.tags
+
+
 def _true_verdict(dialogue: Dialogue, utterance: Utterance) -> float | None:
     if not is_verdict(utterance):
         return None
@@ -120,7 +130,7 @@ class Brevity(RewardSource):
     """How short an answer is, in [0, 1]: ``max(0, 1 - n / tokens)`` for an answer of n sampled tokens.
 
     A reward for short answers alone teaches silence. It is meant as a lower reward behind a gate
-    (:class:`maporl.rewards.rules.Gate`), where only right answers earn it. An answer without sampled tokens, such as a
+    (:class:`maporl.methods.g_ra.Gate`), where only right answers earn it. An answer without sampled tokens, such as a
     person's, has no value.
     """
 

@@ -8,7 +8,7 @@ trained on. The rules are applied from left to right, and the first one receives
 from typing import ClassVar, Literal
 
 from maporl.text import check_choices
-from maporl.types import Dialogue
+from maporl.types import Dialogue, Utterance
 
 Credits = list[dict[int, float]]
 Along = Literal["utterance", "turn", "dialogue", "question"]
@@ -50,3 +50,8 @@ class Rule:
             NotImplementedError: the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__}: a rule defines __call__(dialogues, credits)")
+
+
+def identity(dialogue: Dialogue, utterance: Utterance) -> tuple:
+    """Return what an utterance is to all dialogues of its question that share it."""
+    return (None, utterance.sample) if utterance.sample is not None else (dialogue.rollout, utterance.id)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from maporl.rewards.consistency import is_verdict
+from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.metrics import shares_right
 from maporl.types import Dialogue
 from trl_ext.process import distributed
@@ -16,7 +16,7 @@ def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     bad mostly follows the outcome. So the accuracy is the mean of the share of steps of successes that were called good, and of the
     share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the outcome. All processes call this together.
     """
-    own = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_verdict(u)]
+    own = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
     made = distributed.all_gather_lists(own)
     if not made:
         return {}
@@ -30,5 +30,5 @@ def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
 
 
 def _succeeds(dialogue: Dialogue) -> bool:
-    scores = [u.rewards["score"] for u in dialogue.utterances if not is_verdict(u) and "score" in u.rewards]
+    scores = [u.rewards["score"] for u in dialogue.utterances if not is_step_verdict(u) and "score" in u.rewards]
     return bool(scores) and scores[-1] > 0

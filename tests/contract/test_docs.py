@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import shlex
+from collections.abc import Mapping
 
 import click
 import pytest
@@ -29,7 +30,7 @@ NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    registries = [getattr(maporl, name) for name in maporl.__all__ if isinstance(getattr(maporl, name), dict)]
+    registries = [getattr(maporl, name) for name in maporl.__all__ if isinstance(getattr(maporl, name), Mapping)]
     known = [(registry, dict(registry)) for registry in [*registries, trl_ext.OBJECTIVES]]
     assert len(known) > 10
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
-    "maporl.rewards.rules", "maporl.rewards.build", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
+    "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
@@ -235,7 +235,23 @@ for name in {light!r}:
     importlib.import_module(name)
     if brought := sorted(({HEAVY!r} & set(sys.modules)) - before):
         print(f"{{name}} imports {{', '.join(brought)}}")
+import maporl
+for table in (maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.builders.BUILDERS):
+    assert all(callable(part) for part in table.values())
+assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and not {HEAVY!r} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "", done.stdout
+
+
+def test_what_one_paper_uses_stands_alone():
+    """The module of a paper imports none of another's, and a table of a lower room names each of its parts."""
+    within = [
+        f"{f.where}: {f.imported}" for f in INSIDE if room_of(f.module) == room_of(f.imported) == "maporl.methods"
+    ]
+    assert within == [], "what two methods use belongs into the room of its kind"
+    named = set()
+    for found in FILES.values():
+        named |= set(re.findall(r'"(maporl\.methods\.\w+):\w+"', found.read_text()))
+    assert named == {name for name in FILES if name.startswith("maporl.methods.")}

@@ -9,12 +9,13 @@ from hostile_texts import MADE, MATHEMATICS
 from maporl.config.schema import ArenaSection, JudgeSection
 from maporl.environments.games import plans
 from maporl.evaluation.metrics import evaluate_dialogues
+from maporl.methods.arenarl import PairwiseJudge
 from maporl.protocols import CallReturn, Forum, Refine
 from maporl.report.dialogues import entry
 from maporl.report.listening import listening
 from maporl.report.read import Recorded
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
+from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import label, near, readable
 from maporl.tasks import ANLI, GSM8K, Arithmetic, Episodes, Mathematics, Skills, TinyGSM
 from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer

@@ -14,10 +14,10 @@ from maporl.config.recipes import tiny_version
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
-from maporl.loops.pairs import Repair
 from maporl.loops.rows import Pair, Row
 from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
+from maporl.methods.agent_rlvr import Repair
 from maporl.rewards import assign_credit, build_sources
 from maporl.rewards.scoring import weighted_scores
 from maporl.run import ResolvedRun

@@ -8,8 +8,8 @@ from recipe_rollouts import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
-from maporl.advantages.transforms import Align
 from maporl.errors import ConfigError
+from maporl.methods.m_grpo import Align
 from maporl.training.assign import turn_shares
 from maporl.training.samples import Columns
 from maporl.types import Dialogue, Example, Utterance

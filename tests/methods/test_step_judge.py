@@ -14,9 +14,9 @@ from scripted_training import STEPS, grid_of, played, recipe_values, rows, scrip
 from maporl import Debate
 from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
+from maporl.methods.rl_anything import Consistency
 from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
-from maporl.rewards.consistency import Consistency
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
 from maporl.training.verdict_metrics import verdict_metrics

@@ -13,10 +13,10 @@ from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError
+from maporl.methods.r_zero import Repeats, cluster_shares
 from maporl.protocols.base import seats
 from maporl.protocols.propose import Propose, _worth, let_majority_grade
 from maporl.rewards.base import as_source
-from maporl.rewards.repeats import Repeats, cluster_shares
 from maporl.run import ResolvedRun
 from maporl.runs.train import train
 from maporl.tasks import build_task
@@ -481,7 +481,7 @@ def test_a_proposal_without_a_question_costs_one_and_its_share(tmp_path):
 
 
 def test_repeats_need_their_packages(monkeypatch):
-    monkeypatch.setattr("maporl.rewards.repeats.find_spec", lambda name: None if name == "scipy" else object())
+    monkeypatch.setattr("maporl.methods.r_zero.find_spec", lambda name: None if name == "scipy" else object())
     with pytest.raises(
         ValueError, match=r"repeats needs the package scipy; install it with: pip install .*\[novelty\]"
     ):

@@ -5,9 +5,10 @@ import pytest
 from maporl import Arithmetic
 from maporl.config.schema import ArenaSection, JudgeSection
 from maporl.errors import ConfigError
+from maporl.methods.arenarl import PairwiseJudge
 from maporl.rewards import as_source
 from maporl.rewards.base import RewardFailure
-from maporl.rewards.judges import PairwiseJudge, PointwiseJudge
+from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict

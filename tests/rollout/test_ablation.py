@@ -7,7 +7,8 @@ import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.errors import ConfigError
-from maporl.rewards.counterfactual import Counterfactual, shapley_values
+from maporl.methods.ccpo import Counterfactual
+from maporl.rewards.counterfactual import shapley_values
 from maporl.types import from_json, to_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

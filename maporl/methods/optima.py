@@ -1,4 +1,4 @@
-"""Rules for talk that is short and readable (Optima, arXiv 2410.08115). Pure Python, no torch."""
+"""Optima: talk that is short and readable is paid more (arXiv 2410.08115). No torch."""
 
 from dataclasses import dataclass
 

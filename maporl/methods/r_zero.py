@@ -1,10 +1,12 @@
-"""How far a proposed question repeats others of its batch (R-Zero). Imports no torch."""
+"""R-Zero: how far a proposed question repeats others of its batch (arXiv 2508.05004). No torch."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError, install_command
 from maporl.rewards.base import RewardSource, Values
+from maporl.rewards.build import Voices
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.process import distributed
@@ -82,3 +84,8 @@ def cluster_shares(texts: Sequence[str]) -> list[float]:
     clusters = fcluster(linkage(distances, "average"), FARTHEST, "distance").tolist()
     shares = {i: clusters.count(own) / len(texts) for i, own in zip(numbers, clusters, strict=True)}
     return [shares[i] for i in range(len(texts))]
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the source ``repeats``, which has no options."""
+    return Repeats()

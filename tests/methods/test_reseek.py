@@ -5,8 +5,8 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.schema import JudgementSection
 from maporl.errors import ConfigError
+from maporl.methods.reseek import Judgement, similarity
 from maporl.protocols import CallReturn
-from maporl.rewards.judgements import Judgement, similarity
 from maporl.runs.build import build_trainer
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks import Arithmetic

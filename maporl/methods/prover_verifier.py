@@ -1,4 +1,4 @@
-"""The rewards of provers and translators that a verifier pays (prover-verifier games). Pure Python, no torch."""
+"""Prover-verifier games and their decoupled form: what a verifier pays provers and translators. No torch."""
 
 import math
 from collections import defaultdict

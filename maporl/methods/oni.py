@@ -1,11 +1,13 @@
-"""A reward that is learned beside the team: an agent's notes on what others observe, looked up (ONI). Imports no torch."""
+"""ONI: a reward that is learned beside the team, from an agent's notes on what others observe (arXiv 2410.23022). No torch."""
 
 import json
 from pathlib import Path
 from statistics import fmean
 
-from maporl.config.schema import AnnotatorSection
+from maporl.config.schema import AnnotatorSection, RewardSection
+from maporl.errors import ConfigError
 from maporl.rewards.base import RewardSource, Values
+from maporl.rewards.build import Voices
 from maporl.rewards.judges import Speak, last_match, mark
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
@@ -90,3 +92,14 @@ def observed(dialogue: Dialogue, utterance: Utterance) -> str | None:
     speakers = [u for u in later if u.order == order]
     following = next((u for u in speakers if u.agent == utterance.agent), speakers[0])
     return "\n\n".join(message["content"] for message in following.messages if message["role"] == "user")
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the source ``annotator`` as a configuration describes it.
+
+    Raises:
+        ConfigError: the section names no agent, or no team is played.
+    """
+    if section.annotator is None or voices is None:
+        raise ConfigError("reward.annotator: the source 'annotator' needs it; give it an agent, or use another source")
+    return Annotator(section.annotator, voices.speak)

@@ -1,11 +1,13 @@
-"""What an agent's judgements of the results that it called for earn (ReSeek, arXiv 2510.00568). Imports no torch."""
+"""ReSeek: an agent is paid for its judgements of the results that it called for (arXiv 2510.00568). No torch."""
 
 import re
 from collections import Counter
 from statistics import fmean
 
-from maporl.config.schema import JudgementSection
+from maporl.config.schema import JudgementSection, RewardSection
 from maporl.rewards.base import RewardSource, Values
+from maporl.rewards.build import Voices
+from maporl.rewards.labels import is_judgement
 from maporl.rewards.metrics import shares_right
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
@@ -59,11 +61,6 @@ class Judgement(RewardSource):
         return section.wrong_no if ideal else section.wrong_yes
 
 
-def is_judgement(utterance: Utterance) -> bool:
-    """Return whether an utterance judges a result that its agent called for."""
-    return utterance.role == "judge" and "useful" in utterance.tags
-
-
 def judged_text(dialogue: Dialogue, utterance: Utterance) -> str:
     """Return the result that a judgement is about: what was said to its agent, or what its agent's call returned."""
     parent = next(u for u in dialogue.utterances if u.id == utterance.parents[0])
@@ -79,3 +76,8 @@ def similarity(text: str, truth: str) -> float:
     """
     said, right = Counter(_WORD.findall(text.lower())), Counter(_WORD.findall(truth.lower()))
     return sum((said & right).values()) / sum(right.values()) if right else 0.0
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the source ``judgement`` as a configuration describes it."""
+    return Judgement(section.judgement or JudgementSection())

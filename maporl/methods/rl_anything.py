@@ -1,12 +1,13 @@
-"""Steps paid by outcome and verdicts, and verdicts paid by agreeing with both (RLAnything, arXiv 2602.02488). Pure Python, no torch."""
+"""RLAnything: steps are paid by outcome and verdicts, and verdicts by agreeing with both (arXiv 2602.02488). No torch."""
 
 import math
 from dataclasses import dataclass
 from statistics import fmean
 
+from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import exceeds
-from maporl.types import Dialogue, Utterance
+from maporl.types import Dialogue
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Consistency(Rule):
 
     def _paid(self, dialogue: Dialogue, own: dict[int, float], team: bool, judge: bool) -> dict[int, float]:
         paid: dict[int, float] = {}
-        for u in (u for u in dialogue.utterances if not is_verdict(u) and u.id in own):
-            verdicts = [v for v in dialogue.utterances if is_verdict(v) and v.caller == u.id]
+        for u in (u for u in dialogue.utterances if not is_step_verdict(u) and u.id in own):
+            verdicts = [v for v in dialogue.utterances if is_step_verdict(v) and v.caller == u.id]
             said = [v.tags["verdict"] or 0 for v in verdicts]
             worth = self._outcome(own[u.id]) + (self.weight * fmean(said) if said else 0.0)
             paid[u.id] = worth if team else 0.0
@@ -83,12 +84,7 @@ class Consistency(Rule):
         return credit if self.failure is None else 1.0 if exceeds(credit, 0.0) else self.failure
 
 
-def is_verdict(utterance: Utterance) -> bool:
-    """Return whether an utterance is the verdict of a judge of steps (``protocol.step_judge``)."""
-    return "verdict" in utterance.tags and utterance.caller is not None
-
-
 def _last(dialogue: Dialogue, own: dict[int, float]) -> float | None:
     """Return the credit of the last utterance that is judged."""
-    judged = [u.id for u in dialogue.utterances if not is_verdict(u) and u.id in own]
+    judged = [u.id for u in dialogue.utterances if not is_step_verdict(u) and u.id in own]
     return own[judged[-1]] if judged else None

@@ -12,7 +12,7 @@ from scripted_training import played, recipe_values, scripted_trainer
 from maporl import Dialogue, Example, Utterance
 from maporl.config.schema import AnnotatorSection
 from maporl.errors import ConfigError
-from maporl.rewards.annotations import Annotator, observed
+from maporl.methods.oni import Annotator, observed
 from maporl.tasks.arithmetic import Arithmetic
 from maporl.types import Call, Result
 from maporl.validation.load import from_dict

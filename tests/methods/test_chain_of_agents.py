@@ -9,8 +9,8 @@ from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import stages_of
-from maporl.loops.singles import Flatten
 from maporl.loops.stages import sft_rows
+from maporl.methods.chain_of_agents import Flatten
 from maporl.runs.loop import run_loop
 from maporl.tasks import Arithmetic
 from maporl.tiny import build_tiny_tokenizer

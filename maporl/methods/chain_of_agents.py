@@ -1,0 +1,89 @@
+"""Chain-of-Agents: one policy learns whole dialogues as texts, and so to play all roles (arXiv 2508.13167). No torch."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+from pydantic.dataclasses import dataclass
+
+from maporl.config.loops import StageSection
+from maporl.config.numbers import STRICT, Finite, Positive
+from maporl.config.schema import Config
+from maporl.errors import ConfigError
+from maporl.loops.builder import Builder, in_order
+from maporl.loops.rows import Row
+from maporl.rounding import exceeds
+from maporl.text import check_placeholders
+from maporl.types import Dialogue
+
+
+@dataclass(frozen=True, config=STRICT)
+class Flatten(Builder):
+    """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
+
+    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in ``observation`` after
+    the words that called. What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
+    question as the task puts it, after the system prompt of the agent that speaks with the policy.
+
+    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and of
+    each question at most ``per_question``, the first ones. None takes all.
+    """
+
+    into: str
+    form: str = "<{name}>{text}</{name}>"
+    observation: str = "<observation>{text}</observation>"
+    above: Finite = 0.5
+    least: Positive = 2
+    per_question: Positive | None = None
+
+    def __post_init__(self):
+        check_placeholders(self.form, ("name", "text"))
+        check_placeholders(self.observation, ("name", "text"))
+
+    def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
+        taken: dict[int, int] = defaultdict(int)
+        rows = []
+        for dialogue in in_order(dialogues):
+            answers = [u.rewards["credit"] for u in dialogue.answers() if "credit" in u.rewards]
+            if not answers or not exceeds(answers[-1], self.above) or len(dialogue.utterances) < self.least:
+                continue
+            taken[dialogue.prompt] += 1
+            if self.per_question is not None and taken[dialogue.prompt] > self.per_question:
+                continue
+            place = (dialogue.prompt, dialogue.rollout, 0)
+            pieces, example = tuple(self.pieces(dialogue, roles)), dialogue.example
+            rows.append(
+                Row(
+                    self.into,
+                    self.into,
+                    self.into,
+                    example.id,
+                    [],
+                    [],
+                    answers[-1],
+                    place,
+                    pieces=pieces,
+                    example=example,
+                )
+            )
+        return rows
+
+    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
+        """Check that the policy ``into`` learns.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
+        if self.into not in policies:
+            raise ConfigError(
+                f"{where}.build: flatten.into: {self.into!r} names none of the policies that learn; name one of {sorted(policies)}"
+            )
+
+    def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
+        """Yield the texts of a dialogue, each with whether it bears loss."""
+        for u in dialogue.utterances:
+            role = u.role or u.agent
+            yield self.form.format(name=role, text=u.text), not roles or role in roles
+            for call in u.calls:
+                if call.result is not None:
+                    yield self.observation.format(name=call.name, text=call.result.text), False

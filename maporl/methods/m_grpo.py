@@ -1,0 +1,67 @@
+"""M-GRPO: every dialogue counts the same number of turns of each agent (arXiv 2511.13288)."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.transforms import Transform
+
+
+@dataclass(frozen=True)
+class Align(Transform):
+    """Let every dialogue count ``to`` turns of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
+
+    A turn is one utterance, or all segments of a turn in which the agent called tools. There are three ways to do this if
+    an agent has k turns in a dialogue. ``weight`` lets each count ``to / k``
+    times, which is the expectation of the other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random
+    ones if there are too many and repeats random ones if there are too few, as the paper does. By default ``to`` is the
+    number that at most 1% of the dialogues exceed.
+
+    Only turns that were called are aligned. The k turns of an agent that nobody called, such as the planner's or those of a
+    debate, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once. In a batch without the column ``caller``,
+    which training never makes, all turns are aligned.
+    """
+
+    how: Literal["weight", "duplicate", "drop"] = "weight"
+    to: int | None = None
+    seed: int = 0
+    needs = ("agent", "rollout")
+    compares_turns = True
+
+    def weigh(self, batch: TurnBatch) -> Tensor:
+        """Return how often each row counts."""
+        weights = torch.ones(len(batch), dtype=torch.float64)
+        called: list[tuple[int, list[list[int]]]] = []
+        for rows in batch.trajectories(by_agent=True):
+            turns = _turns(batch, rows)
+            main = [] if batch.caller is None else [own for own in turns if not batch.called(own[0])]
+            for own in main:
+                weights[own] = 1.0 / len(main)
+            called += [(rows[0], [own for own in turns if own not in main])] if len(main) < len(turns) else []
+        counts = sorted(len(turns) for _, turns in called)
+        target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
+        for row, turns in called:
+            place = [column[row] for column in (batch.prompt, batch.rollout, batch.agent) if column is not None]
+            rng = random.Random(f"{self.seed}/{place}")  # so that the order of dialogues does not matter
+            if self.how == "weight":
+                weights[[i for own in turns for i in own]] = target / len(turns)
+            elif len(turns) > target and self.how == "drop":
+                for own in rng.sample(turns, len(turns) - target):
+                    weights[own] = 0.0
+            else:
+                for own in rng.choices(turns, k=max(0, target - len(turns))):
+                    weights[own] += 1.0
+        return weights
+
+
+def _turns(batch: TurnBatch, rows: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each turn of an agent in a dialogue. Without the column ``turn`` each row is a turn."""
+    turns: dict[int, list[int]] = {}
+    for i in rows:
+        turns.setdefault(i if batch.turn is None else batch.turn[i], []).append(i)
+    return list(turns.values())

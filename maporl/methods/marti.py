@@ -1,0 +1,60 @@
+"""MARTI: an answer is paid by how it compares with earlier ones, by margin or by quality. No torch."""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from maporl.rewards.rule import Along, Credits, Rule
+from maporl.types import Dialogue
+
+
+@dataclass(frozen=True)
+class Margin(Rule):
+    """MARTI's margin shaping (after MAPoRL): ``R + alpha (R - Q)`` plus ``beta`` times the agent's last score.
+
+    R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,
+    as MARTI's code does in a debate; ``of: own`` takes it over the agent's own scores, as MARTI's documents say. The
+    first turn has no earlier scores, so it is not shaped. With a ``beta``, which is 0.5 there, the names are margin_with_outcome and
+    quality_with_outcome in MARTI, and the first turn gets that term too.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.0
+    of: Literal["all", "own"] = "all"
+
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return "utterance" if self.beta == 0 else "dialogue"
+
+    def shaped(self, score: float, quality: float) -> float:
+        """Return the shaped score, before the agent's last score is added."""
+        return score + self.alpha * (score - quality)
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        result = []
+        for dialogue, own in zip(dialogues, credits, strict=True):
+            last = {u.agent: own[u.id] for u in dialogue.utterances if u.id in own}
+            shaped = {}
+            for u in (u for u in dialogue.utterances if u.id in own):
+                earlier = [
+                    own[v.id]
+                    for v in dialogue.utterances
+                    if v.id in own
+                    and v.turn < u.turn
+                    and v.order < u.order
+                    and (self.of == "all" or v.agent == u.agent)
+                ]
+                shaped[u.id] = self.shaped(own[u.id], fmean(earlier)) if earlier else own[u.id]
+                shaped[u.id] += self.beta * last[u.agent]
+            result.append(shaped)
+        return result
+
+
+@dataclass(frozen=True)
+class Quality(Margin):
+    """MARTI's quality shaping: ``R + alpha (Q R - (1 - Q)(1 - R))``. Everything else is as in :class:`Margin`."""
+
+    def shaped(self, score: float, quality: float) -> float:
+        """Return the shaped score, before the agent's last score is added."""
+        return score + self.alpha * (quality * score - (1 - quality) * (1 - score))

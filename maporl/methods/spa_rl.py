@@ -1,0 +1,36 @@
+"""SPA-RL: an estimate of progress as the reward of each step (arXiv 2505.20732). No torch."""
+
+from dataclasses import dataclass
+
+from maporl.rewards.named import along_names, named_reward, split_name
+from maporl.rewards.rule import Along, Credits, Rule
+from maporl.types import Dialogue, Utterance
+
+
+@dataclass(frozen=True)
+class Redistribute(Rule):
+    """Every utterance gets ``alpha`` times the reward named ``by``, an estimate of progress (SPA-RL, arXiv 2505.20732).
+
+    If ``grounding`` names another reward, ``beta`` times that reward is added.
+    """
+
+    by: str
+    alpha: float = 1.0
+    grounding: str | None = None
+    beta: float = 0.5
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(split_name(name)[1] for name in (self.by, self.grounding) if name is not None)
+
+    @property
+    def along(self) -> Along:  # type: ignore[override]  # it follows from the options
+        """What the credit of an utterance depends on."""
+        return along_names(self.by, self.grounding or "")
+
+    def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
+        def step(d: Dialogue, u: Utterance) -> float:
+            ground = self.beta * named_reward(d, u, self.grounding) if self.grounding else 0.0
+            return self.alpha * named_reward(d, u, self.by) + ground
+
+        return [{u.id: step(d, u) for u in d.utterances} for d in dialogues]
