@@ -3,12 +3,21 @@
 Every class of options takes these from here, so that a bound has one name in the whole package.
 """
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid")
-"""For a pydantic dataclass: an unknown key is an error."""
+
+def _described(schema: dict[str, Any], kind: Any) -> None:
+    """Put the help that stands beside each field into the JSON schema of its section."""
+    for field in dataclasses.fields(kind):
+        if told := field.metadata.get("help"):
+            schema["properties"][field.name]["description"] = told
+
+
+STRICT = ConfigDict(extra="forbid", json_schema_extra=_described)
+"""For a pydantic dataclass: an unknown key is an error, and editors are shown the help of each key."""
 
 Natural = Annotated[int, Field(ge=0)]
 """A whole number, 0 or more."""
