@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maporl.errors import ConfigError
-from trl_ext.ppo.options import Decoding, option
+from trl_ext.ppo.options import Decoding, option, options
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Sampling:
     """How answers are sampled. None leaves a value as it is elsewhere.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from maporl.text import check_choices
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import option, options
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Plan:
         return agent not in self.frozen and turn not in self.never and (self.turns is None or turn in self.turns)
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Span:
     """A number of updates in which only some turns learn."""
 
@@ -39,7 +39,7 @@ class Span:
     turns: list[int] = option(help="The turns that learn in them, counted from 1.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Freeze:
     """An agent that does not learn for some updates."""
 
@@ -48,7 +48,7 @@ class Freeze:
     last: int = option(help="To this update, included.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Swap:
     """Agents that exchange their weights (CORY).
 
@@ -59,7 +59,7 @@ class Swap:
     every: int = option(help="Number of updates between two exchanges.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class RoundRobin:
     """Agents that learn one at a time."""
 
@@ -67,7 +67,7 @@ class RoundRobin:
     agents: list[str] = option([], "The agents that take turns; empty: all.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class OpponentPool:
     """An agent that sometimes speaks with past weights of an agent, which are not trained."""
 
@@ -78,7 +78,7 @@ class OpponentPool:
     probability: float = option(0.5, "Probability of past weights in an update.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Stage:
     """A stage of a curriculum: from an update on, other options of the task."""
 
@@ -86,7 +86,7 @@ class Stage:
     task: dict[str, Any] = option(help="The options that replace those of the task from then on.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Growth:
     """Options of the protocol that change with the updates, as the number of turns does in ScalingInter (AgentGym-RL).
 
@@ -114,7 +114,7 @@ class Growth:
         return {name: values[min(stage, len(values) - 1)] for name, values in self.options.items()}
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Schedule:
     """What learns when.
 

@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from maporl.config.numbers import STRICT, AboveZero, Positive
+from maporl.config.numbers import AboveZero, Positive, section
 from maporl.text import check_placeholders
 from trl_ext.ppo.options import option
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class CallLimits:
     """The limits of an agent's calls."""
 
@@ -29,7 +27,7 @@ class CallLimits:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class CallTexts:
     """The texts of the formats ``json`` and ``tags``. Tiny models know few characters, so that all can be changed.
 

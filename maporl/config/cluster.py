@@ -3,13 +3,12 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from maporl.config.numbers import STRICT, Natural, Positive
+from maporl.config.numbers import Natural, Positive, section
 from trl_ext.ppo.options import option
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class PoolSection:
     """Machines of one kind. One of the two is given.
 
@@ -29,7 +28,7 @@ class PoolSection:
         return f"{kind} {self.accelerator or self.resource}"
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class CountedPlaces:
     """Places for processes on CPUs, which are counted as devices are."""
 
@@ -39,7 +38,7 @@ class CountedPlaces:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class LearnerPlaces:
     """The processes that train the policies of a group."""
 
@@ -52,7 +51,7 @@ class LearnerPlaces:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class EnginePlaces:
     """The processes that sample from the policies of a group, each with a copy of their weights on a device of its own."""
 
@@ -64,7 +63,7 @@ class EnginePlaces:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class GroupSection:
     """Policies that one set of processes trains and samples from. Several of different bases take turns there."""
 
@@ -81,14 +80,14 @@ class GroupSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class VerifierPlaces:
     """The processes that score with ``reward.verifier.model``, each with a copy of it on a device of its own."""
 
     replicas: Positive = option(1, "Number of processes.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ScoringSection:
     """Processes that score."""
 
@@ -99,7 +98,7 @@ class ScoringSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class FailuresSection:
     """What happens when processes die or hang."""
 
@@ -119,7 +118,7 @@ class FailuresSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ClusterSection:
     """Where a run samples and learns.
 

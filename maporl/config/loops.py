@@ -6,9 +6,7 @@ Imports no torch.
 import dataclasses
 from typing import Any, Literal
 
-from pydantic.dataclasses import dataclass
-
-from maporl.config.numbers import STRICT, AboveZero, NotNegative, Positive
+from maporl.config.numbers import AboveZero, NotNegative, Positive, section
 from maporl.text import check_placeholders
 from trl_ext.ppo.options import option
 
@@ -28,7 +26,7 @@ UNREAD = {
 """The options of a stage that its trainer does not read."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class StageSection:
     """One training stage of a round (:mod:`maporl.loops`).
 
@@ -137,7 +135,7 @@ class StageSection:
             raise ValueError(f"replay.decay: expected a rate between 0 and 1, got {rate}; replay: all takes all rows")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class LoopSection:
     """An outer loop: rounds of sampling, building data sets, training on them, and evaluating.
 

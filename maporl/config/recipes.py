@@ -9,16 +9,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic.dataclasses import dataclass
-
 from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
-from maporl.config.numbers import STRICT
+from maporl.config.numbers import section
 from maporl.config.parse import read_yaml, validated
 from maporl.errors import ConfigError
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 

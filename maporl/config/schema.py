@@ -10,18 +10,17 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.cluster import ClusterSection
 from maporl.config.engines import ENGINES
 from maporl.config.loops import LoopSection
-from maporl.config.numbers import STRICT, AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share
+from maporl.config.numbers import AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share, section
 from maporl.decoding import Sampling
-from maporl.schedules import Freeze, Growth, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
+from maporl.schedules import Schedule
 from maporl.text import check_pattern, check_placeholders
 from trl_ext.models.attention import ATTENTIONS, check_name
-from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option
+from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option, options
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
@@ -29,7 +28,7 @@ TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class LoraSection:
     """A policy's own LoRA adapter. Policies of the same model share its base."""
 
@@ -41,7 +40,7 @@ class LoraSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class TinySection:
     """A small character-level model that is built without any download, for experiments.
 
@@ -73,7 +72,7 @@ class TinySection:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ApiSection:
     """An agent behind an OpenAI-compatible endpoint. It speaks and is never trained.
 
@@ -125,7 +124,7 @@ def check_urls(urls: Iterable[str]) -> None:
             raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ColocateSection:
     """vLLM in the trainer's process, or in the processes that sample for a group (``cluster.backend: ray``)."""
 
@@ -139,7 +138,7 @@ class ColocateSection:
     options: dict[str, Any] = option({}, "Keyword arguments of vllm.LLM.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class VLLMSection:
     """vLLM that answers for an agent whose weights are trained here (``maporl.engines.vllm``).
 
@@ -173,7 +172,7 @@ class VLLMSection:
         check_urls(self.urls)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ToolSection:
     """A tool of the run: a name of ``TOOLS`` or ``MODULE:OBJECT``, and the options it is made with."""
 
@@ -182,7 +181,7 @@ class ToolSection:
     seconds: AboveZero | None = option(None, "Most seconds of a call, besides the limit of the agent that calls.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class EnvironmentSection:
     """An environment of the run: a name of ``ENVIRONMENTS`` or ``MODULE:OBJECT``, and the options it is made with."""
 
@@ -235,7 +234,7 @@ def _known_engine(name: str) -> str:
 EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": list(ENGINES)})]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AgentSection:
     """One agent: the weights that speak for it, and how they are trained."""
 
@@ -340,7 +339,7 @@ class AgentSection:
         return self.engine_options if section is None else getattr(self, section)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BonusSection:
     """The incentives for collaboration (``maporl.rewards.shaping.collaboration_bonus``)."""
 
@@ -357,7 +356,7 @@ class BonusSection:
     wrong: Share = option(0.5, "What counts as wrong: a score below this.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class PenaltySection:
     """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``)."""
 
@@ -377,14 +376,14 @@ class PenaltySection:
     call_failed: NotNegative = option(0.0, "What a completion costs with a call that was read and failed.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BrevitySection:
     """The options of the reward source ``brevity``, which pays for short answers."""
 
     tokens: Positive = option(help="Length in tokens from which an answer earns 0.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class JudgementSection:
     """The options of the reward source ``judgement``: what an agent earns that judges the results which it called for."""
 
@@ -397,7 +396,7 @@ class JudgementSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
@@ -536,7 +535,7 @@ def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
         raise ValueError(f"pattern: expected at most one group, around what is read; got {pattern!r:.80}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class JudgeSection:
     """The options of the reward source ``judge``: an agent of the team scores every answer.
 
@@ -563,7 +562,7 @@ class JudgeSection:
         _check_judging(self.prompt, allowed, self.pattern)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ArenaSection:
     """The options of the reward source ``arena``: an agent of the team says which of two final answers is better.
 
@@ -583,7 +582,7 @@ class ArenaSection:
         _check_judging(self.prompt, {"question", "first", "second"}, self.pattern)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AnnotatorSection:
     """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid later.
 
@@ -615,7 +614,7 @@ class AnnotatorSection:
             check_pattern("read", self.read)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class RewardSection:
     """Where scores come from, and how utterances are credited with them.
 
@@ -669,7 +668,7 @@ class RewardSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AblateSection:
     """Dialogues that are played again without an agent, to see what it contributed (``maporl.rollout.ablation``).
 
@@ -699,7 +698,7 @@ class AblateSection:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BranchingSection:
     """The number of training dialogues for each question, and where they fork (``maporl.rollout.branching``).
 
@@ -790,7 +789,7 @@ class BranchingSection:
         return self.group if isinstance(self.group, int) else max(self.group)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AdvantageTerm:
     """An advantage that is added to that of the section ``advantage``. What is None is that of the section.
 
@@ -817,7 +816,7 @@ class AdvantageTerm:
         return dataclasses.replace(section, post=(), plus=(), **own)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AdvantageConfig:
     """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
 
@@ -876,7 +875,7 @@ class AdvantageConfig:
     )
 
 
-@dataclasses.dataclass
+@options()
 class TrainingOptions(LearnerOptions):
     """The options of training: the YAML section ``training:``, and a base of :class:`maporl.MultiAgentPPOConfig`.
 
@@ -935,7 +934,7 @@ class TrainingOptions(LearnerOptions):
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class PupilSection:
     """What one agent learns in the warm start, where agents are to differ."""
 
@@ -961,7 +960,7 @@ class PupilSection:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class WarmStartSection:
     """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models."""
 
@@ -988,7 +987,7 @@ class WarmStartSection:
         return self.agents.get(agent) or PupilSection(wrong=self.wrong, calls=self.calls)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class EvaluationSection:
     """Evaluation before, after, and every ``training.eval_steps`` updates."""
 
@@ -1018,7 +1017,7 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
-@dataclasses.dataclass(kw_only=True)
+@options(kw_only=True)
 class RunOptions:
     """The options that are at the top level of a YAML file, and arguments of a trainer in Python."""
 
@@ -1030,25 +1029,7 @@ class RunOptions:
     dialogues_logged: Natural = option(4, "Number of dialogues of each update that are written to dialogues.jsonl.")
 
 
-for _plain in (
-    PPOOptions,
-    LearnerOptions,
-    Sampling,
-    TrainingOptions,
-    RunOptions,
-    Schedule,
-    Span,
-    Freeze,
-    Swap,
-    RoundRobin,
-    Growth,
-    OpponentPool,
-    Stage,
-):
-    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
-
-
-@dataclass(config=STRICT)
+@section(frozen=False)
 class Config(RunOptions):
     """The configuration of a run."""
 

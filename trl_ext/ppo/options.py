@@ -5,8 +5,33 @@ These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.P
 
 import math
 import numbers
-from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+def _described(schema: dict[str, Any], kind: Any) -> None:
+    """Put the help that stands beside each field into the JSON schema of its class."""
+    for declared in fields(kind):
+        if told := declared.metadata.get("help"):
+            schema["properties"][declared.name]["description"] = told
+
+
+READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": _described}
+"""How pydantic reads a class of options: an unknown key is an error, and editors are shown the help of each key."""
+
+
+@dataclass_transform()
+def options(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as :data:`READ` says."""
+
+    def make(kind: type[T]) -> type[T]:
+        kind.__pydantic_config__ = READ  # type: ignore[attr-defined]
+        return dataclass(frozen=frozen, kw_only=kw_only)(kind)
+
+    return make
 
 
 def option(default: Any = MISSING, help: str | None = None, *, factory: Any = MISSING, **metadata: Any) -> Any:
@@ -59,7 +84,7 @@ GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
 
-@dataclass
+@options()
 class PPOOptions:
     """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
 
@@ -249,7 +274,7 @@ class PPOOptions:
         return Decoding(self.temperature, self.top_p, self.top_k)
 
 
-@dataclass
+@options()
 class LearnerOptions:
     """How a policy and its critic learn. The YAML section ``training:`` and every trainer share these options.
 
