@@ -67,6 +67,7 @@ format: $(VENV)/installed-dev
 # the pages that are made from the code; a test says when they are stale
 reference: $(VENV)/installed
 	$(BIN)/python docs/make_api.py
+	$(BIN)/python docs/make_base.py
 	$(BIN)/python docs/make_house.py
 	$(BIN)/python -m maporl.report.metric_panels > docs/metrics.md
 	$(BIN)/python -m maporl.config.recipes > docs/recipes.md

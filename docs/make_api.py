@@ -121,19 +121,6 @@ SERVER = """## Serve a verifier
 `python -m reward_server`, or `maporl serve`, serves a verifier over HTTP. It has no Python API of its own: [the reward
 server](reward_server.md) documents its options, its requests and its replies.
 """
-YAML = {
-    "Config": "",
-    "AgentSection": "agents.ann.",
-    "TinySection": "agents.ann.tiny.",
-    "RewardSection": "reward.",
-    "AdvantageConfig": "advantage.",
-    "BranchingSection": "branching.",
-    "Schedule": "schedule.",
-    "WarmStartSection": "warm_start.",
-    "EvaluationSection": "evaluation.",
-    "ClusterSection": "cluster.",
-}
-"""Where ``configs/ppo/base.yaml`` shows the fields of a class. Its comments say what they are."""
 SAME = {"trl_ext.Decoding": "Decoding", "trl_ext.UserError": "UserError"}
 """Public names of ``trl_ext`` that are the same object as a name of ``maporl``, which the page has."""
 
@@ -192,8 +179,7 @@ def entry(name: str, found: Any) -> str:
         lines.append(f"```py\n{called}\n```\n")
     lines.append(prose + "\n")
     if explained:
-        shown = yaml_comments(YAML[name]) if name in YAML else {}
-        lines.append(field_table(found, {**shown, **inherited_arguments(found), **arguments(sections)}))
+        lines.append(field_table(found, {**inherited_arguments(found), **arguments(sections)}))
     elif told := arguments(sections):
         lines += [f"- `{argument}`: {text}" for argument, text in told.items()] + [""]
     lines += raised(sections)
@@ -288,29 +274,9 @@ def field_table(kind: type, told: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def yaml_comments(section: str) -> dict[str, str]:
-    """Return the comment above each key of a section of ``configs/ppo/base.yaml``; of a long one its first sentence."""
-    found: dict[str, str] = {}
-    comment: list[str] = []
-    path: list[str] = []
-    for line in (ROOT / "configs/ppo/base.yaml").read_text(encoding="utf-8").splitlines():
-        text = line.strip()
-        if text.startswith("#"):
-            comment.append(text.lstrip("# "))
-        elif key := re.match(r"( *)(\w+):", line):
-            path[len(key[1]) // 2 :] = [key[2]]
-            if ".".join(path) == section + key[2]:
-                told = " ".join(comment).replace("<", "\\<")
-                found[key[2]] = told if len(told) < 300 and told[-1] != ":" else first_sentence(told)
-            comment = []
-        else:
-            comment = []
-    return found
-
-
 def help_of(field: dataclasses.Field) -> str:
-    """Return the help text that a field carries."""
-    return field.metadata.get("help", "")
+    """Return the help text that a field carries (:func:`trl_ext.ppo.options.option`)."""
+    return field.metadata.get("help") or ""
 
 
 def comments(kind: type) -> dict[str, str]:

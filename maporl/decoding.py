@@ -11,32 +11,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maporl.errors import Fault
-from trl_ext.ppo.options import Decoding
+from trl_ext.ppo.options import Decoding, option, options
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Sampling:
     """How answers are sampled. None leaves a value as it is elsewhere.
 
     Each value may be a list of values, one for each turn. The last one is for all later turns.
 
-    Args:
-        temperature: the sampling temperature; 0 is greedy, and for agents that are not trained.
-        top_p: the share of the probability to sample from, from 0 to 1.
-        top_k: the number of likeliest tokens to sample from; 0: all.
-        max_tokens: the most tokens of an answer.
-        stop: the strings that end an answer, or a list of such lists by turn. They take the place of the run's
-            ``stop_strings``.
-
     Raises:
         ValueError: a value is out of its range, or a list of values is empty.
     """
 
-    temperature: float | list[float] | None = None
-    top_p: float | list[float] | None = None
-    top_k: int | list[int] | None = None
-    max_tokens: int | list[int] | None = None
-    stop: list[str] | list[list[str]] | None = None
+    temperature: float | list[float] | None = option(
+        None,
+        "Sampling temperature; 0 is greedy, and for agents that are not trained.",
+    )
+    top_p: float | list[float] | None = option(None, "Share of the probability to sample from, from 0 to 1.")
+    top_k: int | list[int] | None = option(None, "Number of likeliest tokens to sample from; 0: all.")
+    max_tokens: int | list[int] | None = option(None, "Most tokens of an answer.")
+    stop: list[str] | list[list[str]] | None = option(
+        None,
+        "Strings that end an answer, or a list of such lists by turn. They take the place of ppo.stop_strings.",
+    )
 
     def __post_init__(self):
         number = (int, float)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from maporl.text import check_choices
+from trl_ext.ppo.options import option, options
 
 
 @dataclass(frozen=True)
@@ -30,82 +31,77 @@ class Plan:
         return agent not in self.frozen and turn not in self.never and (self.turns is None or turn in self.turns)
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Span:
-    """A number of ``updates`` in which only ``turns`` (counted from 1) learn."""
+    """A number of updates in which only some turns learn."""
 
-    updates: int
-    turns: list[int]
+    updates: int = option(help="Number of updates.")
+    turns: list[int] = option(help="The turns that learn in them, counted from 1.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Freeze:
-    """An agent that does not learn from update ``first`` to update ``last``. Both count from 1 and are included."""
+    """An agent that does not learn for some updates."""
 
-    agent: str
-    first: int
-    last: int
+    agent: str = option(help="The agent that does not learn.")
+    first: int = option(help="From this update on, counted from 1.")
+    last: int = option(help="To this update, included.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Swap:
     """Agents that exchange their weights (CORY).
 
-    Every ``every`` updates, the weights of each of the ``agents`` move on to the next one. Two agents change places.
     Only the assignment of weights to agents changes, so optimizers keep their state.
     """
 
-    agents: list[str]
-    every: int
+    agents: list[str] = option(help="The weights of each of them move on to the next one. Two agents change places.")
+    every: int = option(help="Number of updates between two exchanges.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class RoundRobin:
-    """Agents that learn one at a time, for ``every`` updates each. By default these are all agents."""
+    """Agents that learn one at a time."""
 
-    every: int
-    agents: list[str] = field(default_factory=list)
+    every: int = option(help="Number of updates in which an agent learns.")
+    agents: list[str] = option([], "The agents that take turns; empty: all.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class OpponentPool:
-    """An agent that sometimes speaks with past weights.
+    """An agent that sometimes speaks with past weights of an agent, which are not trained."""
 
-    With ``probability``, ``agent`` speaks in an update with weights that the policy of the agent ``of`` had in the
-    past. These weights are not trained. A snapshot is taken every ``every`` updates, and the last ``keep`` snapshots
-    are kept.
-    """
-
-    agent: str
-    of: str
-    every: int = 10
-    keep: int = 30
-    probability: float = 0.5
+    agent: str = option(help="The agent that sometimes speaks with past weights, which are not trained.")
+    of: str = option(help="The agent whose past weights these are.")
+    every: int = option(10, "Number of updates between two snapshots.")
+    keep: int = option(30, "How many snapshots are kept, the last ones.")
+    probability: float = option(0.5, "Probability of past weights in an update.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Stage:
-    """A stage of a curriculum: from update ``update`` on, the options in ``task`` replace those of the task."""
+    """A stage of a curriculum: from an update on, other options of the task."""
 
-    update: int
-    task: dict[str, Any]
+    update: int = option(help="The first update of the stage, from 2 on.")
+    task: dict[str, Any] = option(help="The options that replace those of the task from then on.")
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Growth:
     """Options of the protocol that change with the updates, as the number of turns does in ScalingInter (AgentGym-RL).
 
-    ``options`` has the values of each option in order. A value holds for ``every`` updates, and the last one from then
-    on. ``options.limit`` is ``limit`` among the protocol's ``options``, such as those of a game. All dialogues of an update
-    are played with the same values. Evaluations are played as the section ``protocol`` says.
+    All dialogues of an update are played with the same values. Evaluations are played as the section ``protocol`` says.
 
     >>> growth = Growth({"turns": [6, 13, 20]}, every=100)
     >>> [growth.at(step + 1)["turns"] for step in (0, 99, 100, 199, 200, 500)]
     [6, 6, 13, 13, 20, 20]
     """
 
-    options: dict[str, list[int]]
-    every: int
+    options: dict[str, list[int]] = option(
+        help="The values of each option, in order, e.g. {turns: [1, 2, 3]}. The last one stays. `options.limit` is "
+        "`limit` among the protocol's `options`, such as those of a game.",
+    )
+    every: int = option(help="Number of updates for which a value holds.")
 
     @property
     def stages(self) -> int:
@@ -118,32 +114,56 @@ class Growth:
         return {name: values[min(stage, len(values) - 1)] for name, values in self.options.items()}
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class Schedule:
     """What learns when.
 
-    The spans of ``opening`` run once, and then those of ``cycle`` repeat. Without spans, all turns learn in every
-    update. ``preset="one_turn_at_a_time"`` sets both as in MAPoRL's published code, for the number of turns of the
-    protocol.
-
-    With ``train_first_turn=False`` the updates never train on what was said in the first turn. If the first turn has a
-    policy of its own, that policy then stays the untrained model.
-
-    ``critic_warmup`` is the number of first updates in which only the critics learn. The other fields are explained in
-    their classes.
+    The spans of ``opening`` run once, and then those of ``cycle`` repeat. ``preset="one_turn_at_a_time"`` sets both as in
+    MAPoRL's published code, for the number of turns of the protocol.
     """
 
-    preset: Literal["all_turns", "one_turn_at_a_time"] = "all_turns"
-    opening: list[Span] = field(default_factory=list)
-    cycle: list[Span] = field(default_factory=list)
-    freeze: list[Freeze] = field(default_factory=list)
-    train_first_turn: bool = True
-    swap: Swap | None = None
-    round_robin: RoundRobin | None = None
-    critic_warmup: int = 0
-    opponent_pool: OpponentPool | None = None
-    curriculum: list[Stage] = field(default_factory=list)
-    growth: Growth | None = None
+    preset: Literal["all_turns", "one_turn_at_a_time"] = option(
+        "all_turns",
+        "all_turns, or one_turn_at_a_time: MAPoRL's cycle of 20 updates on turn 2, then 40 on each turn from the "
+        "last to the 2nd.",
+    )
+    opening: list[Span] = option([], "Spans that are run once at the start, e.g. [{updates: 20, turns: [2]}].")
+    cycle: list[Span] = option(
+        [],
+        "Spans that are repeated after that. Without spans, all turns learn in every update.",
+    )
+    freeze: list[Freeze] = option(
+        [],
+        "Agents that do not learn for some updates, e.g. [{agent: ann, first: 1, last: 10}].",
+    )
+    train_first_turn: bool = option(
+        True,
+        "False: nothing that is said in the first turn is trained on. If it has a policy of its own, that stays "
+        "the untrained model.",
+    )
+    swap: Swap | None = option(
+        None,
+        "Agents that exchange their weights, e.g. {agents: [pioneer, observer], every: 5}. Optimizers keep their "
+        "state.",
+    )
+    round_robin: RoundRobin | None = option(
+        None,
+        "Agents that learn one at a time, e.g. {every: 10, agents: [ann, bob]}.",
+    )
+    critic_warmup: int = option(0, "Number of first updates in which only the critics learn.")
+    opponent_pool: OpponentPool | None = option(
+        None,
+        "An agent that sometimes speaks with past weights, e.g. {agent: bob, of: ann}.",
+    )
+    curriculum: list[Stage] = option(
+        [],
+        "Other options of the task from a given update on, e.g. [{update: 100, task: {largest: 99}}].",
+    )
+    growth: Growth | None = option(
+        None,
+        "Options of the protocol that change every so many updates, e.g. {every: 100, options: {turns: [1, 2, "
+        "3]}}. Evaluations are played as `protocol` says, so its own values must be the longest.",
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)

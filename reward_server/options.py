@@ -1,13 +1,14 @@
 """How the server listens and what it refuses; the command line is made from these fields. Imports no torch."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from maporl.config.schema import TOKEN_VARIABLE
 from maporl.hosts import is_loopback
 from maporl.text import read_users_text
 from trl_ext.errors import UserError
+from trl_ext.ppo.options import option
 
 SHORTEST_TOKEN = 16
 
@@ -43,29 +44,19 @@ class ServerOptions:
         ServerError: a value is outside its range, or others can reach ``host`` without a ``token``.
     """
 
-    host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; any but loopback needs a token."})
+    host: str = option("127.0.0.1", "Address to listen on; any but loopback needs a token.")
     port: int = 8501
-    token: str | None = field(
-        default=None,
-        metadata={
-            "name": "--token-file",
-            "read": read_token,
-            "help": f"Holds the bearer token; default: ${TOKEN_VARIABLE}.",
-        },
+    token: str | None = option(
+        None, f"Holds the bearer token; default: ${TOKEN_VARIABLE}.", name="--token-file", read=read_token
     )
-    batch_tokens: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of one forward.", "show_default": "16384 on a GPU, else 1024"},
-    )
+    batch_tokens: int | None = option(None, "Tokens of one forward.", show_default="16384 on a GPU, else 1024")
     """Padding is counted."""
-    queue_items: int = field(default=8192, metadata={"help": "Chats that may wait before others get 429."})
-    chat_tokens: int | None = field(
-        default=None, metadata={"help": "Longer chats are refused.", "show_default": "the model's context"}
-    )
-    body_bytes: int = field(default=8 * 2**20, metadata={"help": "Larger requests are refused."})
-    body_seconds: float = field(default=10.0, metadata={"help": "A request must have arrived within this."})
-    answer_seconds: float = field(default=120.0, metadata={"help": "Requests not answered within this get 429."})
-    drain_seconds: int = field(default=30, metadata={"help": "Time that requests in progress get after SIGTERM."})
+    queue_items: int = option(8192, "Chats that may wait before others get 429.")
+    chat_tokens: int | None = option(None, "Longer chats are refused.", show_default="the model's context")
+    body_bytes: int = option(8 * 2**20, "Larger requests are refused.")
+    body_seconds: float = option(10.0, "A request must have arrived within this.")
+    answer_seconds: float = option(120.0, "Requests not answered within this get 429.")
+    drain_seconds: int = option(30, "Time that requests in progress get after SIGTERM.")
 
     def __post_init__(self):
         if not 0 <= self.port <= 65535:

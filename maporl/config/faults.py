@@ -1,4 +1,5 @@
-"""Say in one line what a value of a configuration should have been: pydantic's faults in the words of this package. No torch."""
+"""Say in one line what a value of a configuration should have been: pydantic's faults, by their types, in the words of this
+package. No torch."""
 
 import dataclasses
 import difflib
@@ -10,20 +11,26 @@ from typing import Any
 from maporl.config.imports import is_import
 from maporl.config.schema import Config
 
-_WORDS = (
-    (r"^Input should be ", "expected "),
-    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping of keys to values"),
-    (r"a valid (list|tuple)", "a list, as [a, b]"),
-    (r"a valid string", "a text"),
-    (r"a valid integer(, (unable to parse|got a number).*)?", "a whole number"),
-    (r"a valid number(, unable to parse.*)?", "a number"),
-    (r"a valid boolean(, unable to interpret.*)?", "true or false"),
-    (r"greater than or equal to (\S+)", r"at least \1"),
-    (r"less than or equal to (\S+)", r"at most \1"),
-    (r"greater than (\S+)", r"more than \1"),
-    (r"^(Dictionary|Tuple) should have at least 1 item after validation, not 0", "expected at least one"),
-)
-"""Pydantic's phrases, and the phrases of this package in their place."""
+_LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type")
+"""Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
+
+_EXPECTED = {
+    **dict.fromkeys(("dict_type", "mapping_type", "dataclass_type"), "a mapping of keys to values"),
+    **dict.fromkeys(_LISTS, "a list, as [a, b]"),
+    "string_type": "a text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "a finite number",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+"""What was expected, by the type of pydantic's fault and what the fault says of itself. All other faults keep pydantic's words."""
+
 _BY_NAME = ("task", "protocol")
 """The sections that are chosen by name, so that people write the name alone."""
 
@@ -83,21 +90,30 @@ def _explain(kind: type, fault: Any) -> str:
             f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in quotes: "
             f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
         )
-    message = fault["msg"].removeprefix("Value error, ")
     own = "; no part of your own can be named here" if is_import(value) and fault["type"] not in _LISTS else ""
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
+        message = str(fault["ctx"]["error"])
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
-    for theirs, ours in _WORDS:
-        message = re.sub(theirs, ours, message)
+    return f"{location}: {_expected(fault, location)}, got {value!r:.80}{own}"
+
+
+def _expected(fault: Any, location: str) -> str:
+    """Return a text with what was expected at ``location``, or pydantic's own where it knows better."""
+    told, value = fault.get("ctx", {}), fault["input"]
+    if fault["type"] == "too_short" and told["min_length"] == 1:
+        return "expected at least one"
+    if fault["type"] not in _EXPECTED:
+        return fault["msg"]
+    # bounds of floats are floats, such as 0.0
+    told = {
+        name: int(bound) if isinstance(bound, float) and bound.is_integer() else bound for name, bound in told.items()
+    }
+    message = "expected " + _EXPECTED[fault["type"]].format(**told)
     if isinstance(value, str) and value.isidentifier():
         message = message.replace("[a, b]", f"[{value}]")
         if fault["type"] == "dict_type" and location in _BY_NAME:
             message += f", as {{name: {value}}}"
-    return f"{location}: {message}, got {value!r:.80}{own}"
-
-
-_LISTS = ("list_type", "tuple_type")
-"""Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
+    return message
 
 
 def _nearest(kind: type, location: tuple) -> str:

@@ -6,10 +6,9 @@ Imports no torch.
 import dataclasses
 from typing import Any, Literal
 
-from pydantic.dataclasses import dataclass
-
-from maporl.config.numbers import STRICT, AboveZero, NotNegative, Positive
+from maporl.config.numbers import AboveZero, NotNegative, Positive, section
 from maporl.text import check_placeholders
+from trl_ext.ppo.options import option
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
 DPO_ONLY, CRITIC_ONLY, PPO_ONLY = {"joint", "norm", "likelihood"}, {"privileged", "mean_over"}, {"updates", "group"}
@@ -27,63 +26,80 @@ UNREAD = {
 """The options of a stage that its trainer does not read."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class StageSection:
     """One training stage of a round (:mod:`maporl.loops`).
-
-    Args:
-        train: what trains the policies: TRL's SFT trainer, its DPO trainer or its KTO trainer, or on-policy updates (ppo), as
-            the sections of the configuration describe them. Or TRL's reward trainer (reward), which trains the verifier of
-            ``reward.verifier``; a later stage ``ppo`` is then paid that verifier's score, and nothing else. Or a critic of
-            turns for each policy (turn_critic), by which the builder ``rank_halves`` of a later stage ranks
-            (:mod:`maporl.loops.turn_critic`).
-        build: how the data set is made of the round's dialogues: the name of a builder, or one ``{name: options}``. Updates have none.
-        roles: only what was said in these roles is trained on; empty: everything. An agent without a role has its name.
-        start: the weights that the stage starts from: those of the stage before it (last), or those with which the loop
-            began (initial). A critic of turns starts from the policy's, which are its reference too.
-        epochs: the number of passes over the data set.
-        learning_rate: the learning rate at the start. It falls linearly to 0.
-        batch_size: the number of rows, or of pairs, of a step. KTO needs at least 2.
-        beta: how much DPO or KTO holds the policy to its reference, or a critic of turns its turns' advantages. None: 0.1.
-        reference: the reference of DPO or KTO: the weights at the start of the stage (stage), of the round (round) or of the loop
-            (initial), or none, whose log-probabilities count as 0 (none). None: stage.
-        joint: whether DPO compares what all agents of a dialogue said together (MADPO): the log-ratios of
-            the other agents are added to a policy's own. They are computed before each pass over the data set.
-        replay: the rounds whose rows are trained on: the present one (current), all so far (all), the last N
-            (``{nearest: N}``), or all with the share ``rate ** age`` of their rows (``{decay: rate}``).
-        replay_size: whether all these rows are trained on (all), or as many as the present round has, each of which comes from a
-            round with a chance in proportion to the round's share (current, as MADPO and MARLHF).
-        updates: the number of updates of ``ppo``.
-        group: the number of dialogues for each question of these updates. None: ``branching.group``.
-        norm: whether DPO divides the log-ratio of each answer by its number of tokens.
-        likelihood: the weight of a second loss of DPO: the mean negative log-probability of the chosen answers' tokens.
-        privileged: what a critic of turns reads before everything that the agent saw, with the right ``{answer}``. Empty: nothing.
-        mean_over: what a critic of turns says a dialogue is worth: the sum of the means over the tokens of each ``turn``, or one mean
-            over the tokens of all its turns (``dialogue``).
 
     Raises:
         ValueError: a trainer lacks an option or is given one that it does not read, joint training has no whole number of epochs
             or divides by lengths, KTO has a batch of one row, or ``privileged`` or ``replay`` is something else.
     """
 
-    train: Literal["sft", "dpo", "kto", "reward", "ppo", "turn_critic"]
-    build: str | dict[str, Any] | None = None
-    roles: tuple[str, ...] = ()
-    start: Literal["last", "initial"] = "last"
-    epochs: AboveZero = 1.0
-    learning_rate: AboveZero = 5e-6
-    batch_size: Positive = 8
-    beta: AboveZero | None = None
-    reference: Literal["stage", "round", "initial", "none"] | None = None
-    joint: bool = False
-    replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], AboveZero] = "current"
-    replay_size: Literal["all", "current"] = "all"
-    updates: Positive | None = None
-    group: Positive | None = None
-    norm: bool = False
-    likelihood: NotNegative = 0.0
-    privileged: str = PRIVILEGED
-    mean_over: Literal["turn", "dialogue"] = "turn"
+    train: Literal["sft", "dpo", "kto", "reward", "ppo", "turn_critic"] = option(
+        help="What is trained: sft, dpo, kto (TRL's trainers), reward (TRL's reward trainer, on the verifier of "
+        "reward.verifier; a later stage ppo is then paid that verifier's score, and nothing else), turn_critic (a "
+        "critic of turns for each policy, by which the builder rank_halves of a later stage ranks), or ppo "
+        "(on-policy updates, as the other sections describe them).",
+    )
+    build: str | dict[str, Any] | None = option(
+        None,
+        "How the data set is made of the round's dialogues: a builder, or one {name: options}. Updates have none.",
+    )
+    roles: tuple[str, ...] = option(
+        (),
+        "Only what was said in these roles is trained on; empty: everything. An agent without a role has its name.",
+    )
+    start: Literal["last", "initial"] = option(
+        "last",
+        "The weights that the stage starts from: those of the stage before it (last), or those with which the "
+        "loop began (initial). A critic of turns starts from the policy's, which are its reference too.",
+    )
+    epochs: AboveZero = option(1.0, "Passes over the data set.")
+    learning_rate: AboveZero = option(5e-6, "Learning rate at the start. It falls linearly to 0.")
+    batch_size: Positive = option(8, "Rows, or pairs, of a step. kto needs at least 2.")
+    beta: AboveZero | None = option(
+        None,
+        "How much dpo or kto holds the policy to its reference, or a critic of turns its turns' advantages. None: 0.1.",
+    )
+    reference: Literal["stage", "round", "initial", "none"] | None = option(
+        None,
+        "The reference of dpo or kto: the weights at the start of the stage (stage), of the round (round) or of "
+        "the loop (initial), or none, whose log-probabilities count as 0 (none). None: stage.",
+    )
+    joint: bool = option(
+        False,
+        "For dpo: compare what all agents of a dialogue said together (MADPO): the log-ratios of the other agents "
+        "are added to a policy's own. They are computed before each pass over the data set.",
+    )
+    replay: Literal["current", "all"] | dict[Literal["nearest", "decay"], AboveZero] = option(
+        "current",
+        "The rounds whose rows are trained on: the present one (current), all so far (all), the last N ({nearest: "
+        "N}), or all with the share `rate ** age` of their rows ({decay: rate}).",
+    )
+    replay_size: Literal["all", "current"] = option(
+        "all",
+        "Train on all these rows (all), or on as many as the present round has, each of which comes from a round "
+        "with a chance in proportion to the round's share (current, as MADPO and MARLHF).",
+    )
+    updates: Positive | None = option(None, "For ppo: the number of updates.")
+    group: Positive | None = option(
+        None,
+        "For ppo: the number of dialogues for each question of these updates. None: branching.group.",
+    )
+    norm: bool = option(False, "For dpo: divide the log-ratio of each answer by its number of tokens.")
+    likelihood: NotNegative = option(
+        0.0,
+        "For dpo: the weight of a second loss, the mean negative log-probability of the chosen answers' tokens.",
+    )
+    privileged: str = option(
+        PRIVILEGED,
+        "For turn_critic: what it reads before everything that the agent saw, with the right {answer}. Empty: nothing.",
+    )
+    mean_over: Literal["turn", "dialogue"] = option(
+        "turn",
+        "For turn_critic: what a dialogue is worth: the sum of the means over the tokens of each turn (turn), or "
+        "one mean over the tokens of all its turns (dialogue).",
+    )
 
     def __post_init__(self):
         changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
@@ -119,21 +135,21 @@ class StageSection:
             raise ValueError(f"replay.decay: expected a rate between 0 and 1, got {rate}; replay: all takes all rows")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class LoopSection:
     """An outer loop: rounds of sampling, building data sets, training on them, and evaluating.
 
     A configuration with stages is trained in rounds, and not by PPO.
-
-    Args:
-        rounds: the number of rounds.
-        questions: the number of questions that are sampled in a round.
-        stages: what is trained in a round, in this order.
-        accept: whether the next round goes on from a round's weights always, or only if the held-out score did not fall
-            (not_worse). The score is the accuracy of the last answers, or without labels the mean score.
     """
 
-    rounds: Positive = 1
-    questions: Positive = 256
-    stages: list[StageSection] = dataclasses.field(default_factory=list, hash=False)
-    accept: Literal["always", "not_worse"] = "always"
+    rounds: Positive = option(1, "Number of rounds.")
+    questions: Positive = option(256, "Questions that are sampled in a round.")
+    stages: list[StageSection] = option(
+        [],
+        "What is trained in a round, in order, e.g. [{train: sft, build: {threshold: {above: 0.5}}}].",
+    )
+    accept: Literal["always", "not_worse"] = option(
+        "always",
+        "always, or not_worse: a round whose held-out score fell is not kept, and the next one begins where it "
+        "did. The score is the accuracy of the last answers, or without labels the mean score.",
+    )

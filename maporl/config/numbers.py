@@ -1,14 +1,28 @@
-"""What an option may be: numbers within bounds, and sections that have no keys but their own. No torch.
+"""What every section of a configuration is made with: its decorator, and the numbers that an option may be. No torch.
 
 Every class of options takes these from here, so that a bound has one name in the whole package.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid")
-"""For a pydantic dataclass: an unknown key is an error."""
+from trl_ext.ppo.options import READ
+
+T = TypeVar("T")
+
+STRICT = ConfigDict(**READ)  # type: ignore[typeddict-item]  # trl_ext does not import pydantic
+"""For a pydantic dataclass: an unknown key is an error, and editors are shown the help of each key."""
+
+
+@dataclass_transform(frozen_default=True)
+def section(*, frozen: bool = True) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is made in
+    Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
+    return dataclass(frozen=frozen, config=STRICT)  # type: ignore[return-value]  # it returns the class, as a protocol
+
 
 Natural = Annotated[int, Field(ge=0)]
 """A whole number, 0 or more."""

@@ -9,17 +9,15 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic.dataclasses import dataclass
-
 from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
-from maporl.config.numbers import STRICT
+from maporl.config.numbers import section
 from maporl.config.parse import extended_files, read_yaml, validated
 from maporl.config.safe_yaml import parse_yaml, read_yaml_text
 from maporl.errors import ConfigError
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class RecipeCard:
     """Where a method comes from, what the recipe reproduces exactly, and what differs from the paper.
 

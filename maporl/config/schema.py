@@ -10,18 +10,17 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic.dataclasses import dataclass
 
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.cluster import ClusterSection
 from maporl.config.engines import ENGINES
 from maporl.config.loops import LoopSection
-from maporl.config.numbers import STRICT, AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share
+from maporl.config.numbers import AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share, section
 from maporl.decoding import Sampling
-from maporl.schedules import Freeze, Growth, OpponentPool, RoundRobin, Schedule, Span, Stage, Swap
+from maporl.schedules import Schedule
 from maporl.text import check_pattern, check_placeholders
 from trl_ext.models.attention import ATTENTIONS, check_name
-from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option
+from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option, options
 
 TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 """The environment variable with the bearer token of the reward server and of its client."""
@@ -29,16 +28,19 @@ TOKEN_VARIABLE = "MAPORL_SERVER_TOKEN"
 Attention = Annotated[str, AfterValidator(check_name), Field(json_schema_extra={"enum": list(ATTENTIONS)})]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class LoraSection:
     """A policy's own LoRA adapter. Policies of the same model share its base."""
 
-    r: Positive = 16
-    alpha: Positive = 32
-    target_modules: str | list[str] = "all-linear"
+    r: Positive = option(16, "Rank of the adapter's matrices.")
+    alpha: Positive = option(32, "Scale: the adapter's output is multiplied by alpha / r.")
+    target_modules: str | list[str] = option(
+        "all-linear",
+        "The layers that are adapted: all-linear, or a list of names.",
+    )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class TinySection:
     """A small character-level model that is built without any download, for experiments.
 
@@ -46,12 +48,15 @@ class TinySection:
         ValueError: a character stands twice in the alphabet, or the heads do not divide the hidden size.
     """
 
-    architecture: Literal["llama", "gpt_neox", "qwen3"] = "llama"
-    alphabet: str = "0123456789+*= :;?ab"
-    hidden_size: Positive = 128
-    layers: Positive = 3
-    heads: Positive = 4
-    context: Positive = 128
+    architecture: Literal["llama", "gpt_neox", "qwen3"] = option("llama", "Architecture: llama, gpt_neox or qwen3.")
+    alphabet: str = option(
+        "0123456789+*= :;?ab",
+        "The characters that the model can read and write. Their order decides their ids.",
+    )
+    hidden_size: Positive = option(128, "Width of the model.")
+    layers: Positive = option(3, "Number of layers.")
+    heads: Positive = option(4, "Number of attention heads.")
+    context: Positive = option(128, "Longest text in tokens.")
 
     def __post_init__(self):
         if len(set(self.alphabet)) != len(self.alphabet):
@@ -67,33 +72,40 @@ class TinySection:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ApiSection:
     """An agent behind an OpenAI-compatible endpoint. It speaks and is never trained.
-
-    ``key_variable`` is the environment variable with the API key. ``temperature`` is by default that of the run, and so
-    is top-p. The interface has no top-k. With ``cache``, answers are kept on disk by model, conversation and place in
-    the run. A repeated run then asks and pays only once. ``timeout`` is the seconds for a whole exchange.
-
-    Some models take ``max_completion_tokens`` in place of ``max_tokens``, and refuse a temperature, top-p or stop strings.
-    ``length_field`` and ``leave_out`` say so. If they do not, it is found out at the first refusal (status 400 or 422),
-    told, and kept to. Stop strings that are not sent end an answer all the same: it is cut there.
 
     Raises:
         ValueError: ``temperature`` is set and left out.
     """
 
-    model: str
-    base_url: str | None = None
-    key_variable: str = "OPENAI_API_KEY"
-    max_tokens: Positive | None = None
-    temperature: NotNegative | None = None
-    concurrency: Positive = 16
-    timeout: AboveZero = 120.0
-    retries: Natural = 5
-    cache: bool = True
-    length_field: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
-    leave_out: list[Literal["temperature", "top_p", "stop"]] = dataclasses.field(default_factory=list)
+    model: str = option(help="Name of the model at the endpoint.")
+    base_url: str | None = option(None, "Address of the endpoint, e.g. http://127.0.0.1:8000/v1. None: OpenAI's own.")
+    key_variable: str = option("OPENAI_API_KEY", "Name of the environment variable with the API key.")
+    max_tokens: Positive | None = option(None, "Most tokens of an answer. None: ppo.response_length.")
+    temperature: NotNegative | None = option(
+        None,
+        "Sampling temperature. None: that of the run. Top-p is always that of the run, and the interface has no top-k.",
+    )
+    concurrency: Positive = option(16, "Most requests at a time.")
+    timeout: AboveZero = option(120.0, "Seconds for a whole exchange.")
+    retries: Natural = option(5, "How often a failed request is repeated.")
+    cache: bool = option(
+        True,
+        "Keep answers on disk by model, conversation and place in the run, so that a repeated run asks and pays "
+        "only once.",
+    )
+    length_field: Literal["auto", "max_tokens", "max_completion_tokens"] = option(
+        "auto",
+        "Name of the field with the most tokens, because some models refuse max_tokens. auto: found out at the "
+        "first refusal (status 400 or 422), told, and kept to.",
+    )
+    leave_out: list[Literal["temperature", "top_p", "stop"]] = option(
+        [],
+        "What the model refuses: temperature, top_p or stop. If they are not named, they are found out as above. "
+        "Stop strings that are not sent end an answer all the same: it is cut there.",
+    )
 
     def __post_init__(self):
         if self.temperature is not None and "temperature" in self.leave_out:
@@ -112,44 +124,47 @@ def check_urls(urls: Iterable[str]) -> None:
             raise ValueError(f"urls: expected http://HOST:PORT, got {url!r}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ColocateSection:
-    """vLLM in the trainer's process, or in the processes that sample for a group (``cluster.backend: ray``).
+    """vLLM in the trainer's process, or in the processes that sample for a group (``cluster.backend: ray``)."""
 
-    ``gpu_memory_utilization`` is its share of the GPU's memory: by default 0.3 beside weights that are trained, and 0.85 on a
-    device of its own. Agents whose policies have different bases share it in equal parts. ``max_model_len`` is the longest
-    conversation. With ``sleep``, vLLM gives its memory back between rollouts where the device allows this and others use
-    it. ``options`` are keyword arguments of ``vllm.LLM``.
-    """
-
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
-    max_model_len: Positive | None = None
-    sleep: bool = True
-    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = option(
+        None,
+        "Share of the GPU's memory. None: 0.3 beside weights that are trained, and 0.85 on a device of its own. "
+        "Agents whose policies have different bases share it in equal parts.",
+    )
+    max_model_len: Positive | None = option(None, "Longest conversation, in tokens.")
+    sleep: bool = option(True, "Give the memory back between rollouts, where the device allows this and others use it.")
+    options: dict[str, Any] = option({}, "Keyword arguments of vllm.LLM.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class VLLMSection:
     """vLLM that answers for an agent whose weights are trained here (``maporl.engines.vllm``).
-
-    ``urls`` are servers of the agent's base model. ``colocate`` runs vLLM in this process instead. ``base`` is the
-    servers' name of the model, by default the one that they list. ``folder`` is where adapters are written for the
-    servers to read, by default in the run's folder. ``timeout`` is the seconds for a whole exchange. With ``seeds``, every request has a
-    seed, so that a run repeats as far as the server does. vLLM 0.32 crashes on CPUs if requests have seeds.
 
     Raises:
         ValueError: not exactly one of ``urls`` and ``colocate`` is given, or a URL is not valid.
     """
 
-    urls: list[str] = dataclasses.field(default_factory=list)
-    colocate: ColocateSection | None = None
-    base: str | None = None
-    folder: str | None = None
-    seeds: bool = True
-    key_variable: str = "VLLM_API_KEY"
-    concurrency: Positive = 64
-    timeout: AboveZero = 120.0
-    retries: Natural = 3
+    urls: list[str] = option(
+        [],
+        "Servers of the agent's base model, e.g. [http://127.0.0.1:8000]. Give either this or `colocate`.",
+    )
+    colocate: ColocateSection | None = option(
+        None,
+        "vLLM in this process, or in the processes that sample for a group (cluster.backend: ray).",
+    )
+    base: str | None = option(None, "The servers' name of the model. None: the one that they list.")
+    folder: str | None = option(None, "Where adapters are written for the servers to read. None: in the run's folder.")
+    seeds: bool = option(
+        True,
+        "Send a seed with every request, so that a run repeats as far as the server does. vLLM 0.32 crashes on "
+        "CPUs if requests have seeds.",
+    )
+    key_variable: str = option("VLLM_API_KEY", "Name of the environment variable with the servers' key.")
+    concurrency: Positive = option(64, "Most requests at a time.")
+    timeout: AboveZero = option(120.0, "Seconds for a whole exchange.")
+    retries: Natural = option(3, "How often a failed request is repeated.")
 
     def __post_init__(self):
         if bool(self.urls) == (self.colocate is not None):
@@ -157,53 +172,55 @@ class VLLMSection:
         check_urls(self.urls)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ToolSection:
-    """A tool of the run: a name of ``TOOLS`` or ``MODULE:OBJECT``, and the options it is made with.
+    """A tool of the run: a name of ``TOOLS`` or ``MODULE:OBJECT``, and the options it is made with."""
 
-    ``seconds`` is the most time of a call, besides the limit of the agent that calls.
-    """
-
-    use: str
-    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    seconds: AboveZero | None = None
+    use: str = option(help="A name of TOOLS, or MODULE:OBJECT: a typed function with a docstring.")
+    options: dict[str, Any] = option({}, "The options with which it is made.")
+    seconds: AboveZero | None = option(None, "Most seconds of a call, besides the limit of the agent that calls.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class EnvironmentSection:
-    """An environment of the run: a name of ``ENVIRONMENTS`` or ``MODULE:OBJECT``, and the options it is made with.
+    """An environment of the run: a name of ``ENVIRONMENTS`` or ``MODULE:OBJECT``, and the options it is made with."""
 
-    Args:
-        use: the name.
-        options: the options of each instance.
-        agents: the agents to which it belongs. They are told how it begins and what is new in it, and paid by it. By default
-            those whose ``tools`` name it, or all that play if nobody names it or the protocol acts in it.
-        forks: how it can be forked, if its class does not say so: "copy", "replay" or "no".
-        reward: the attribute of a class written for TRL that has its reward, if the class has no ``get_reward``.
-        calls: the most calls of a dialogue.
-        seconds: the most seconds of a call.
-        open_seconds: the most seconds of making and resetting it.
-        close_seconds: the most seconds of closing it.
-        at_once: how many instances are opened at once in a process.
-        on_lost: what happens if it does not answer in time: its dialogue is left out of the update (``drop``), or the run
-            stops (``stop``).
-        lost_at_most: the share of an update's dialogues that may be left out. If more are lost, the run stops.
-        isolate: with "process" each instance lives in a process of its own, which is killed if it does not answer in time.
-    """
-
-    use: str
-    options: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    agents: list[str] | None = None
-    forks: Literal["copy", "replay", "no"] | None = None
-    reward: str | None = None
-    calls: Positive = 64
-    seconds: AboveZero = 30.0
-    open_seconds: AboveZero = 60.0
-    close_seconds: AboveZero = 10.0
-    at_once: Positive = 64
-    on_lost: Literal["drop", "stop"] = "drop"
-    lost_at_most: Share = 0.05
-    isolate: Literal["process"] | None = None
+    use: str = option(
+        help="A name of ENVIRONMENTS, or MODULE:OBJECT: a class of your own, such as one for TRL's "
+        "environment_factory.",
+    )
+    options: dict[str, Any] = option({}, "The options of each instance.")
+    agents: list[str] | None = option(
+        None,
+        "The agents to which it belongs. They are told how it begins and what is new in it, and paid by it. None: "
+        "those whose `tools` name it, or all that play if nobody names it or the protocol acts in it.",
+    )
+    forks: Literal["copy", "replay", "no"] | None = option(
+        None,
+        "How it can be forked, if its class does not say so: copy, replay or no.",
+    )
+    reward: str | None = option(
+        None,
+        "The attribute of a class written for TRL that has its reward, if the class has no get_reward.",
+    )
+    calls: Positive = option(64, "Most calls of a dialogue.")
+    seconds: AboveZero = option(30.0, "Most seconds of a call.")
+    open_seconds: AboveZero = option(60.0, "Most seconds of making and resetting it.")
+    close_seconds: AboveZero = option(10.0, "Most seconds of closing it.")
+    at_once: Positive = option(64, "How many instances are opened at once in a process.")
+    on_lost: Literal["drop", "stop"] = option(
+        "drop",
+        "What happens if it does not answer in time: its dialogue is left out of the update (drop), or the run "
+        "stops (stop).",
+    )
+    lost_at_most: Share = option(
+        0.05,
+        "Share of an update's dialogues that may be left out. If more are lost, the run stops.",
+    )
+    isolate: Literal["process"] | None = option(
+        None,
+        "With process, each instance lives in a process of its own, which is killed if it does not answer in time.",
+    )
 
 
 def _known_engine(name: str) -> str:
@@ -217,38 +234,99 @@ def _known_engine(name: str) -> str:
 EngineName = Annotated[str, AfterValidator(_known_engine), Field(json_schema_extra={"enum": list(ENGINES)})]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AgentSection:
     """One agent: the weights that speak for it, and how they are trained."""
 
-    model: str | None = None
-    tiny: TinySection | None = None
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    template_options: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
-    pad_token: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attn_implementation: Attention | None = None
-    lora: LoraSection | None = None
-    adapter: str | None = None
-    load_in_4bit: bool = False
-    load_in_8bit: bool = False
-    policy: str | None = None
-    policy_per: Literal["agent", "turn", "first_and_rest"] | list[str] = "agent"
-    role: str | None = None
-    system: str | None = None
-    trainable: bool = True
-    learning_rate: NotNegative | None = None
-    critic: Literal["head", "adapter", "model", "central", "none"] | None = None
-    engine: EngineName = "transformers"
-    engine_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    api: ApiSection | None = None
-    vllm: VLLMSection | None = None
-    tools: list[str] = dataclasses.field(default_factory=list)
-    call_format: Literal["auto", "native", "json", "tags"] = "auto"
-    call_texts: CallTexts | None = None
-    limits: CallLimits | None = None
-    sampling: Sampling | None = None
+    model: str | None = option(None, "Hub name or folder of a causal language model. Give either this or `tiny`.")
+    tiny: TinySection | None = option(None, "A small character-level model that is built when the run starts.")
+    tokenizer: str | None = option(None, "Tokenizer, if it is not the model's own.")
+    chat_template: str | None = option(
+        None,
+        'Chat template: a Jinja file, a Jinja text, or `fallback` for plain "User:" / "Assistant:" paragraphs '
+        "(for base models).",
+    )
+    template_options: dict[str, bool | int | float | str] = option(
+        {},
+        "Values of variables that the chat template uses, e.g. {enable_thinking: false} for Qwen3.",
+    )
+    pad_token: str | None = option(None, "Padding token, if the tokenizer has none.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "Precision of the weights: auto (that of the checkpoint; float32 for tiny models), float32, bfloat16, float16.",
+    )
+    attn_implementation: Attention | None = option(
+        None,
+        "How attention is computed: sdpa, eager, flash_attention_2 (a CUDA device and the package flash-attn), or "
+        "flex_attention (an accelerator). Default: what transformers chooses, which is sdpa for most models.",
+    )
+    lora: LoraSection | None = option(
+        None,
+        "A LoRA adapter for this agent. Agents that have a LoRA on the same model share its base weights.",
+    )
+    adapter: str | None = option(None, "Folder of an existing PEFT adapter with which training continues.")
+    load_in_4bit: bool = option(
+        False,
+        "Quantise the base model to 4 bits (QLoRA). This needs a lora and the package bitsandbytes (pip install "
+        '-e ".[quantized]").',
+    )
+    load_in_8bit: bool = option(False, "Quantise the base model to 8 bits, with the same needs.")
+    policy: str | None = option(
+        None,
+        "Name of the weights. Agents that give the same name share them. Default: the agent's own name.",
+    )
+    policy_per: Literal["agent", "turn", "first_and_rest"] | list[str] = option(
+        "agent",
+        "Which parts of a dialogue have separate weights: every turn (turn), the first turn and all later turns "
+        "(first_and_rest), or none, so that one policy speaks in all turns (agent). A list names the policies of "
+        "the turns.",
+    )
+    role: str | None = option(None, "Role, which is recorded with every utterance.")
+    system: str | None = option(None, "System prompt.")
+    trainable: bool = option(True, "False: the agent speaks but does not learn.")
+    learning_rate: NotNegative | None = option(
+        None,
+        "Learning rate of this agent's policy. Default: training.learning_rate.",
+    )
+    critic: Literal["head", "adapter", "model", "central", "none"] | None = option(
+        None,
+        "Critic of this agent's policy. Default: training.critic.",
+    )
+    engine: EngineName = option(
+        "transformers",
+        "What samples the answers. With vllm, the weights are trained here all the same; agents of human, random "
+        "and openai are never trained. If no engine is named, vLLM is installed and there is an accelerator, the "
+        "engine is vllm in this process (docs/scaling.md).",
+    )
+    engine_options: dict[str, Any] = option(
+        {},
+        "Options of an engine that has no section in this file, for example of one that you added to ENGINES.",
+    )
+    api: ApiSection | None = option(None, "For engine openai: an OpenAI-compatible endpoint.")
+    vllm: VLLMSection | None = option(
+        None,
+        "For engine vllm: servers of the agent's base model, or vLLM in this process.",
+    )
+    tools: list[str] = option(
+        [],
+        "What the agent may call: names of `tools`, of `environments` (all their tools), or ENVIRONMENT.TOOL.",
+    )
+    call_format: Literal["auto", "native", "json", "tags"] = option(
+        "auto",
+        'How it writes calls: native (as its chat template teaches), json (`<call>{"name": ..., "arguments": '
+        "{...}}</call>`), tags (`<search>words</search>`, for tools with one text argument), or auto (native if "
+        "the template allows it, else json).",
+    )
+    call_texts: CallTexts | None = option(
+        None,
+        "Other texts for the call formats json and tags. Tiny models know few characters.",
+    )
+    limits: CallLimits | None = option(None, "Limits of its calls.")
+    sampling: Sampling | None = option(
+        None,
+        "How its answers are sampled, where this differs from `ppo`. Each value may be a list by turn, the last "
+        "for all later turns. Evaluations take max_tokens and stop of it.",
+    )
 
     @property
     def weights(self) -> bool:
@@ -261,119 +339,145 @@ class AgentSection:
         return self.engine_options if section is None else getattr(self, section)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BonusSection:
     """The incentives for collaboration (``maporl.rewards.shaping.collaboration_bonus``)."""
 
-    alpha: Annotated[list[Finite], Field(min_length=4, max_length=4)]
-    mode: Literal["paper", "upstream"] = "paper"
-    right: Share = 0.5
-    wrong: Share = 0.5
+    alpha: Annotated[list[Finite], Field(min_length=4, max_length=4)] = option(
+        help="Four numbers, for an agent that a) is persuaded by a right majority, b) becomes right against a wrong "
+        "majority, c) gives a wrong answer from which the others become right, d) persuades the others while it "
+        "is right.",
+    )
+    mode: Literal["paper", "upstream"] = option(
+        "paper",
+        "The incentives as the paper defines them (paper), or as its published code computes them (upstream).",
+    )
+    right: Share = option(0.5, "What counts as right: a score above this.")
+    wrong: Share = option(0.5, "What counts as wrong: a score below this.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class PenaltySection:
-    """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``). 0 turns one
-    off.
+    """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``)."""
 
-    Args:
-        too_short: what an answer costs that has fewer than ``min_tokens`` tokens.
-        min_tokens: the number of tokens below which an answer is too short.
-        no_final_answer: what an answer costs in which no final answer is found.
-        repetition: what an answer costs that repeats itself.
-        no_eos: what an answer costs that does not end by itself.
-        call: what each call of a tool costs the completion that made it.
-        call_unread: what a completion costs with a call that cannot be read.
-        call_failed: what a completion costs with a call that was read and failed.
-        mode: ``subtract`` subtracts the amounts from the author's own credit. ``replace`` replaces the score by minus
-            the largest amount before it is shared, as the published MAPoRL code did (with 10). Calls are always subtracted.
-    """
-
-    too_short: NotNegative = 0.1
-    min_tokens: Natural = 0
-    no_final_answer: NotNegative = 0.1
-    repetition: NotNegative = 0.1
-    no_eos: NotNegative = 0.1
-    mode: Literal["subtract", "replace"] = "subtract"
-    call: NotNegative = 0.0
-    call_unread: NotNegative = 0.0
-    call_failed: NotNegative = 0.0
+    too_short: NotNegative = option(0.1, "What an answer costs that has fewer than min_tokens tokens.")
+    min_tokens: Natural = option(0, "Number of tokens below which an answer is too short.")
+    no_final_answer: NotNegative = option(0.1, "What an answer costs in which no final answer is found.")
+    repetition: NotNegative = option(0.1, "What an answer costs that repeats itself.")
+    no_eos: NotNegative = option(0.1, "What an answer costs that does not end by itself.")
+    mode: Literal["subtract", "replace"] = option(
+        "subtract",
+        "subtract: the amounts are subtracted from the author's own credit. replace: the score becomes minus the "
+        "largest amount before it is shared, as in the published MAPoRL code (with 10). Calls are always "
+        "subtracted.",
+    )
+    call: NotNegative = option(0.0, "What each call of a tool costs the completion that made it.")
+    call_unread: NotNegative = option(0.0, "What a completion costs with a call that cannot be read.")
+    call_failed: NotNegative = option(0.0, "What a completion costs with a call that was read and failed.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BrevitySection:
-    """The options of the reward source ``brevity``: an answer of ``tokens`` tokens or more earns 0."""
+    """The options of the reward source ``brevity``, which pays for short answers."""
 
-    tokens: Positive
+    tokens: Positive = option(help="Length in tokens from which an answer earns 0.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class JudgementSection:
-    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called for.
+    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called for."""
 
-    ``right`` is for a right judgement, ``wrong_yes`` for a useless result that is called useful, and ``wrong_no`` for a useful one
-    that is called useless. A result is useful if it has more than the share ``similar`` of the right answer's words.
-    """
+    right: Finite = option(0.3, "For a right judgement.")
+    wrong_yes: Finite = option(-0.6, "For a useless result that is called useful.")
+    wrong_no: Finite = option(-0.3, "For a useful result that is called useless.")
+    similar: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.7,
+        "A result is useful if it has more than this share of the right answer's words.",
+    )
 
-    right: Finite = 0.3
-    wrong_yes: Finite = -0.6
-    wrong_no: Finite = -0.3
-    similar: Annotated[float, Field(ge=0, lt=1)] = 0.7
 
-
-@dataclass(frozen=True, config=STRICT)
+@section()
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
-    It runs in this process if only ``model`` is given. Servers run it if ``urls`` are given. Without both, the URLs
-    come from the environment variable ``MAPORL_VERIFIER_URLS``. ``batch_size`` is the number of chats in a forward, or
-    in a request. ``attn_implementation`` is as for agents. ``timeout`` is the seconds for a whole exchange. ``on_failure`` says what happens after ``retries``: the run stops, waits
-    for the servers, or uses the task's grades. ``on_change`` says what happens if the scores come from another verifier than
-    the run has had so far, because a server was replaced or the run is resumed with another model: it stops, or warns and goes on. A verifier in this process is trained on graded answers every
-    ``learn_every`` updates, and never if that is 0. ``model`` may then be a causal language model too, which gets an output of 0 for
-    every answer to begin with, and ``tiny`` describes a random one that is built without a download. Both learn after the first
-    update too.
-
-    ``pairs`` are those that it learns from: the ``first`` right and the first wrong answer of each question of an update,
-    or ``all`` pairs of a right and a wrong one. ``learn_from`` says whether it learns from ``new`` pairs alone or from ``all``
-    since the run began, and ``restart`` whether it learns from its first weights each time. ``output_penalty`` is the
-    weight of its mean squared output in the loss (all three as in prover-verifier games, arXiv 2407.13692). With ``loss: answers`` it learns
-    from single answers, by the cross-entropy of its score and whether they are right; ``score_penalty`` is the weight of its mean squared
-    score, ``epochs`` the number of passes, and ``authors`` are the agents whose answers it learns from, by default all. With a
-    ``growth`` above 1, each pass draws as many examples as there are, with replacement, from a mixture of all rounds so far, in which a
-    round weighs ``growth`` times the one before (all five as in decoupled games, arXiv 2602.23248). ``reads`` says
-    what one score is for: an ``answer``, or a whole ``dialogue``, whose answers all get it (MARLHF). ``pays`` says
-    whether the score is the ``probability``, which is the sigmoid, or the ``output`` itself, which only a verifier in this process
-    that does not learn gives.
+    It runs in this process if only ``model`` or ``tiny`` is given. Servers run it if ``urls`` are given, or without all three.
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
     """
 
-    model: str | None = None
-    batch_size: Positive = 16
-    urls: tuple[str, ...] = ()
-    api: Literal["maporl", "vllm"] = "maporl"
-    timeout: AboveZero = 60.0
-    retries: Natural = 5
-    concurrency: Positive = 32
-    on_failure: Literal["stop", "wait", "label"] = "stop"
-    on_change: Literal["stop", "warn"] = "stop"
-    learn_every: Natural = 0
-    learning_rate: AboveZero = 1e-5
-    attn_implementation: Attention | None = None
-    tiny: TinySection | None = None
-    pairs: Literal["first", "all"] = "first"
-    learn_from: Literal["new", "all"] = "new"
-    restart: bool = False
-    output_penalty: NotNegative = 0.0
-    loss: Literal["pairs", "answers"] = "pairs"
-    score_penalty: NotNegative = 0.0
-    epochs: Positive = 1
-    authors: tuple[str, ...] = ()
-    growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    reads: Literal["answer", "dialogue"] = "answer"
-    pays: Literal["probability", "output"] = "probability"
+    model: str | None = option(
+        None,
+        "Folder or hub name of a sequence classifier with one output. With learn_every it may be a causal "
+        "language model too, which gets an output of 0 for every answer to begin with.",
+    )
+    batch_size: Positive = option(16, "Number of chats in a forward, or in a request.")
+    urls: tuple[str, ...] = option(
+        (),
+        "Servers that run it, e.g. [http://127.0.0.1:8501] (docs/reward_server.md). Without them and without "
+        "`model` and `tiny`, the environment variable MAPORL_VERIFIER_URLS names them.",
+    )
+    api: Literal["maporl", "vllm"] = option("maporl", "The servers' interface: maporl or vllm.")
+    timeout: AboveZero = option(60.0, "Seconds for a whole exchange with a server.")
+    retries: Natural = option(5, "How often a failed request is repeated.")
+    concurrency: Positive = option(32, "Most requests at a time.")
+    on_failure: Literal["stop", "wait", "label"] = option(
+        "stop",
+        "What happens after `retries`: the run stops, waits for the servers, or uses the task's grades (label).",
+    )
+    on_change: Literal["stop", "warn"] = option(
+        "stop",
+        "What happens if the scores come from another verifier than the run has had so far, because a server was "
+        "replaced or the run is resumed with another model: it stops, or warns and goes on.",
+    )
+    learn_every: Natural = option(
+        0,
+        "Train the verifier, in this process, on graded answers every so many updates, and after the first one "
+        "too; 0: never.",
+    )
+    learning_rate: AboveZero = option(1e-5, "Learning rate of the verifier.")
+    attn_implementation: Attention | None = option(None, "As for agents.")
+    tiny: TinySection | None = option(
+        None,
+        "A random verifier that is built without a download, in place of `model`; the keys are those of an "
+        "agent's `tiny`.",
+    )
+    pairs: Literal["first", "all"] = option(
+        "first",
+        "What it learns from: the first right and the first wrong answer of each question of an update (first), "
+        "or all pairs of a right and a wrong one (all).",
+    )
+    learn_from: Literal["new", "all"] = option(
+        "new",
+        "Learn from new pairs alone (new), or from all since the run began (all).",
+    )
+    restart: bool = option(False, "Learn from its first weights each time.")
+    output_penalty: NotNegative = option(
+        0.0,
+        "Weight of its mean squared output in the loss (prover-verifier games, arXiv 2407.13692).",
+    )
+    loss: Literal["pairs", "answers"] = option(
+        "pairs",
+        "answers: learn from single answers, by the cross-entropy of the score and whether they are right "
+        "(decoupled games, arXiv 2602.23248). pairs: learn from pairs.",
+    )
+    score_penalty: NotNegative = option(0.0, "With loss: answers, the weight of its mean squared score.")
+    epochs: Positive = option(1, "With loss: answers, the number of passes.")
+    authors: tuple[str, ...] = option((), "With loss: answers, the agents whose answers it learns from; empty: all.")
+    growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(
+        1.0,
+        "With loss: answers and above 1, each pass draws as many examples as there are, with replacement, from a "
+        "mixture of all rounds so far, in which a round weighs `growth` times the one before.",
+    )
+    reads: Literal["answer", "dialogue"] = option(
+        "answer",
+        "What one score is for: an answer, or a whole dialogue, whose answers all get it (MARLHF).",
+    )
+    pays: Literal["probability", "output"] = option(
+        "probability",
+        "The probability, which is the sigmoid of the output, or the output itself, which only a verifier in this "
+        "process that does not learn gives.",
+    )
 
     def __post_init__(self):
         check_urls(self.urls)
@@ -431,78 +535,76 @@ def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
         raise ValueError(f"pattern: expected at most one group, around what is read; got {pattern!r:.80}")
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class JudgeSection:
     """The options of the reward source ``judge``: an agent of the team scores every answer.
-
-    With ``scores: everything`` it scores everything that is said, as a coach does. ``prompt`` may use ``{question}``, ``{answer}``, which is
-    what was said, ``{reference}``, ``{agent}``, ``{role}``, ``{input}``, which is what the agent was shown, and ``{tools}``, which is what
-    its calls returned. The reward is the last number that ``pattern`` finds, divided by ``largest``. A verdict without a number
-    gives ``unreadable``, or stops the run if that is None.
 
     Raises:
         ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
-    agent: str
-    prompt: str = (
-        "{question}\n\nAn answer to this:\n{answer}\n\nHow good is it? End with a line 'Score: N', N from 0 to 10."
+    agent: str = option(help="The agent that scores.")
+    prompt: str = option(
+        "{question}\n\nAn answer to this:\n{answer}\n\nHow good is it? End with a line 'Score: N', N from 0 to 10.",
+        "What it is asked, with {question}, {answer} (what was said), {reference}, {agent}, {role}, {input} (what "
+        "the agent was shown) and {tools} (what its calls returned).",
     )
-    pattern: str = r"[Ss]core:\s*(\d+(?:\.\d+)?)"
-    largest: Annotated[float, Field(gt=0)] = 10.0
-    unreadable: Finite | None = None
-    scores: Literal["answers", "everything"] = "answers"
+    pattern: str = option(r"[Ss]core:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the score.")
+    largest: Annotated[float, Field(gt=0)] = option(10.0, "The largest score, by which the score is divided.")
+    unreadable: Finite | None = option(None, "What a verdict without a number gives. None: the run stops.")
+    scores: Literal["answers", "everything"] = option(
+        "answers",
+        "What it scores: answers, or everything that is said, as a coach does.",
+    )
 
     def __post_init__(self):
         allowed = {"question", "answer", "reference", "agent", "role", "input", "tools"}
         _check_judging(self.prompt, allowed, self.pattern)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class ArenaSection:
     """The options of the reward source ``arena``: an agent of the team says which of two final answers is better.
-
-    ``prompt`` may use ``{question}``, ``{first}`` and ``{second}``. The last A or B that ``pattern`` finds is
-    preferred.
 
     Raises:
         ValueError: ``prompt`` has another placeholder, or ``pattern`` is not a regular expression.
     """
 
-    agent: str
-    prompt: str = (
+    agent: str = option(help="The agent that compares.")
+    prompt: str = option(
         "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: A' or "
-        "'Better: B'."
+        "'Better: B'.",
+        "What it is asked, with {question}, {first} and {second}.",
     )
-    pattern: str = r"[Bb]etter:\s*([AB])"
+    pattern: str = option(r"[Bb]etter:\s*([AB])", "A regular expression whose last match holds A or B.")
 
     def __post_init__(self):
         _check_judging(self.prompt, {"question", "first", "second"}, self.pattern)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AnnotatorSection:
     """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid later.
-
-    ``prompt`` may use ``{question}``, that of the utterance that is paid, and ``{observation}``. The label is the last number that
-    ``pattern`` finds, divided by ``largest``. ``read`` is a regular expression whose last match, or its group, is taken as the
-    observation, so that what differs without meaning does not count as new. Labels are asked for after every ``every`` updates, for
-    at most ``per_update`` new observations, the latest first.
 
     Raises:
         ValueError: ``prompt`` has another placeholder or lacks ``{observation}``, or a pattern is not a regular expression.
     """
 
-    agent: str
-    prompt: str = (
+    agent: str = option(help="The agent that labels.")
+    prompt: str = option(
         "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? End with "
-        "a line 'Label: 1' for yes, or 'Label: 0' for no."
+        "a line 'Label: 1' for yes, or 'Label: 0' for no.",
+        "What it is asked, with {observation}, and {question}, that of the utterance that is paid.",
     )
-    pattern: str = r"[Ll]abel:\s*(\d+(?:\.\d+)?)"
-    largest: Annotated[float, Field(gt=0)] = 1.0
-    read: str | None = None
-    every: Positive = 1
-    per_update: Positive = 64
+    pattern: str = option(r"[Ll]abel:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the label.")
+    largest: Annotated[float, Field(gt=0)] = option(1.0, "The largest label, by which the label is divided.")
+    read: str | None = option(
+        None,
+        "A regular expression whose last match, or its group, is taken as the observation, so that what differs "
+        "without meaning does not count as new.",
+    )
+    every: Positive = option(1, "Labels are asked for after every so many updates.")
+    per_update: Positive = option(64, "Most new observations that are labelled at a time, the latest first.")
 
     def __post_init__(self):
         _check_judging(self.prompt, {"question", "observation"}, self.pattern)
@@ -512,7 +614,7 @@ class AnnotatorSection:
             check_pattern("read", self.read)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class RewardSection:
     """Where scores come from, and how utterances are credited with them.
 
@@ -521,41 +623,70 @@ class RewardSection:
     one begins with every utterance's own score.
     """
 
-    sources: Annotated[dict[str, Finite], Field(min_length=1)] = dataclasses.field(
-        default_factory=lambda: {"label": 1.0}
+    sources: Annotated[dict[str, Finite], Field(min_length=1)] = option(
+        {"label": 1.0},
+        "Each source with its weight: label is 1 for a right answer and 0 for a wrong one. A protocol may pay "
+        "rewards itself (game: env, legal; forum: peer), which are named here too.",
     )
-    horizon: Literal["current", "last", "discounted_sum"] = "discounted_sum"
-    share: Literal["individual", "all"] = "all"
-    discount: NotNegative = 0.3
-    rules: tuple[str | dict[str, dict[str, Any]], ...] = ()
-    brevity: BrevitySection | None = None
-    verifier: VerifierSection | None = None
-    judge: JudgeSection | None = None
-    arena: ArenaSection | None = None
-    bonus: BonusSection | None = None
-    penalties: PenaltySection | None = None
-    judgement: JudgementSection | None = None
-    annotator: AnnotatorSection | None = None
+    horizon: Literal["current", "last", "discounted_sum"] = option(
+        "discounted_sum",
+        "Which scores count for an answer: current (of this turn), last (of the last turn), discounted_sum (of "
+        "this turn and of later turns, discounted).",
+    )
+    share: Literal["individual", "all"] = option(
+        "all",
+        "Whose later scores count: the agent's own (individual), or the mean over the team (all).",
+    )
+    discount: NotNegative = option(0.3, "Discount per turn.")
+    rules: tuple[str | dict[str, dict[str, Any]], ...] = option(
+        (),
+        "Rules that replace horizon, share and discount. They are applied from left to right. Each is a name or "
+        "{name: options}.",
+    )
+    brevity: BrevitySection | None = option(None, "For the source brevity.")
+    verifier: VerifierSection | None = option(
+        None,
+        "For the source verifier, and for feedback: verifier of a protocol: a learned model that scores answers.",
+    )
+    judge: JudgeSection | None = option(None, "For the source judge: an agent that scores answers.")
+    arena: ArenaSection | None = option(
+        None,
+        "For the source arena: an agent that compares the answers to a question in pairs.",
+    )
+    bonus: BonusSection | None = option(None, "Incentives to collaborate.")
+    penalties: PenaltySection | None = option(
+        None,
+        "What a bad answer costs its author. {} takes the values below; 0 switches one penalty off.",
+    )
+    judgement: JudgementSection | None = option(
+        None,
+        "For the source judgement: what judgements of results earn. None takes the values below.",
+    )
+    annotator: AnnotatorSection | None = option(
+        None,
+        "For the source annotator: an agent that labels what others observe, which later pays whoever brings it about.",
+    )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AblateSection:
     """Dialogues that are played again without an agent, to see what it contributed (``maporl.rollout.ablation``).
-
-    Args:
-        who: the agents that are left out.
-        how: leave out ``each`` agent alone, for marginal credit, or every group of them (``coalitions``), for Shapley values.
-        placeholder: what is shown in place of an agent's words. None: the agent declines, and nothing of it is shown.
-        samples: how many times each of these dialogues is played. Outcomes are means over them.
 
     Raises:
         ValueError: ``who`` names an agent twice, or more than four agents whose groups are left out.
     """
 
-    who: Annotated[tuple[str, ...], Field(min_length=1)]
-    how: Literal["each", "coalitions"] = "each"
-    placeholder: str | None = None
-    samples: Positive = 1
+    who: Annotated[tuple[str, ...], Field(min_length=1)] = option(help="The agents that are left out.")
+    how: Literal["each", "coalitions"] = option(
+        "each",
+        "Leave out each agent alone, for marginal credit (each), or every group of them, for Shapley values "
+        "(coalitions).",
+    )
+    placeholder: str | None = option(
+        None,
+        "What is shown in place of an agent's words. None: the agent declines, and nothing of it is shown.",
+    )
+    samples: Positive = option(1, "How often each of these dialogues is played. Outcomes are means over them.")
 
     def __post_init__(self):
         if len(set(self.who)) < len(self.who):
@@ -567,30 +698,9 @@ class AblateSection:
             )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BranchingSection:
     """The number of training dialogues for each question, and where they fork (``maporl.rollout.branching``).
-
-    Args:
-        how: ``independent`` dialogues. Or one dialogue that forks before its first step (``fork_first``), before a
-            random step (``fork_random``) or before every step (``fork_every``). Or a ``tree`` with ``group`` candidates
-            at every step, of which one continues. Or ``best_of``: the best of ``drafts`` first steps forks. Or ``stages``: ``keep``
-            of a step's outputs continue, each with a group of its own. Or ``tree_search``: ``group`` utterances, each to the
-            question or after an earlier one, as Thompson sampling decides (MARS², arXiv 2604.14564).
-        group: the number of dialogues for each question, of candidates at each step, or of the utterances of a search. ``fork_every`` and ``stages`` take a
-            list too: the number of branches before each step, of which the last one holds for all later steps (C3).
-        joint: what happens if several agents speak at once. The k-th answers of all make a dialogue (aligned), or every
-            combination of answers does (cross).
-        pick: which candidate of a tree continues.
-        drafts: the number of first steps of ``best_of``.
-        common_seed: whether a protocol has the same random numbers in all dialogues of a question.
-        resample: how many times questions without reward variance are replaced by others (DAPO's dynamic sampling).
-        ablate: the agents without which every dialogue is played again. None: none.
-        keep: how many outputs of a step continue in ``stages``.
-        choose: which outputs these are: ``random`` ones; good and bad ones in turn (``balanced``); bad answers, and good
-            verdicts (``adaptive``); or one of each of the commonest answers (``frequent``).
-        posterior: the distribution from which ``tree_search`` draws the worth of an option: ``gaussian`` with unknown variance, or
-            ``beta`` for scores from 0 to 1. Other branchings take no ``posterior``.
 
     Raises:
         ValueError: ``group`` is too small, or two options exclude each other.
@@ -598,17 +708,58 @@ class BranchingSection:
 
     how: Literal[
         "independent", "fork_first", "fork_random", "fork_every", "tree", "best_of", "stages", "tree_search"
-    ] = "independent"
-    group: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 1
-    joint: Literal["aligned", "cross"] = "aligned"
-    pick: Literal["best", "sample"] = "best"
-    drafts: Annotated[int, Field(ge=2)] = 4
-    common_seed: bool = True
-    resample: Natural = 0
-    ablate: AblateSection | None = None
-    keep: Positive = 2
-    choose: Literal["random", "balanced", "adaptive", "frequent"] = "random"
-    posterior: Literal["gaussian", "beta"] = "gaussian"
+    ] = option(
+        "independent",
+        "independent: separate dialogues. fork_first, fork_random: one dialogue that forks before its first or "
+        "before a random step. fork_every: fork before every step. tree: sample candidates at every step and "
+        "continue with one of them; a candidate keeps what it earned then, so rewards and returns must not look "
+        "at later turns. best_of: fork after the best of several first steps. stages: keep some outputs of each "
+        "step, and continue each with a group. tree_search: each utterance answers the question or an earlier "
+        "one, as Thompson sampling decides (MARS², arXiv 2604.14564).",
+    )
+    group: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = option(
+        1,
+        "Number of dialogues of a question, of candidates of a step, or of utterances of a search. `maporl check` "
+        "says how many dialogues that makes. For fork_every and stages it may be a list: [2, 4] makes 2 branches "
+        "before the first step and 4 before every later one (C3).",
+    )
+    joint: Literal["aligned", "cross"] = option(
+        "aligned",
+        "For fork_every, if several agents speak in one step: aligned (combine the k-th answers of all agents) or "
+        "cross (combine all answers with each other).",
+    )
+    pick: Literal["best", "sample"] = option(
+        "best",
+        "For tree: continue with the best candidate (best) or with a random one (sample).",
+    )
+    drafts: Annotated[int, Field(ge=2)] = option(4, "For best_of: the number of first steps to choose from.")
+    common_seed: bool = option(
+        True,
+        "True: what a protocol draws at random is the same in all dialogues of a question.",
+    )
+    resample: Natural = option(
+        0,
+        "Dynamic sampling (DAPO): if all dialogues of a question earned the same, replace the question by another "
+        "one. This is repeated at most this many times.",
+    )
+    ablate: AblateSection | None = option(
+        None,
+        "Play every dialogue again without single agents, to see what they contribute (rewards marginal and "
+        "shapley, and the rule counterfactual). Each of them is a dialogue more, which nobody is trained on. "
+        "None: off.",
+    )
+    keep: Positive = option(2, "For stages: how many outputs of a step go on.")
+    choose: Literal["random", "balanced", "adaptive", "frequent"] = option(
+        "random",
+        "For stages: which outputs go on: random ones, good and bad ones in turn (balanced), wrong answers and "
+        "true verdicts (adaptive), or one of each of the commonest answers (frequent). If agents speak at once, "
+        "it is random or frequent.",
+    )
+    posterior: Literal["gaussian", "beta"] = option(
+        "gaussian",
+        "For tree_search: the distribution from which an option's worth is drawn: gaussian with unknown variance, "
+        "or beta for scores from 0 to 1.",
+    )
 
     def __post_init__(self):
         if isinstance(self.group, tuple) and self.how not in ("fork_every", "stages"):
@@ -638,67 +789,25 @@ class BranchingSection:
         return self.group if isinstance(self.group, int) else max(self.group)
 
 
-@dataclass(frozen=True, config=STRICT)
-class AdvantageConfig:
-    """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
-
-    The slots are in ``maporl.advantages``: RETURNS, BASELINES, SCALES and TRANSFORMS.
-
-    Attributes:
-        returns: the return of a row.
-        baseline: what is subtracted from the return.
-        scale: what the difference is divided by.
-        key: rows with equal values of these columns form a group.
-        post: the transforms that follow, in order.
-        gamma: the discount for each utterance. ``ppo.gamma`` is the discount for each token.
-        lam: lambda of GAE over utterances. ``ppo.lam`` is that over tokens.
-        ddof: 1 for the unbiased standard deviation, 0 for the population's.
-        eps: what is added to the standard deviation.
-        ema: the share of the running mean that is kept in each update.
-        unit: whether a statistic counts each row once, or each rollout or each turn once, with the mean of its rows. A
-            turn in which an agent called tools has several rows.
-        singleton: whether a group of one is an error, has advantage zero, or keeps its raw return as GiGPO's outcomes and
-            RLAnything's last steps do.
-        multi_objective_aggregation: whether the reward sources are summed and then compared, or each is compared alone and
-            the weighted results are summed (GDPO, arXiv 2601.05242). The names are TRL's.
-        plus: further advantages that are added, each as ``{weight: 1.0, key: [...], ...}``. What an entry does not name
-            is that of this section. They are added before the transforms (GiGPO, arXiv 2505.10978).
-        alpha: the weight of what a critic expects in ``baseline: assisted``, beside the returns themselves.
-    """
-
-    returns: str = "token_gae"
-    baseline: str = "critic"
-    scale: str = "std"
-    key: tuple[str, ...] = ("agent", "turn")
-    post: tuple[str | dict[str, dict[str, Any]], ...] = ()
-    gamma: Share = 1.0
-    lam: Share = 0.95
-    ddof: Literal[0, 1] = 1
-    eps: NotNegative = 1e-6
-    ema: Share = 0.95
-    unit: Literal["row", "rollout", "turn"] = "row"
-    singleton: Literal["error", "zero", "raw"] = "error"
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    plus: tuple["AdvantageTerm", ...] = ()
-    alpha: Share = 1.0
-
-
-@dataclass(frozen=True, config=STRICT)
+@section()
 class AdvantageTerm:
     """An advantage that is added to that of the section ``advantage``. What is None is that of the section.
 
     Its return may need no critic, and its baseline may remember nothing.
     """
 
-    weight: Finite = 1.0
-    returns: str | None = None
-    baseline: str | None = None
-    scale: str | None = None
-    key: tuple[str, ...] | None = None
-    gamma: Share | None = None
-    lam: Share | None = None
-    unit: Literal["row", "rollout", "turn"] | None = None
-    singleton: Literal["error", "zero", "raw"] | None = None
+    weight: Finite = option(1.0, "Weight of this advantage.")
+    returns: str | None = option(
+        None,
+        "As in the section itself. It may need no critic. None, here and below: that of the section.",
+    )
+    baseline: str | None = option(None, "As in the section itself. It may remember nothing.")
+    scale: str | None = option(None, "As in the section itself.")
+    key: tuple[str, ...] | None = option(None, "As in the section itself.")
+    gamma: Share | None = option(None, "As in the section itself.")
+    lam: Share | None = option(None, "As in the section itself.")
+    unit: Literal["row", "rollout", "turn"] | None = option(None, "As in the section itself.")
+    singleton: Literal["error", "zero", "raw"] | None = option(None, "As in the section itself.")
 
     def within(self, section: "AdvantageConfig") -> "AdvantageConfig":
         """Return the configuration of this advantage alone."""
@@ -707,7 +816,66 @@ class AdvantageTerm:
         return dataclasses.replace(section, post=(), plus=(), **own)
 
 
-@dataclasses.dataclass
+@section()
+class AdvantageConfig:
+    """How credits become advantages: a return, a baseline, a scale and transforms, over rows grouped by ``key``.
+
+    The slots are in ``maporl.advantages``: RETURNS, BASELINES, SCALES and TRANSFORMS.
+    """
+
+    returns: str = option(
+        "token_gae",
+        "The return of a row. There is one number per token with token_gae (PPO), token_chain_gae (through the "
+        "answers of a dialogue) and bi_level_gae (over an agent's turns with gamma and lam of this section, and "
+        "within each of them with those of ppo), and one per utterance with all others.",
+    )
+    baseline: str = option(
+        "critic",
+        "What is subtracted from the return: critic or none; per utterance also all others.",
+    )
+    scale: str = option("std", "What the difference is divided by.")
+    key: tuple[str, ...] = option(
+        ("agent", "turn"),
+        "The columns that make a group: prompt, rollout, agent, role, turn, order, parent, action; also caller, "
+        "game, seed and state if they are recorded. [prompt] is GRPO, [prompt, agent] is Dr. MAS, [prompt, agent, "
+        "turn] is AT-GRPO.",
+    )
+    post: tuple[str | dict[str, dict[str, Any]], ...] = option(
+        (),
+        "Transforms, applied in order. Each is a name or {name: options}.",
+    )
+    gamma: Share = option(1.0, "Discount per utterance (ppo.gamma is the discount per token).")
+    lam: Share = option(0.95, "Lambda of GAE per utterance (ppo.lam is the lambda per token).")
+    ddof: Literal[0, 1] = option(1, "1: the unbiased standard deviation. 0: that of the population.")
+    eps: NotNegative = option(1e-6, "Number that is added to the standard deviation.")
+    ema: Share = option(0.95, "Share of its running mean that the baseline ema keeps in each update.")
+    unit: Literal["row", "rollout", "turn"] = option(
+        "row",
+        "What counts once in a statistic: a row, or a rollout or a turn (by the mean of its rows). A turn in "
+        "which an agent called tools has several rows.",
+    )
+    singleton: Literal["error", "zero", "raw"] = option(
+        "error",
+        "What happens to a group of one row: error stops the run, zero sets its advantage to 0, raw keeps its "
+        "return as GiGPO's outcomes and RLAnything's last steps do.",
+    )
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = option(
+        "sum_then_normalize",
+        "sum_then_normalize compares the weighted sum of the reward sources. normalize_then_sum compares each "
+        "alone and adds the weighted results (GDPO, arXiv 2601.05242). The names are TRL's.",
+    )
+    plus: tuple[AdvantageTerm, ...] = option(
+        (),
+        "Further advantages that are added before the transforms, as {weight: 1.0, returns: reward_to_go, key: "
+        "[prompt, state]} (GiGPO, arXiv 2505.10978).",
+    )
+    alpha: Share = option(
+        1.0,
+        "For the baseline assisted: the weight of what the critic expects of the other rows, beside their returns.",
+    )
+
+
+@options()
 class TrainingOptions(LearnerOptions):
     """The options of training: the YAML section ``training:``, and a base of :class:`maporl.MultiAgentPPOConfig`.
 
@@ -716,98 +884,122 @@ class TrainingOptions(LearnerOptions):
 
     per_device_train_batch_size: Positive = option(8, "Rows per forward and backward pass.")
     gradient_accumulation_steps: Positive = option(
-        1, "Questions of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process."
+        1,
+        "Questions of an update = per_device_train_batch_size x gradient_accumulation_steps, on each process.",
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
-        None, "Further options of the schedule, e.g. {min_lr_rate: 0.1} for lr_scheduler_type: cosine_with_min_lr."
+        None,
+        "Further options of the schedule: {min_lr_rate: 0.1} for cosine_with_min_lr falls to a tenth of the "
+        "learning rate.",
     )
     warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
-    max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of a policy is clipped; 0: no clipping.")
+    max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of each policy is clipped; 0: no clipping.")
     weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")
     optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
         "adamw_torch_fused",
-        "Optimizer; the last two keep two bytes of state per trained number instead of eight, for weights of 4,096 numbers or more.",
+        "Optimizer: adamw_torch_fused, adamw_torch; or adamw_bnb_8bit, paged_adamw_8bit, which keep two bytes of "
+        'state for every trained number instead of eight (pip install -e ".[quantized]"). Weights of fewer than '
+        "4,096 numbers keep eight.",
     )
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")
     use_cpu: bool = option(False, "Train on the CPU even if there is a GPU.")
-    save_steps: Natural = option(500, "Save a checkpoint every so many updates, and after the last one; 0: never.")
-    save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
-    eval_steps: Natural | None = option(None, "Evaluate every so many updates; None: only before and after training.")
-    report_to: list[str] = dataclasses.field(
-        default_factory=list, metadata={"help": "Where else to log: tensorboard, wandb, trackio."}
+    save_steps: Natural = option(
+        500,
+        "Save a checkpoint every so many updates, and after the last one; 0: save only the final weights.",
     )
+    save_total_limit: Positive | None = option(None, "How many checkpoints are kept; the oldest go first.")
+    eval_steps: Natural | None = option(
+        None,
+        "Evaluate every so many updates; None or 0: only before and after training.",
+    )
+    report_to: list[str] = option([], "Where else to log: tensorboard, wandb, trackio.")
     critic_per_turn: bool = option(True, "Give the critic's head one output for each turn.")
     critic_context: Literal["dialogue", "answer", "joint"] = option(
         "dialogue",
-        "What the critic reads before an answer: all that its agent saw, the question alone, or the question and all "
-        "agents' utterances so far.",
+        "What the critic reads before an answer: dialogue (all that its agent saw), answer (the question only), "
+        "or joint (the question and everything that all agents have said so far).",
     )
     async_depth: Natural = option(
         0,
-        "Play dialogues while earlier ones are trained on; they are at most so many updates older than the weights that they "
-        "train. It needs engines with copies of the weights: vllm, or cluster.backend: ray.",
+        "Play dialogues while earlier ones are trained on; they are at most so many updates older than the "
+        "weights that they train. It needs ppo.engine_tis_cap, and engines with copies of the weights: vllm (then "
+        "at most 1), or cluster.backend: ray.",
     )
     placement: Literal["shared", "split"] = option(
         "shared",
-        "All learners on this process's device, or each base model, with its adapters, on a separate device.",
+        "Device of the learners: shared (all on the device of this process), or split (each base model, with its "
+        "adapters, on a separate device).",
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class PupilSection:
-    """What one agent learns in the warm start, where agents are to differ.
+    """What one agent learns in the warm start, where agents are to differ."""
 
-    Args:
-        skill: one of the task's ``skills``. The agent takes every question for one that asks for it.
-        wrong: the probability of a wrong answer.
-        gives_in: the probability that the agent says what another agent said, where it is shown words of others. A solver of
-            protocol ``code`` writes a program that passes the tests that it is shown (:meth:`maporl.Task.write_agreeing`).
-        calls: the probability that an agent with tools calls one before it answers, where the task writes calls.
-        together: the probability that an agent with ``limits.parallel`` makes all calls of a turn at once, and not one
-            after the other.
-    """
+    skill: str | None = option(
+        None,
+        "The one skill of the task that the agent knows (toy_skills, toy_parts; digitwise of toy_sum). It takes "
+        "every question for one that asks for it. None: all questions.",
+    )
+    wrong: Share = option(0.0, "Probability of a wrong answer.")
+    gives_in: Share = option(
+        0.0,
+        "Probability that the agent says what another agent said, where it is shown words of others. A solver of "
+        "protocol `code` writes a program that passes the tests that it is shown (Task.write_agreeing).",
+    )
+    calls: Share = option(
+        0.5,
+        "Probability that an agent with tools calls one before it answers, where the task writes calls.",
+    )
+    together: Share = option(
+        1.0,
+        "Probability that an agent with limits.parallel makes all calls of a turn at once, and not one after the "
+        "other.",
+    )
 
-    skill: str | None = None
-    wrong: Share = 0.0
-    gives_in: Share = 0.0
-    calls: Share = 0.5
-    together: Share = 1.0
 
-
-@dataclass(frozen=True, config=STRICT)
+@section()
 class WarmStartSection:
-    """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models.
+    """Brief supervised training before PPO, on dialogues that an imperfect oracle plays. It is for tiny models."""
 
-    ``wrong`` is the probability of a wrong answer, and ``calls`` that of calling a tool before answering, for agents with
-    tools, where the task writes calls (:meth:`maporl.Task.write_calls`). ``agents`` says what single agents learn instead.
-    """
-
-    steps: Natural = 0
-    batch_size: Positive = 64
-    learning_rate: NotNegative = 1e-3
-    wrong: Share = 0.3
-    agents: dict[str, PupilSection] = dataclasses.field(default_factory=dict, hash=False)
-    calls: Share = 0.5
+    steps: Natural = option(0, "Number of steps; 0: no warm start.")
+    batch_size: Positive = option(64, "Dialogues per step.")
+    learning_rate: NotNegative = option(1e-3, "Learning rate, which falls linearly to 0.")
+    wrong: Share = option(
+        0.3,
+        "Probability that an agent is taught something wrong. What it is taught depends on its role "
+        "(Task.write_reply).",
+    )
+    agents: dict[str, PupilSection] = option(
+        {},
+        "What single agents are taught instead, by name: {ann: {skill: next, wrong: 0.0, gives_in: 0.3}}.",
+    )
+    calls: Share = option(
+        0.5,
+        "Probability that an agent with tools calls one before it answers, where the task writes calls "
+        "(Task.write_calls). After a call it answers rightly.",
+    )
 
     def pupil(self, agent: str) -> PupilSection:
         """Return what ``agent`` learns."""
         return self.agents.get(agent) or PupilSection(wrong=self.wrong, calls=self.calls)
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class EvaluationSection:
-    """Evaluation before, after, and every ``training.eval_steps`` updates.
+    """Evaluation before, after, and every ``training.eval_steps`` updates."""
 
-    ``sampling`` has the sampling of agents in evaluations, by their names.
-    """
-
-    questions: Natural = 256
-    temperature: NotNegative = 0.0
-    top_p: PositiveShare = 1.0
-    top_k: Natural = 0
-    sampling: dict[str, Sampling] = dataclasses.field(default_factory=dict, hash=False)
+    questions: Natural = option(256, "Number of questions; 0: no evaluation.")
+    temperature: NotNegative = option(0.0, "Sampling temperature; 0: greedy.")
+    top_p: PositiveShare = option(1.0, "The same as ppo.top_p, in evaluations.")
+    top_k: Natural = option(0, "The same as ppo.top_k, in evaluations.")
+    sampling: dict[str, Sampling] = option(
+        {},
+        "How single agents are sampled in evaluations, by their names: {ann: {temperature: 0.7}}. The values are "
+        "those of agents.NAME.sampling.",
+    )
 
     @property
     def decoding(self) -> Decoding:
@@ -825,65 +1017,101 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
-@dataclasses.dataclass(kw_only=True)
+@options(kw_only=True)
 class RunOptions:
     """The options that are at the top level of a YAML file, and arguments of a trainer in Python."""
 
     restate: Annotated[Literal["off", "base_model"], BeforeValidator(_off)] = option(
         "off",
-        "Ask the untrained model for the final answer if grading cannot find it; only graders and others read it.",
+        "base_model: if grading finds no final answer of the required form, the untrained model restates the "
+        "answer, and only graders and other agents read that.",
     )
-    dialogues_logged: Natural = option(4, "Dialogues of each update that are written to dialogues.jsonl.")
+    dialogues_logged: Natural = option(4, "Number of dialogues of each update that are written to dialogues.jsonl.")
 
 
-for _plain in (
-    PPOOptions,
-    LearnerOptions,
-    Sampling,
-    TrainingOptions,
-    RunOptions,
-    Schedule,
-    Span,
-    Freeze,
-    Swap,
-    RoundRobin,
-    Growth,
-    OpponentPool,
-    Stage,
-):
-    setattr(_plain, "__pydantic_config__", STRICT)  # noqa: B010  # plain dataclasses, declared where they are used
-
-
-@dataclass(config=STRICT)
+@section(frozen=False)
 class Config(RunOptions):
-    """The configuration of a run.
+    """The configuration of a run."""
 
-    ``only_in_python`` has the parts of a run made in Python that no configuration can build, by key. They have no name
-    with which another process could import them.
-    ``pythonpath`` has the folders in which modules that the configuration names are looked for
-    (:mod:`maporl.config.imports`).
-    """
-
-    output_dir: str
-    task: dict[str, Any]
-    agents: Annotated[dict[str, AgentSection], Field(min_length=1)]
-    protocol: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "debate"})
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    updates: Positive = 100
-    branching: BranchingSection = dataclasses.field(default_factory=BranchingSection)
-    reward: RewardSection = dataclasses.field(default_factory=RewardSection)
-    advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
-    schedule: Schedule = dataclasses.field(default_factory=Schedule)
-    ppo: PPOOptions = dataclasses.field(default_factory=PPOOptions)
-    training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
-    warm_start: WarmStartSection = dataclasses.field(default_factory=WarmStartSection)
-    evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
-    only_in_python: dict[str, str] = dataclasses.field(default_factory=dict)
-    pythonpath: Annotated[list[str], BeforeValidator(_listed)] = dataclasses.field(default_factory=list)
-    tools: dict[str, ToolSection] = dataclasses.field(default_factory=dict)
-    environments: dict[str, EnvironmentSection] = dataclasses.field(default_factory=dict)
-    loop: LoopSection = dataclasses.field(default_factory=LoopSection)
-    cluster: ClusterSection = dataclasses.field(default_factory=ClusterSection)
+    output_dir: str = option(
+        help="The folder to which the run writes config.yaml, metrics.jsonl, dialogues.jsonl, plots, checkpoints and "
+        "final/. A run never overwrites an existing run.",
+    )
+    task: dict[str, Any] = option(
+        help="What is asked, and how answers are graded: the name of a task and its options. Every task also has "
+        "`seed`, which draws the questions that are held out. Its default is the run's `seed`. Runs with one "
+        "task.seed hold out the same questions, whatever their own seeds are.",
+    )
+    agents: Annotated[dict[str, AgentSection], Field(min_length=1)] = option(
+        help="Who speaks, by name and in speaking order.",
+    )
+    protocol: dict[str, Any] = option(
+        {"name": "debate"},
+        "Who speaks when, and what each speaker sees: the name of a protocol and its options. A list `agents` in "
+        "it restricts who plays. A mapping `sampling` in it has the sampling of roles, as {solver: {temperature: "
+        "0.7}}; it wins over that of agents. With step_judge: {agent: judge, samples: 3}, an agent says "
+        "afterwards of each utterance whether it was a good step; the rule consistency pays it.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = option(0, "Seed of everything random.")
+    updates: Positive = option(100, "Number of updates.")
+    branching: BranchingSection = option(
+        help="How many dialogues are played for each question while training, and where they fork.",
+        factory=BranchingSection,
+    )
+    reward: RewardSection = option(
+        help="Where scores come from, and how turns and agents share them.",
+        factory=RewardSection,
+    )
+    advantage: AdvantageConfig = option(
+        help="How credits become advantages: a return, minus a baseline, divided by a scale, over rows with the same "
+        "key; then transforms.",
+        factory=AdvantageConfig,
+    )
+    schedule: Schedule = option(help="Who learns what, and when.", factory=Schedule)
+    ppo: PPOOptions = option(help="Proximal policy optimisation.", factory=PPOOptions)
+    training: TrainingOptions = option(
+        help="How the training runs. The names are those of transformers.TrainingArguments, counted in updates.",
+        factory=TrainingOptions,
+    )
+    warm_start: WarmStartSection = option(
+        help="Brief supervised training before PPO, for tiny models that know nothing yet. It trains on dialogues that "
+        "an oracle plays, and the oracle is sometimes wrong.",
+        factory=WarmStartSection,
+    )
+    evaluation: EvaluationSection = option(
+        help="Evaluation on held-out questions, before and after training.",
+        factory=EvaluationSection,
+    )
+    only_in_python: dict[str, str] = option(
+        {},
+        "Parts of a run made in Python that no configuration can build, by key. A run writes this itself; leave "
+        "it empty.",
+    )
+    pythonpath: Annotated[list[str], BeforeValidator(_listed)] = option(
+        [],
+        "Folders in which modules of your own are looked for, beside this file's folder and the installed "
+        "environment. Wherever a name stands for a task, a protocol, a game, a reward source, a reward rule, a "
+        "part of the advantage or an objective, a class or function of your own can stand as MODULE:OBJECT. For "
+        'example, `name: "reversal:Reversal"` is the class Reversal in reversal.py. Folders are relative to this '
+        "file.",
+    )
+    tools: dict[str, ToolSection] = option(
+        {},
+        'Tools that agents may call, by name: {add: {use: "mycode:add"}} (docs/howto/tools.md).',
+    )
+    environments: dict[str, EnvironmentSection] = option(
+        {},
+        'Environments in which agents act, by name: {shop: {use: "mycode:Shop"}} (docs/howto/environments.md).',
+    )
+    loop: LoopSection = option(
+        help="An outer loop. With stages, `maporl train` does not run PPO: it samples with the team, makes data sets "
+        "of what was said, trains on them by TRL, evaluates, and repeats (docs/howto/loops.md).",
+        factory=LoopSection,
+    )
+    cluster: ClusterSection = option(
+        help="Where the run trains and samples. docs/cluster.md says when another place than this process is worth it.",
+        factory=ClusterSection,
+    )
 
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""

@@ -7,7 +7,7 @@ the others. It remembers its own answers, because its conversation continues.
 import math
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
@@ -15,6 +15,7 @@ from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
 from maporl.rounding import exceeds
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 OTHERS = (
     "These are answers of other agents to the same question:\n\n{others}\n\n"
@@ -28,25 +29,32 @@ ALONE = "Reconsider your answer. Correct it where it was wrong, keep what is rig
 class Feedback:
     """How agents are told the scores of answers between turns. A score is between 0 and 1.
 
-    ``verdicts`` lists (bound, words) with rising bounds. The words of the first bound above the score are used; beyond
-    all bounds, the last words are used. ``own`` is told to the author of the answer, together with ``explanation``, and
-    ``others`` is told to the other agents.
-
     Raises:
         ValueError: the bounds are missing, or they do not rise.
     """
 
-    verdicts: list[tuple[float, str]] = field(
-        default_factory=lambda: [
+    verdicts: list[tuple[float, str]] = option(
+        [
             (0.3, "is very likely wrong"),
             (0.6, "may be wrong, or needs a stronger argument"),
             (0.8, "seems right, but should be checked again"),
             (1.0, "is likely right"),
-        ]
+        ],
+        "A list of [bound, words] with rising bounds. The words of the first bound above the score are used; "
+        "beyond all bounds, the last words are used.",
     )
-    own: str = "Your last answer was scored {score:.3f} out of 1.0: it {verdict}."
-    others: str = "This answer was scored {score:.3f} out of 1.0: it {verdict}."
-    explanation: str = "The score estimates the probability that an answer is right. It can be mistaken."
+    own: str = option(
+        "Your last answer was scored {score:.3f} out of 1.0: it {verdict}.",
+        "What the author of the answer is told, together with the explanation.",
+    )
+    others: str = option(
+        "This answer was scored {score:.3f} out of 1.0: it {verdict}.",
+        "What the other agents are told.",
+    )
+    explanation: str = option(
+        "The score estimates the probability that an answer is right. It can be mistaken.",
+        "What the score means.",
+    )
 
     def __post_init__(self):
         bounds = [bound for bound, _ in self.verdicts]
@@ -71,16 +79,13 @@ class Feedback:
 class Consensus:
     """Ends a question early if the agents agree.
 
-    At least ``share`` of the agents must give the same answer, and the mean score of these agents must be at least
-    ``score``. The rule applies from update ``from_update`` on, counted from 1.
-
     Raises:
         ValueError: ``share`` is not above 0 and at most 1.
     """
 
-    share: float = 0.8
-    score: float = 0.7
-    from_update: int = 1
+    share: float = option(0.8, "Share of the agents that must give the same answer.")
+    score: float = option(0.7, "Least mean score of these agents.")
+    from_update: int = option(1, "The first update in which questions end early, counted from 1.")
 
     def __post_init__(self):
         if not 0 < self.share <= 1:
@@ -105,41 +110,56 @@ class Consensus:
 class Debate(Protocol):
     """A debate of ``turns`` turns. In each turn all agents answer at the same time.
 
-    ``opening`` may use ``{question}``. ``later`` may use ``{question}`` and ``{others}``. ``{others}`` contains one
-    ``quote`` for each other agent, joined with ``separator``; a quote may use ``{number}`` (counted from 1), ``{name}``
-    and ``{text}``. ``alone`` replaces ``later`` if an agent has heard nothing new, as one that plays alone.
-
-    ``feedback`` names a reward source. Its score of each answer is told to the author and to the others before the next
-    turn, in the ``words`` of :class:`Feedback`. ``consensus`` ends a question early. ``summariser`` names an agent that
-    condenses the answers of the others for each agent before they are shown. It does not debate itself. After a turn whose answers
-    have a mean score above ``end_above``, the debate ends too, as with CoMLRL's ``early_termination_threshold``; not in evaluations,
-    where nobody knows what an answer is worth.
-
-    ``speaks`` lists the turns, from 1, in which single agents speak: ``{bob: [1, 3]}``. In its other turns an agent is
-    silent. When it speaks again, it is shown the last answer that each of the others has given since then. ``pass_``
-    (``pass`` in a configuration) is the word by which an agent declines: an answer that is this word only is shown to
-    nobody. The texts must tell the agents so. Consensus counts those who answered in the turn.
-
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    turns: int = 2
-    opening: str = "{question}"
-    later: str = OTHERS
-    alone: str = ALONE
-    quote: str = "Agent {number}:\n```\n{text}\n```"
-    separator: str = "\n\n"
-    feedback: Literal["none", "label", "verifier"] = "none"
-    words: Feedback = field(default_factory=Feedback)
-    consensus: Consensus | None = None
-    end_above: float | None = None
-    summariser: str | None = None
-    summary: str = (
-        "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}"
+    turns: int = option(2, "Number of turns.")
+    opening: str = option("{question}", "What agents are asked in the first turn, with {question}.")
+    later: str = option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
+    alone: str = option(ALONE, "In place of `later`, if an agent has heard nothing new, as one that plays alone.")
+    quote: str = option(
+        "Agent {number}:\n```\n{text}\n```",
+        "An answer of another agent in {others}, with {number} (counted from 1), {name} and {text}.",
     )
-    speaks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    pass_: str | None = None
+    separator: str = option("\n\n", "Stands between the quotes.")
+    feedback: Literal["none", "label", "verifier"] = option(
+        "none",
+        "none, label or verifier: the reward source whose score of an answer its author and the others are told "
+        "before the next turn.",
+    )
+    words: Feedback = option(
+        help="The words in which they are told: verdicts, own, others and explanation.",
+        factory=Feedback,
+    )
+    consensus: Consensus | None = option(
+        None,
+        "End a question early if the agents agree: {share: 0.8, score: 0.7, from_update: 1}.",
+    )
+    end_above: float | None = option(
+        None,
+        "End a question early, in training, after a turn whose answers have a mean score above this (CoMLRL's "
+        "early_termination_threshold).",
+    )
+    summariser: str | None = option(
+        None,
+        "An agent that condenses the answers of the others for each agent before they are shown. It does not "
+        "debate itself.",
+    )
+    summary: str = option(
+        "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}",
+        "What the summariser is asked, with {others} and {question}.",
+    )
+    speaks: dict[str, tuple[int, ...]] = option(
+        {},
+        "The turns, from 1, in which single agents speak: {bob: [1, 3]}. In its other turns an agent is silent. "
+        "When it speaks again, it is shown the last answer that each of the others has given since then.",
+    )
+    pass_: str | None = option(
+        None,
+        "The word by which an agent declines: an answer that is this word only is shown to nobody. The texts must "
+        "tell the agents so. Consensus counts those who answered in the turn.",
+    )
 
     def __post_init__(self):
         super().__post_init__()

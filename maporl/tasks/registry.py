@@ -12,7 +12,8 @@ from maporl.errors import ConfigError
 from maporl.tasks.base import Task
 
 TASKS: dict[str, Any] = {}
-_PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
+PRESETS: dict[str, dict[str, Any]] = {"toy_times": {"operation": "times", "largest": 9}}
+"""Options that a name sets, unless the configuration does."""
 
 
 def build_task(section: dict[str, Any], split: str, seed: int, where: str = "configuration") -> Task:
@@ -34,5 +35,5 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
         raise ConfigError(
             f'{where}: task.name: {name} has no field split; add split: str = "train", and hold other questions out for "eval"'
         )
-    options = {**_PRESETS.get(name, {}), **({"seed": seed} if "seed" in fields else {}), **options, "split": split}
+    options = {**PRESETS.get(name, {}), **({"seed": seed} if "seed" in fields else {}), **options, "split": split}
     return validated(kind, options, f"{where}: task")

@@ -4,10 +4,11 @@ Imports no torch.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from maporl.errors import ConfigError
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,11 @@ class SamplingOptions:
         ConfigError: a value is outside its range; so do the classes below.
     """
 
-    temperature_low: float = field(default=1.3, metadata={"help": "Each batch draws its temperature from this ..."})
-    temperature_high: float = field(default=1.5, metadata={"help": "... to this."})
-    top_p: float = field(default=0.9, metadata={"help": "Sample from the most likely tokens of this much probability."})
-    batch_size: int = field(default=64, metadata={"help": "Answers sampled at a time."})
-    judge: str | None = field(
-        default=None, metadata={"help": "This agent labels by yes or no, in place of the grader."}
-    )
+    temperature_low: float = option(1.3, "Each batch draws its temperature from this ...")
+    temperature_high: float = option(1.5, "... to this.")
+    top_p: float = option(0.9, "Sample from the most likely tokens of this much probability.")
+    batch_size: int = option(64, "Answers sampled at a time.")
+    judge: str | None = option(None, "This agent labels by yes or no, in place of the grader.")
 
     def __post_init__(self):
         _expect("--temperature-low", self.temperature_low, 0 < self.temperature_low < math.inf, "a number above 0")
@@ -38,11 +37,9 @@ class SamplingOptions:
 class GenerateOptions(SamplingOptions):
     """Which questions are answered, how often and by whom."""
 
-    per_question: int = field(default=100, metadata={"help": "Samples of each question by each agent."})
-    limit: int | None = field(default=None, metadata={"help": "The first questions only."})
-    agents: tuple[str, ...] = field(
-        default=(), metadata={"name": "--agent", "help": "Who answers; default: all but the judge."}
-    )
+    per_question: int = option(100, "Samples of each question by each agent.")
+    limit: int | None = option(None, "The first questions only.")
+    agents: tuple[str, ...] = option((), "Who answers; default: all but the judge.", name="--agent")
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,20 +51,14 @@ class GenerateOptions(SamplingOptions):
 class BalanceOptions(SamplingOptions):
     """How many answers of a question are kept, and how a question that lacks right or wrong ones gets more of them."""
 
-    per_question: int = field(
-        default=10, metadata={"help": "At most so many right, and as many wrong, answers of a question."}
-    )
-    rounds: int = field(default=4, metadata={"help": "Most rounds of hints; 0 needs no model."})
-    per_round: int = field(default=8, metadata={"help": "Samples of a short side in a round."})
-    short: Literal["cut", "drop"] = field(
-        default="cut", metadata={"help": "What becomes of questions that stay short."}
-    )
+    per_question: int = option(10, "At most so many right, and as many wrong, answers of a question.")
+    rounds: int = option(4, "Most rounds of hints; 0 needs no model.")
+    per_round: int = option(8, "Samples of a short side in a round.")
+    short: Literal["cut", "drop"] = option("cut", "What becomes of questions that stay short.")
     """``cut``: to as many right as wrong answers; ``drop``: the question goes."""
-    free_form: bool = field(default=False, metadata={"help": "Answers have no final-answer line (open-ended tasks)."})
-    repeats: bool = field(
-        default=False, metadata={"help": "Count equal answers separately (short answers have one right text)."}
-    )
-    agent: str | None = field(default=None, metadata={"help": "Who is given hints; default: the first."})
+    free_form: bool = option(False, "Answers have no final-answer line (open-ended tasks).")
+    repeats: bool = option(False, "Count equal answers separately (short answers have one right text).")
+    agent: str | None = option(None, "Who is given hints; default: the first.")
     seed: int = 0
 
     def __post_init__(self):
@@ -85,18 +76,18 @@ class TrainOptions:
         ConfigError: a value is outside its range.
     """
 
-    model: str = field(metadata={"help": "A causal language model: folder or hub name."})
-    loss: Literal["every", "last"] = field(default="every", metadata={"help": "At every answer token, or at the last."})
+    model: str = option(help="A causal language model: folder or hub name.")
+    loss: Literal["every", "last"] = option("every", "At every answer token, or at the last.")
     lora_r: int = 16
     lora_alpha: int = 32
     learning_rate: float = 2e-4
-    batch_size: int = field(default=8, metadata={"help": "Rows trained on at a time."})
+    batch_size: int = option(8, "Rows trained on at a time.")
     epochs: float = 1.0
-    longest: int = field(default=550, metadata={"help": "Longer rows, in tokens, are dropped."})
-    held_out: float = field(default=0.1, metadata={"help": "Share of the questions to evaluate on."})
-    bf16: bool = field(default=False, metadata={"help": "Weights in bfloat16."})
-    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even where there is an accelerator."})
-    chat_template: str | None = field(default=None, metadata={"help": "For base models: 'fallback', or a Jinja file."})
+    longest: int = option(550, "Longer rows, in tokens, are dropped.")
+    held_out: float = option(0.1, "Share of the questions to evaluate on.")
+    bf16: bool = option(False, "Weights in bfloat16.")
+    use_cpu: bool = option(False, "Use the CPU even where there is an accelerator.")
+    chat_template: str | None = option(None, "For base models: 'fallback', or a Jinja file.")
     seed: int = 0
 
     def __post_init__(self):

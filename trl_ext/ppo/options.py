@@ -5,13 +5,51 @@ These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.P
 
 import math
 import numbers
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform
+
+T = TypeVar("T")
 
 
-def option(default, help: str):
-    """Return a dataclass field with a default and a help text."""
-    return field(default=default, metadata={"help": help})
+def _described(schema: dict[str, Any], kind: Any) -> None:
+    """Put the help that stands beside each field into the JSON schema of its class."""
+    for declared in fields(kind):
+        if told := declared.metadata.get("help"):
+            schema["properties"][declared.name]["description"] = told
+
+
+READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": _described}
+"""How pydantic reads a class of options: an unknown key is an error, and editors are shown the help of each key."""
+
+
+@dataclass_transform()
+def options(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as :data:`READ` says."""
+
+    def make(kind: type[T]) -> type[T]:
+        kind.__pydantic_config__ = READ  # type: ignore[attr-defined]
+        return dataclass(frozen=frozen, kw_only=kw_only)(kind)
+
+    return make
+
+
+def option(default: Any = MISSING, help: str | None = None, *, factory: Any = MISSING, **metadata: Any) -> Any:
+    """Return a field of a dataclass of options: its default, and the help text that stands beside it.
+
+    Command lines, the reference and the file that shows every key read the text from here. A default that is a list or
+    a dict is copied for each instance, and instances have equal hashes whatever it holds.
+
+    Args:
+        default: the default. Without it and without ``factory``, the option must be given.
+        help: what the option is. Values stand in it as in Python: None, True and False.
+        factory: a function that makes the default.
+        **metadata: what else a reader of the field is told, such as the option's name on a command line.
+    """
+    told = {"help": help, **metadata}
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, hash=False, metadata=told)
+    return field(default=default, default_factory=factory, metadata=told)
 
 
 class _OneServesToo:
@@ -46,7 +84,7 @@ GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
 
-@dataclass
+@options()
 class PPOOptions:
     """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
 
@@ -56,26 +94,31 @@ class PPOOptions:
 
     total_episodes: int | None = option(
         None,
-        "Episodes of the whole run; default: num_train_epochs over the data. An episode is a question that is asked of a "
-        "team, and a completion of one policy.",
+        "Episodes of the whole run; default: num_train_epochs over the data. An episode is a question that is "
+        "asked of a team, and a completion of one policy. A configuration leaves it out, because `updates` sets "
+        "the length of a run.",
     )
     num_ppo_epochs: int = option(4, "Passes over each collected batch.")
     num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
     local_rollout_forward_batch_size: int = option(64, "Rows per batch of sampling, and per batch of a reward model.")
     max_tokens_per_generate: int | None = option(
-        None, "Most tokens, padding included, in a batch of sampling; local_rollout_forward_batch_size limits its rows."
+        None,
+        "Most tokens, padding included, in a batch of sampling; local_rollout_forward_batch_size limits its rows. "
+        "None: only the rows are limited.",
     )
     keep_states: bool = option(
         True, "Keep the KV cache of a conversation between its turns (memory for speed; not with sliding windows)."
     )
     keep_states_gib: float | None = option(
-        None, "Most GiB of kept KV cache; what does not fit is read again. Default: half of the free memory."
+        None,
+        "Most GiB of kept KV cache; what does not fit is read again, with equal results. None: half of the free "
+        "memory.",
     )
     max_tokens_per_microbatch: int | None = option(
         None,
-        "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits its "
-        "rows. What rows share, such as a prompt, counts once. A longer row is read alone. Default: on an accelerator, what "
-        "its free memory holds.",
+        "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits "
+        "its rows. What rows share, such as a prompt, counts once. A longer row is read alone. None: on an "
+        "accelerator, what its free memory holds; on CPUs only the rows are limited.",
     )
     joint_adapters: bool = option(
         False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
@@ -86,31 +129,51 @@ class PPOOptions:
     response_length: int = option(53, "Most tokens of a completion.")
     stop_token: Literal["eos", "none"] | None = option(
         None,
-        "None: the model's own EOS ids; 'eos': the tokenizer's EOS only; 'none': always generate to the full length.",
+        "Where a completion ends. None: at the model's own EOS ids; eos: at the tokenizer's EOS only; none: "
+        "always at the full length.",
     )
     stop_token_id: TokenIds = option(None, "Stop at this id, or one of these, instead.")
     stop_strings: list[str] | None = option(
-        None, "End a completion once its text contains one of these strings, whose tokens it keeps."
+        None,
+        "End a completion once its text contains one of these strings, whose tokens it keeps (an agent behind an "
+        "API leaves the string out).",
     )
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
     top_p: float = option(
         1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
     )
-    top_k: int = option(0, "Sample from this many likeliest tokens; 0: from all. top_p cuts what this leaves.")
-    missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that does not end.")
-    kl_coef: float = option(0.05, "Weight of the KL penalty against the reference, in the token rewards.")
+    top_k: int = option(
+        0,
+        "Sample from this many likeliest tokens; 0: from all. top_p cuts what this leaves. The policy that is "
+        "trained stays the whole distribution: all log-probabilities but the sampler's are those at this "
+        "temperature without any cut.",
+    )
+    missing_eos_penalty: float | None = option(
+        None,
+        "Subtracted from the score of a completion that does not end by itself.",
+    )
+    kl_coef: float = option(
+        0.05,
+        "Weight of the KL penalty against the reference, the policy's own starting point. At 0 no reference is kept.",
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
-        "k1", "Estimator of the KL penalty (trl_ext.ppo.maths.kl_estimate)."
+        "k1",
+        "Estimator of the KL penalty: k1, k2 or k3 (trl_ext.ppo.maths.kl_estimate).",
     )
     kl_in: Literal["reward", "loss"] = option(
         "reward",
-        "Where the KL penalty goes: subtracted from the rewards, or added to the loss (k2 or k3 only).",
+        "Where the KL penalty goes: subtracted from the rewards (reward), or added to the loss (loss, with k2 or "
+        "k3 only).",
     )
-    objective: str = option("ppo", "Policy loss, a name of trl_ext.ppo.losses.OBJECTIVES: ppo or reinforce.")
+    objective: str = option(
+        "ppo",
+        "Policy loss, a name of trl_ext.ppo.losses.OBJECTIVES: ppo (clipped) or reinforce (-A log pi).",
+    )
     ratio: Literal["token", "sequence", "sequence_mean", "trajectory"] = option(
         "token",
-        "Ratio of new to old probability: of each token, of the whole completion (product over its tokens), its "
-        "length-normalised form, the geometric mean (GSPO), or of all completions of a trajectory (M-GRPO).",
+        "Ratio of new to old probability: of each token (token), of the whole completion, the product over its "
+        "tokens (sequence), their geometric mean (sequence_mean, GSPO), or of all completions of a trajectory "
+        "(trajectory, M-GRPO): those of an agent in a dialogue, where a called answer is a trajectory of its own.",
     )
     cliprange: float = option(0.2, "Clip range of the policy ratio.")
     cliprange_high: float | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
@@ -120,28 +183,34 @@ class PPOOptions:
     )
     engine_tis_cap: float | None = option(
         None,
-        "Weigh every token by the trainer's probability over the engine's, at most by this cap; None: no weights.",
+        "Weigh every token by the trainer's probability of it over the engine's, at most by this cap. None: no "
+        "weights.",
     )
     engine_tis_mode: Literal["token_truncate", "token_mask", "sequence_mask"] = option(
         "token_truncate",
-        "What happens to weights above engine_tis_cap (c): cut to it; or, below 1/c too, the token is not trained on, or the "
-        "whole completion is not, if the product of its weights is outside.",
+        "What happens to weights above engine_tis_cap (c): token_truncate (cut to it), token_mask (a token with "
+        "one above c or below 1/c is not trained on), or sequence_mask (a whole completion is not, if the product "
+        "of its weights is outside).",
     )
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"] = option(
         "token_mean",
-        "Mean of the policy loss: over tokens, over the completions' token means, over their token sums, or the sum of "
-        "the completions' token means divided by the number of rollouts (MATPO).",
+        "How the policy loss is averaged: over tokens (token_mean), over the completions' token means "
+        "(sequence_mean), over their token sums (sequence_sum), or the sum of the completions' token means "
+        "divided by the number of rollouts (per_main_rollout, MATPO).",
     )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
-    value_loss: Literal["clipped", "huber"] = option("clipped", "Critic's loss: squared or Huber, both clipped.")
-    huber_delta: float = option(10.0, "Where the Huber loss turns linear.")
+    value_loss: Literal["clipped", "huber"] = option(
+        "clipped",
+        "Critic's loss: clipped (squared error) or huber, which is clipped too.",
+    )
+    huber_delta: float = option(10.0, "Error at which the Huber loss turns linear.")
     vf_coef: float = option(0.1, "Weight of the critic's loss.")
     cliprange_value: float = option(0.2, "Clip range of the critic's values.")
     target_kl: float | None = option(
         None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
     )
     gamma: float = option(1.0, "Discount per token.")
-    lam: float = option(0.95, "Lambda of GAE.")
+    lam: float = option(0.95, "Lambda of GAE per token.")
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
@@ -205,7 +274,7 @@ class PPOOptions:
         return Decoding(self.temperature, self.top_p, self.top_k)
 
 
-@dataclass
+@options()
 class LearnerOptions:
     """How a policy and its critic learn. The YAML section ``training:`` and every trainer share these options.
 
@@ -217,13 +286,18 @@ class LearnerOptions:
         ValueError: an option is out of its range.
     """
 
-    learning_rate: float = option(3e-6, "Learning rate of the policy, and of the critic unless it has its own.")
+    learning_rate: float = option(
+        3e-6,
+        "Learning rate of the policy, and of the critic unless it has its own. 3e-6, TRL's default for PPO, suits "
+        "training all weights; a LoRA usually wants 1e-5 to 1e-4.",
+    )
     value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
     critic: Literal["head", "adapter", "model", "central", "none"] = option(
         "head",
-        "Critic when no value_model is passed: a linear head on the policy's trunk, an adapter with a head, a separate "
-        "model, one separate model for all policies of a team (central), or none (the advantage is the whitened return).",
+        "Critic when no value_model is passed: a linear head on the policy's trunk (head), an adapter with a head "
+        "(adapter), a separate model (model), one separate model for all policies of a team (central), or none "
+        "(none; the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
     async_save: bool = option(
