@@ -42,10 +42,10 @@ class Fault:
     severity: Literal["error", "warning"] = "error"
 
     @classmethod
-    def of(cls, error: ValueError) -> "Fault":
-        """Return what a part said when it refused to be built; its message begins with the option."""
+    def of(cls, error: ValueError, severity: Literal["error", "warning"] = "error") -> "Fault":
+        """Return what a part said when it refused something; its message begins with the option."""
         key, _, what = str(error).partition(": ")
-        return cls(key, what) if what else cls("configuration", key)
+        return cls(key, what, "", severity) if what else cls("configuration", key, "", severity)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")

@@ -1,9 +1,12 @@
 """Choices of a method that work but hardly ever are what was meant, and sampling that is not what is trained."""
 
+from collections.abc import Iterator
+
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
 from maporl.config.schema import RewardSection
+from maporl.errors import Fault
 from maporl.run import ResolvedRun
 from trl_ext.ppo.options import GREEDY, Decoding
 
@@ -53,45 +56,50 @@ def _narrow_agent(run: ResolvedRun, agent: str) -> str:
     return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
 
 
-def method_warnings(run: ResolvedRun) -> list[str]:
-    """Return a warning for each choice that works but hardly ever is what was meant."""
+def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield a warning for each choice that works but hardly ever is what was meant."""
     config, advantage, ppo = run.config, run.config.advantage, run.config.ppo
     baseline = baseline_of(advantage)
-    found = []
     if baseline.scales_mean and scale_of(advantage).over != "nothing":
-        found.append(
-            f"warning: advantage: baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) "
-            "for groups of n rows; set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)"
+        yield Fault(
+            "advantage",
+            f"baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) for groups of n rows",
+            "set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)",
+            "warning",
         )
     if ppo.ratio != "token" and ppo.aggregation == "token_mean":
-        found.append(
-            f"warning: ppo: ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its "
-            "tokens have one ratio; set ppo.aggregation: sequence_mean"
+        yield Fault(
+            "ppo",
+            f"ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its tokens have one ratio",
+            "set ppo.aggregation: sequence_mean",
+            "warning",
         )
-    evaluation = config.evaluation
-    if evaluation.temperature == 0 and evaluation.decoding != GREEDY:
-        found.append(
-            "warning: evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
-            "evaluation.temperature above 0, or remove them"
+    if config.evaluation.temperature == 0 and config.evaluation.decoding != GREEDY:
+        yield Fault(
+            "evaluation",
+            "top_p and top_k change nothing at temperature 0, which always takes the likeliest token",
+            "set evaluation.temperature above 0, or remove them",
+            "warning",
         )
     if config.training.learning_rate > LARGE_RATE:
-        found.append(
-            f"warning: training.learning_rate: AdamW moves each weight by up to {config.training.learning_rate:g} in one step; "
-            "1e-6 to 1e-3 is usual"
+        yield Fault(
+            "training.learning_rate",
+            f"AdamW moves each weight by up to {config.training.learning_rate:g} in one step",
+            "1e-6 to 1e-3 is usual",
+            "warning",
         )
     if config.reward.sources.get("label", 1.0) < 0:
-        found.append(
-            f"warning: reward.sources: label has the weight {config.reward.sources['label']:g}, so right answers cost"
-        )
+        what = f"label has the weight {config.reward.sources['label']:g}, so right answers cost"
+        yield Fault("reward.sources", what, severity="warning")
     plain = RewardSection()
-    inert = [n for n in ("horizon", "share", "discount") if getattr(config.reward, n) != getattr(plain, n)]
+    inert = [name for name in ("horizon", "share", "discount") if getattr(config.reward, name) != getattr(plain, name)]
     if config.reward.rules and inert:
-        found.append(
-            f"warning: reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"
-        )
+        what = f"{' and '.join(inert)} change nothing beside reward.rules"
+        yield Fault("reward", what, "remove one or the other", "warning")
     if config.training.critic_context == "joint" and baseline.needs_critic and not run.protocol.hears_others:
-        found.append(
-            "warning: training.critic_context: joint lets the critic read what all agents said before, but in this protocol "
-            "all agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"
+        yield Fault(
+            "training.critic_context",
+            "joint lets the critic read what all agents said before, but in this protocol all agents speak once, at the same time",
+            "set protocol.turns to 2 or more, or critic_context: answer",
+            "warning",
         )
-    return found

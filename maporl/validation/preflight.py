@@ -17,8 +17,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
-from maporl.environments.world import World
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, refuse
 from maporl.loops.plan import check_loop
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
@@ -31,17 +30,9 @@ from maporl.validation import memory
 from maporl.validation.cluster import check_cluster
 from maporl.validation.credited import credit_lines
 from maporl.validation.engine_choice import check_weight_transfer
-from maporl.validation.lengths import check_lengths
 from maporl.validation.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
-from maporl.validation.rehearsal import (
-    check_any_agent,
-    check_documents,
-    check_groups,
-    check_hearing,
-    check_questions,
-    check_roles,
-)
+from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
 from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
@@ -141,10 +132,12 @@ def check_run(config: Config) -> list[str]:
     for part in task.parts.values() if isinstance(task, Mixture) else [task]:
         run.protocol.check_example(part[0])
     world, tools, tool_lines = check_tools(run, tokenizers)
-    check_any_agent(run, world)
+    rehearsal = Rehearsal(run, world)
+    check_any_agent(rehearsal)
     check_taught(run, world)
     check_taught_calls(run, tools)
-    warnings, longest, steps, played = check_lengths(run, tokenizers, world, tools)
+    measured = Measured(run, tokenizers, world, tools)
+    warnings, longest, steps = refuse(measured.faults()), measured.longest, measured.steps
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
     return [
@@ -159,26 +152,24 @@ def check_run(config: Config) -> list[str]:
         *placed,
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tool_lines,
-        *credit_lines(config.reward, run.protocol, run.learners, played),
+        *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *label_warnings(run),
-        *check_questions(run),
-        *check_documents(run, world),
-        *check_roles(run, world),
-        *check_hearing(run, world),
-        *(() if config.loop.stages else _check_ppo(run, world)),
+        *refuse(label_warnings(run)),
+        *refuse(findings(rehearsal)),
+        *(() if config.loop.stages else _check_ppo(rehearsal)),
         *_fewer_questions(config, held_out),
     ]
 
 
-def _check_ppo(run: ResolvedRun, world: World) -> list[str]:
+def _check_ppo(rehearsal: Rehearsal) -> list[str]:
     """Check what PPO reads and a loop does not: its groups, its batch, and its options."""
+    run = rehearsal.run
     return [
         *narrow_sampling(run),
         *_small_data(run.config, run.task),
-        *check_groups(run, world),
-        *method_warnings(run),
+        *refuse(lonely_groups(rehearsal)),
+        *refuse(method_warnings(run)),
     ]
 
 

@@ -1,23 +1,28 @@
-"""Play a few questions with made-up words, to find what the text of a configuration does not show.
+"""Play a few questions with made-up words, to find what the text of a configuration does not show. No model is loaded.
 
-A rehearsal plays the configuration's protocol and branching and loads no model. It finds groups of one row, which would
-stop a run at its first update, and prompts that never show an agent what others said.
+The first question is played three times: in silence, with right answers and legal moves, and with words that say who says
+them. From these plays it shows whether groups have one row, which would stop a run at its first update, whether prompts show an
+agent what others said, and whether somebody has the roles that rules pay. More questions are played in silence to measure the
+prompts (:class:`Measured`).
 """
 
 import difflib
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.estimator import GroupOfOne, estimate_all
 from maporl.advantages.returns import return_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.parse import entry_name
-from maporl.config.schema import Config
+from maporl.config.schema import AgentSection, Config
 from maporl.engines.base import Engine, Reply, Request
+from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import Fault
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
@@ -28,169 +33,129 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.run import ResolvedRun
 from maporl.schedules import Plan
+from maporl.team.loading import context_length
 from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
-from maporl.types import Dialogue, Grade, Stop
-from maporl.validation.first_steps import MOST_STEPS, first_steps
+from maporl.types import Dialogue, Example, Grade, Stop
+from trl_ext.chat.encoding import Tokenizer
 from trl_ext.ppo.options import GREEDY, Decoding
 from trl_ext.process import distributed
 
+MOST_STEPS = 128
+"""The steps of a dialogue that are rehearsed. Where each prompt holds all earlier ones, the work grows with their square."""
 MOST = 256
 """The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
 FEW = 8
 """The dialogues of a rehearsal in environments, of which each may be a session on a server."""
 UPDATES = 1_000
 """The updates whose plans are looked at."""
+DECIDE = frozenset({"router"})
+"""Roles whose words only decide who speaks next, so that nobody need be shown them."""
 Script = Callable[[Request], str]
 
 
-DECIDE = frozenset({"router"})
-"""Roles whose words only decide who speaks next, so that nobody need be shown them."""
+class Players(Engine):
+    """An engine that says what a script says. It keeps what it was asked, and how many tokens each prompt has.
 
-
-def check_groups(run: ResolvedRun, world: World | None = None) -> list[str]:
-    """Check that every row of an update has others to be compared with. Return a warning if that depends on the words.
-
-    The protocol is played twice: once with empty answers, and once with right answers and legal moves.
-
-    Raises:
-        ConfigError: both times, a group has a single member.
+    Args:
+        script: what is said to each request.
+        tokenizers: those of the agents whose prompts are counted. An agent without one, such as a person, is not measured.
     """
-    if return_of(run.config.advantage).per_token or run.config.advantage.singleton == "zero":
-        return []
-    empty, right = (_group_of_one(run, script, world or World()) for script in (_nothing, _right))
-    if empty is not None and right is not None:
-        raise ConfigError(str(empty))
-    plays = {"with empty or illegal answers": empty, "with right answers": right}
-    return [f"warning: {error} This happens to dialogues {how}." for how, error in plays.items() if error is not None]
 
-
-def check_questions(run: ResolvedRun) -> list[str]:
-    """Return a warning if nobody is asked the questions of the task, because the protocol brings its own."""
-    if not (run.protocol.own_questions and run.task.has_questions):
-        return []
-    return [
-        f"warning: task: protocol {run.protocol.label} brings its own questions, so nobody is asked those of task "
-        f"{run.config.task['name']}; set task: {{name: episodes}}"
-    ]
-
-
-def check_roles(run: ResolvedRun, world: World | None = None) -> list[str]:
-    """Return a warning for each role that a reward rule names, where nobody had it in a rehearsal and somebody had one of nearly its name.
-
-    A role of another name may come up in other dialogues, such as that of a searcher whom nobody asked. Three dialogues are played: with empty answers, with right ones, and with what a warm start teaches.
-    """
-    rules = [
-        (entry_name(entry), rule)
-        for entry, rule in zip(run.config.reward.rules, build_rules(run.config.reward.rules), strict=True)
-    ]
-    named = [(name, role) for name, rule in rules for role in getattr(rule, "roles", ())]
-    if not named:
-        return []
-    had = {agent.role for agent in run.config.agents.values()} - {None}
-    for script in (_nothing, _right, _marked()):
-        (dialogue,), _ = first_steps(_driver(run, _Players(script), world or World()), [run.task[0]])
-        had |= {u.role for u in dialogue.utterances} - {None}
-    roles = sorted(str(role) for role in had)
-    return [
-        f"warning: reward.rules: {name} pays the role {role!r}, which nobody had in three rehearsals; did you mean {near[0]!r}? The roles there "
-        f"were {roles}"
-        for name, role in dict.fromkeys(named)
-        if role not in had and (near := difflib.get_close_matches(role, roles, 1, 0.8))
-    ]
-
-
-def check_documents(run: ResolvedRun, world: World | None = None) -> list[str]:
-    """Return a warning if the task gives documents to write questions on, and the protocol shows them to nobody, or has them answered."""
-    example = run.task[0]
-    if not in_place_of_question(example):
-        return []
-    players = _Players(_marked())
-    first_steps(_driver(run, players, world or World()), [example])
-    name = run.config.protocol["name"]
-    use = "use protocol: {name: propose, vouch: stated}, or name a task with questions"
-    shown = [r for r in players.requests if any(example.question in m["content"] for m in r.ask.messages)]
-    if not shown:
-        return [f"warning: task: it gives documents, and protocol {name!r} shows them to nobody; {use}"]
-    if any(r.ask.answers and r.ask.example is None for r in shown):
-        return [
-            f"warning: task: it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have no "
-            f"right answer; {use}"
-        ]
-    return []
-
-
-def check_hearing(run: ResolvedRun, world: World | None = None) -> list[str]:
-    """Return a warning for agents that speak after others and are never shown what those said.
-
-    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words decide
-    who speaks next says one after the other of what it would be taught.
-    """
-    if run.protocol.uses_tools:
-        return []
-    players = _Players(_marked())
-    first_steps(_driver(run, players, world or World()), [run.task[0]])
-    shown: dict[str, bool] = {}
-    for request in players.requests:
-        heard = [u for u in request.heard if u.agent != request.ask.agent and u.role not in DECIDE]
-        marks = [(_mark(u.agent, u.id), u) for u in heard]
-        others = [mark for mark, u in marks if mark in u.text]
-        text = "".join(message["content"] for message in request.ask.messages)
-        if others:
-            shown[request.ask.agent] = shown.get(request.ask.agent, False) or any(mark in text for mark in others)
-    deaf = [agent for agent, heard in shown.items() if not heard]
-    if not deaf:
-        return []
-    return [
-        f"warning: protocol: the prompts of {', '.join(deaf)} show nothing of what other agents said, so each of them only goes "
-        "over its own answers; if that is not meant, put the placeholder for it into the texts of the protocol, as {others} "
-        "in 'later' and {text} in 'quote'"
-    ]
-
-
-def check_any_agent(run: ResolvedRun, world: World | None = None) -> None:
-    """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks each one for.
-
-    Raises:
-        ConfigError: it asks several agents at once, one in its conversation, or one that does not play, or fails.
-    """
-    if run.config.branching.how != "tree_search" or not run.protocol.any_agent:
-        return
-    for script in (_nothing, _right):
-        driver = _driver(run, _Players(script), world or World())
-        agents = list(driver.specs)
-        (episode,) = driver.opened([run.task[0]])
-        while not episode.over and len(episode.sent) < MOST_STEPS:
-            other = next((agent for agent in agents if agent != episode.asks[0].agent), agents[0])
-            driver.address(episode, other)
-            driver.step([episode])
-        driver.release()
-
-
-class _Players(Engine):
-    """An engine that says what a script says, and records what it was asked."""
-
-    def __init__(self, script: Script):
-        self.script = script
+    def __init__(self, script: Script, tokenizers: Mapping[str, Tokenizer] | None = None):
+        self.script, self.tokenizers = script, tokenizers or {}
         self.requests: list[Request] = []
+        self.prompts: list[tuple[Request, int]] = []
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply of one token for each request."""
         self.requests += requests
+        for request in (request for request in requests if request.ask.agent in self.tokenizers):
+            prompt = request.transcript.add_messages(request.messages, self.tokenizers[request.ask.agent], frozenset())
+            request.transcript.add_completion(request.utterance, [], ended=False)
+            self.prompts.append((request, len(prompt)))
         return [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
 
 
-def _nothing(request: Request) -> str:
+@dataclass(frozen=True)
+class Play:
+    """A dialogue that was played, what was asked in it, and whether it ended within :data:`MOST_STEPS`."""
+
+    dialogue: Dialogue
+    requests: list[Request]
+    ended: bool
+
+
+class Rehearsal:
+    """The first question of a run, played with made-up words. Each play is made when it is first asked for.
+
+    Args:
+        run: the run.
+        world: its tools and environments. By default there are none.
+    """
+
+    def __init__(self, run: ResolvedRun, world: World | None = None):
+        self.run, self.world = run, world or World()
+
+    @cached_property
+    def silent(self) -> Play:
+        """All answers are empty."""
+        return self._play(silence)
+
+    @cached_property
+    def right(self) -> Play:
+        """All answers are right, and all moves are legal."""
+        return self._play(rightness)
+
+    @cached_property
+    def marked(self) -> Play:
+        """Every answer says who gives it. A word that only decides who speaks next is what a warm start would teach."""
+        return self._play(_marks())
+
+    def driver(self, players: Players) -> RolloutDriver:
+        """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
+        agents = self.run.config.agents
+        learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
+        specs = {
+            name: SpeakerSpec("players", (name,), learning, agents[name].system, agents[name].role)
+            for name in self.run.speakers
+        }
+        common_seed = self.run.config.branching.common_seed
+        protocol, engines = self.run.protocol.at_update(1), {"players": players}
+        return RolloutDriver(self.run.task, protocol, specs, engines, GREEDY, None, common_seed, world=self.world)
+
+    def _play(self, script: Script) -> Play:
+        players = Players(script)
+        [dialogue], ended = first_steps(self.driver(players), [self.run.task[0]])
+        return Play(dialogue, players.requests, ended)
+
+
+def first_steps(driver: RolloutDriver, examples: Sequence[Example]) -> tuple[list[Dialogue], bool]:
+    """Play a dialogue on each example, up to :data:`MOST_STEPS` steps. Return them, and whether all of them ended.
+
+    Raises:
+        ConfigError: the protocol or an environment fails.
+    """
+    episodes = driver.opened(examples)
+    for _ in range(MOST_STEPS):
+        if going := [episode for episode in episodes if not episode.over]:
+            driver.step(going)
+    ended = all(episode.over for episode in episodes)
+    driver.release()
+    return [episode.dialogue for episode in episodes], ended
+
+
+def silence(request: Request) -> str:
+    """Say nothing."""
     return ""
 
 
-def _right(request: Request) -> str:
+def rightness(request: Request) -> str:
     """Return a legal move of a game, or the right answer."""
     moves = request.ask.tags.get("moves")
     return random.Random(request.label).choice(moves) if moves else request.example.answer
 
 
-def _marked() -> Script:
-    """Return a script that marks who says what. A word that only decides who speaks next, as it would be taught, has no mark."""
+def _marks() -> Script:
     asked: Counter[str] = Counter()
 
     def script(request: Request) -> str:
@@ -209,24 +174,272 @@ def _mark(agent: str, utterance: int) -> str:
     return f"<{agent} says {utterance}>"
 
 
-def _driver(run: ResolvedRun, players: Engine, world: World) -> RolloutDriver:
-    agents = run.config.agents
-    learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
-    specs = {
-        name: SpeakerSpec("players", (name,), learning, agents[name].system, agents[name].role) for name in run.speakers
-    }
-    engines, common_seed = {"players": players}, run.config.branching.common_seed
-    return RolloutDriver(run.task, run.protocol.at_update(1), specs, engines, GREEDY, None, common_seed, world=world)
+def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning for questions that nobody is asked, roles that nobody has, and agents that hear nothing."""
+    yield from _questions(rehearsal.run)
+    yield from _documents(rehearsal)
+    yield from _roles(rehearsal)
+    yield from _hearing(rehearsal)
 
 
-def _group_of_one(run: ResolvedRun, script: Script, world: World) -> GroupOfOne | None:
-    """Return the error of a group with a single member in some update, or None."""
-    config, task = run.config, run.task
-    driver = _driver(run, _Players(script), world)
-    (first,), ended = first_steps(driver, [task[0]])
-    if not ended:
+def _questions(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield a warning if nobody is asked the questions of the task, because the protocol brings its own."""
+    if run.protocol.own_questions and run.task.has_questions:
+        yield Fault(
+            "task",
+            f"protocol {run.protocol.label} brings its own questions, so nobody is asked those of task {run.config.task['name']}",
+            "set task: {name: episodes}",
+            "warning",
+        )
+
+
+def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning if the task gives documents to write questions on, and nobody is shown them, or has to answer them."""
+    example, name = rehearsal.run.task[0], rehearsal.run.config.protocol["name"]
+    if not in_place_of_question(example):
+        return
+    use = "use protocol: {name: propose, vouch: stated}, or name a task with questions"
+    requests = rehearsal.marked.requests
+    shown = [r for r in requests if any(example.question in m["content"] for m in r.ask.messages)]
+    if not shown:
+        what = f"it gives documents, and protocol {name!r} shows them to nobody"
+        yield Fault("task", what, use, "warning")
+    elif any(r.ask.answers and r.ask.example is None for r in shown):
+        yield Fault(
+            "task",
+            f"it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have no right "
+            "answer",
+            use,
+            "warning",
+        )
+
+
+def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning for each role that a rule pays, which nobody had, where somebody had one of nearly its name.
+
+    A role of another name may come up in other dialogues, such as that of a searcher whom nobody asked.
+    """
+    config = rehearsal.run.config
+    rules = zip(config.reward.rules, build_rules(config.reward.rules), strict=True)
+    named = [(entry_name(entry), role) for entry, rule in rules for role in getattr(rule, "roles", ())]
+    if not named:
+        return
+    had = {agent.role for agent in config.agents.values()} - {None}
+    for play in (rehearsal.silent, rehearsal.right, rehearsal.marked):
+        had |= {u.role for u in play.dialogue.utterances} - {None}
+    roles = sorted(str(role) for role in had)
+    for name, role in dict.fromkeys(named):
+        if role not in had and (near := difflib.get_close_matches(role, roles, 1, 0.8)):
+            yield Fault(
+                "reward.rules",
+                f"{name} pays the role {role!r}, which nobody had in three rehearsals",
+                f"did you mean {near[0]!r}? The roles there were {roles}",
+                "warning",
+            )
+
+
+def _hearing(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning for agents that speak after others and are never shown what those said.
+
+    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words decide
+    who speaks next says one after the other of what it would be taught.
+    """
+    if rehearsal.run.protocol.uses_tools:
+        return
+    shown: dict[str, bool] = {}
+    for request in rehearsal.marked.requests:
+        heard = [u for u in request.heard if u.agent != request.ask.agent and u.role not in DECIDE]
+        others = [mark for u in heard if (mark := _mark(u.agent, u.id)) in u.text]
+        text = "".join(message["content"] for message in request.ask.messages)
+        if others:
+            shown[request.ask.agent] = shown.get(request.ask.agent, False) or any(mark in text for mark in others)
+    if deaf := [agent for agent, heard_others in shown.items() if not heard_others]:
+        yield Fault(
+            "protocol",
+            f"the prompts of {', '.join(deaf)} show nothing of what other agents said, so each of them only goes over its own answers",
+            "if that is not meant, put the placeholder for it into the texts of the protocol, as {others} in 'later' and {text} in "
+            "'quote'",
+            "warning",
+        )
+
+
+def check_any_agent(rehearsal: Rehearsal) -> None:
+    """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks each one for.
+
+    Raises:
+        ConfigError: it asks several agents at once, one in its conversation, or one that does not play, or fails.
+    """
+    run = rehearsal.run
+    if run.config.branching.how != "tree_search" or not run.protocol.any_agent:
+        return
+    for script in (silence, rightness):
+        driver = rehearsal.driver(Players(script))
+        agents = list(driver.specs)
+        (episode,) = driver.opened([run.task[0]])
+        while not episode.over and len(episode.sent) < MOST_STEPS:
+            other = next((agent for agent in agents if agent != episode.asks[0].agent), agents[0])
+            driver.address(episode, other)
+            driver.step([episode])
+        driver.release()
+
+
+class Measured:
+    """The lengths of prompts and conversations, measured with a team that says nothing, on the longest questions of each split.
+
+    Args:
+        run: the run.
+        tokenizers: those of the agents that have one.
+        world: the tools and environments.
+        tools: what each agent may call.
+    """
+
+    def __init__(
+        self,
+        run: ResolvedRun,
+        tokenizers: Mapping[str, Tokenizer],
+        world: World,
+        tools: Mapping[str, AgentTools],
+    ):
+        self.run, self.players = run, Players(silence, tokenizers)
+        self.dialogues: list[Dialogue] = []
+        self.whole = True
+        agents = run.config.agents
+        specs = {
+            name: SpeakerSpec(
+                "silent", (name,), system=agents[name].system, role=agents[name].role, tools=tools.get(name)
+            )
+            for name in run.speakers
+        }
+        for task in run.splits:
+            by_length = sorted(task, key=lambda example: len(task.question(example)))
+            driver = RolloutDriver(task, run.protocol, specs, {"silent": self.players}, GREEDY, world=world)
+            dialogues, ended = first_steps(driver, by_length[-2 if world.environments else -16 :])
+            self.dialogues += dialogues
+            self.whole = self.whole and ended
+        self.contexts = {name: _context(name, agents[name]) for name in run.speakers if name in tokenizers}
+        most = run.config.ppo.response_length
+        self.most_of = {name: run.sampling.longest(name, most) for name in run.speakers}
+        self.most = max(self.most_of.values())
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of utterances of each step of the dialogue with the most steps."""
+        counts = [list(Counter(u.order for u in dialogue.utterances).values()) for dialogue in self.dialogues]
+        return max(counts, key=len, default=[])
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest conversation if answers are as long as possible."""
+        return max((sum(self._tokens(request, length)) for request, length in self.players.prompts), default=0)
+
+    def _tokens(self, request: Request, length: int) -> tuple[int, int, int]:
+        """Return the tokens of a prompt without answers, those of the answers in it, and those of the answer to it, at most."""
+        answers = len(self.run.speakers) * self.most * (1 if request.ask.fresh else request.turn)
+        return length, answers, self.most_of.get(request.ask.agent, self.most)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield prompts that do not fit the models' contexts or are empty, those that may not fit, and what cannot be read."""
+        config, label = self.run.config, self.run.protocol.label
+        longer: dict[str, int] = {}
+        for request, length in self.players.prompts:
+            agent, context = request.ask.agent, self.contexts[request.ask.agent]
+            _, answers, answer = self._tokens(request, length)
+            if not length:
+                heard = [u.agent for u in request.heard]
+                empty = "the answers of " + ", ".join(heard) if heard else "earlier answers"
+                yield Fault(
+                    f"agents.{agent}",
+                    f"its prompt of turn {request.turn + 1} is empty if {empty} are empty, and a model cannot answer nothing",
+                    f"put a text of its own into what protocol {label} asks, beside what others said",
+                )
+            if context is None:
+                continue
+            if length + answer > context:
+                yield self._too_long(request, length, answer, context)
+            if length + answers + answer > context:
+                longer[agent] = max(longer.get(agent, 0), length + answers + answer)
+        if not self.whole:
+            yield Fault(
+                "protocol",
+                f"{label} lets dialogues go on for more than {MOST_STEPS} steps, of which no more were rehearsed",
+                "whether later prompts fit the models' contexts, and how long they get, shows in the run",
+                "warning",
+            )
+        yield from _unread(config, self.players.requests)
+        for agent, length in longer.items():
+            name = (
+                "ppo.response_length"
+                if self.most == config.ppo.response_length
+                else "max_tokens of the agents' sampling"
+            )
+            yield Fault(
+                f"agents.{agent}",
+                f"its last turn may need about {length} tokens if all answers are as long as {name}={self.most} allows, but its model "
+                f"reads at most {self.contexts[agent]}",
+                "a run stops where it does not fit",
+                "warning",
+            )
+
+    def _too_long(self, request: Request, length: int, answer: int, context: int) -> Fault:
+        """Return the fault of a prompt that leaves no room for an answer."""
+        agent, most = request.ask.agent, self.run.config.ppo.response_length
+        limit = "ppo.response_length" if answer == most else "max_tokens of its sampling"
+        which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+        by = "" if context == context_length(agent, self.run.config.agents[agent]) else " (vllm.colocate.max_model_len)"
+        return Fault(
+            f"agents.{agent}",
+            f"{which} {length} tokens and answers may have {answer} ({limit}), but its model reads at most {context}{by}",
+            f"shorten the protocol's texts or {limit}, or use another model; question: {request.example.question!r:.80}",
+        )
+
+
+def _context(name: str, agent: AgentSection) -> int | None:
+    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples. None has no limit."""
+    limits = [context_length(name, agent)]
+    if agent.vllm is not None and agent.vllm.colocate is not None:
+        limits.append(agent.vllm.colocate.max_model_len)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _unread(config: Config, requests: Sequence[Request]) -> Iterator[Fault]:
+    """Yield a warning for each tiny model whose prompts have characters that its alphabet lacks."""
+    used: dict[str, set[str]] = {}
+    for request in requests:
+        used.setdefault(request.ask.agent, set()).update(*(message["content"] for message in request.ask.messages))
+    for name, characters in used.items():
+        tiny = config.agents[name].tiny
+        if tiny is not None and (lacking := characters - set(tiny.alphabet)):
+            yield Fault(
+                f"agents.{name}.tiny.alphabet",
+                f"its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they are read as unknown: add them, or "
+                "shorten the protocol's texts",
+                severity="warning",
+            )
+
+
+def lonely_groups(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield an error if rows of an update have no others to be compared with, and a warning if that depends on the words.
+
+    It is an error where it happens with empty answers, and with right answers and legal moves too.
+    """
+    config = rehearsal.run.config
+    if return_of(config.advantage).per_token or config.advantage.singleton == "zero":
+        return
+    empty = _group_of_one(rehearsal, rehearsal.silent, silence)
+    right = _group_of_one(rehearsal, rehearsal.right, rightness)
+    if empty is not None and right is not None:
+        yield Fault.of(empty)
+    for how, error in {"with empty or illegal answers": empty, "with right answers": right}.items():
+        if error is not None:
+            yield Fault.of(ValueError(f"{error} This happens to dialogues {how}."), "warning")
+
+
+def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOne | None:
+    """Return the error of a group with a single member in some update, or None. ``play`` is a dialogue of ``script``."""
+    config, task, world = rehearsal.run.config, rehearsal.run.task, rehearsal.world
+    if not play.ended:
         return None  # it is not known what else would be said
-    orders = [u.order for u in first.utterances]
+    orders = [u.order for u in play.dialogue.utterances]
     each = BRANCHINGS[config.branching.how].dialogues(
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
     )
@@ -235,6 +448,7 @@ def _group_of_one(run: ResolvedRun, script: Script, world: World) -> GroupOfOne 
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]
+    driver = rehearsal.driver(Players(script))
     dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some))
     everything = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
     for utterance in (u for d in everything for u in d.utterances):

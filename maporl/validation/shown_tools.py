@@ -5,7 +5,7 @@ from typing import Any
 
 from maporl.config.imports import unknown
 from maporl.config.schema import Config
-from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.base import Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.base import Tool
 from maporl.environments.turns import AgentTools
@@ -14,10 +14,11 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
+from maporl.validation.rehearsal import Players, silence
 from maporl.validation.tool_checks import check_tools
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.ppo.options import GREEDY, Decoding
+from trl_ext.ppo.options import GREEDY
 
 WIDTH = 78
 RESULT = "RESULT"
@@ -47,39 +48,26 @@ def shown_tools(config: Config, agent: str) -> list[str]:
         raise ConfigError(
             f"--agent: {agent} may call nothing; list tools under agents.{agent}.tools, or name one of {sorted(tools)}"
         )
-    recorder = _First(agent)
+    players = Players(silence)
     sections = {name: config.agents[name] for name in playing}
     specs = {
         name: SpeakerSpec("first", (name,), system=own.system, role=own.role, tools=tools.get(name))
         for name, own in sections.items()
     }
     try:
-        driver = RolloutDriver(run.task, run.protocol, specs, {"first": recorder}, GREEDY, world=world)
+        driver = RolloutDriver(run.task, run.protocol, specs, {"first": players}, GREEDY, world=world)
         driver.play([run.task[0]])
     finally:
         world.close()
-    if recorder.request is None:
+    request = next((request for request in players.requests if request.ask.agent == agent), None)
+    if request is None:
         raise ConfigError(
             f"--agent: {agent} is asked nothing in a dialogue on the first question in which all are silent"
         )
     summary = next(line for line in lines if line.startswith(f"tools: {agent} may call "))
     own = tools[agent]
     signatures = [part for tool in own.format.tools.values() for part in _wrapped(tool.line(), "  ")]
-    return [*_wrapped(summary, ""), *signatures, *_conversation(recorder.request, own, tokenizers.get(agent))]
-
-
-class _First(Engine):
-    """An engine that says nothing, and keeps the first request of one agent."""
-
-    def __init__(self, agent: str):
-        self.agent = agent
-        self.request: Request | None = None
-
-    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
-        """Return an empty answer for each request."""
-        mine = [request for request in requests if request.ask.agent == self.agent]
-        self.request = self.request or next(iter(mine), None)
-        return [Reply("") for _ in requests]
+    return [*_wrapped(summary, ""), *signatures, *_conversation(request, own, tokenizers.get(agent))]
 
 
 def _conversation(request: Request, tools: AgentTools, tokenizer: Tokenizer | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from maporl.config.imports import is_import, look_up, told
 from maporl.config.schema import Config
-from maporl.errors import ConfigError, UserError
+from maporl.errors import ConfigError, Fault, UserError
 from maporl.rewards.base import check_environments
 from maporl.rewards.build import is_completion_reward
 from maporl.run import ResolvedRun
@@ -55,21 +55,19 @@ def check_reward_functions(run: ResolvedRun) -> None:
             raise ConfigError(f"reward.sources: {error}") from None
 
 
-def label_warnings(run: ResolvedRun) -> list[str]:
-    """Return a warning for each tiny model whose alphabet lacks characters of the right answers."""
-    players = ((name, run.config.agents[name].tiny) for name in run.speakers)
-    tinies = {name: tiny for name, tiny in players if tiny is not None}
-    if not tinies:
-        return []
+def label_warnings(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield a warning for each tiny model whose alphabet lacks characters of the right answers."""
     labelled = (task for task in run.splits if task.labelled and task.has_questions)
     used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
-    missing = {name: used - set(tiny.alphabet) for name, tiny in tinies.items()}
-    return [
-        f"warning: agents.{name}.tiny.alphabet: right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so "
-        f"{name} can never write those answers; add them"
-        for name, lacking in missing.items()
-        if lacking
-    ]
+    for name in run.speakers:
+        tiny = run.config.agents[name].tiny
+        if tiny is not None and (lacking := used - set(tiny.alphabet)):
+            yield Fault(
+                f"agents.{name}.tiny.alphabet",
+                f"right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so {name} can never write those answers",
+                "add them",
+                "warning",
+            )
 
 
 def _check_split(config: Config, task: Task) -> list[str]:

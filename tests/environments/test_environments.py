@@ -492,9 +492,15 @@ class TestAWeightOnWhatPaysNothing:
     def test_the_check_says_whose_it_is(self):
         config = _config({"ann": [], "bob": ["shop"]})
         tokenizers = load_tokenizers(config)
-        _, _, lines = check_tools(ResolvedRun(config), tokenizers)
+
+        def checked(config):
+            run = ResolvedRun(config)
+            vars(run)["task"] = EXAMPLES  # the shop opens on questions with a stock
+            return check_tools(run, tokenizers)
+
+        _, _, lines = checked(config)
         assert "environments.shop: belongs to bob; nobody else is told of it or paid by it" in lines
-        _, _, lines = check_tools(ResolvedRun(_config({"ann": [], "bob": []})), tokenizers)
+        _, _, lines = checked(_config({"ann": [], "bob": []}))
         assert not any("belongs to" in line for line in lines)
 
     def test_it_is_refused_in_a_program(self, tiny):

@@ -19,7 +19,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.recipes import card_of, recipe_files
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
 from maporl.types import Example
 from maporl.validation.load import from_dict, load
@@ -466,8 +466,8 @@ def test_maac_and_iac_differ_in_what_they_learn(tmp_path):
     ],
 )
 def test_what_works_but_is_hardly_meant_is_warned_about(recipe, changes, words):
-    assert method_warnings(ResolvedRun(load(recipe))) == []
-    (warning,) = method_warnings(ResolvedRun(load(recipe, changes)))
+    assert refuse(method_warnings(ResolvedRun(load(recipe)))) == []
+    (warning,) = refuse(method_warnings(ResolvedRun(load(recipe, changes))))
     assert re.search(words, warning)
 
 

@@ -12,7 +12,7 @@ from scripted_training import recipe_values, rows, scripted_trainer
 from simulated_processes import Processes
 
 from maporl.config.safe_yaml import parse_yaml
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.methods.r_zero import Repeats, cluster_shares
 from maporl.protocols.base import seats
 from maporl.protocols.propose import Propose, _worth, let_majority_grade
@@ -23,7 +23,7 @@ from maporl.tasks import build_task
 from maporl.types import Dialogue, Example, Grade, Utterance, from_json, to_json
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
-from maporl.validation.rehearsal import check_documents
+from maporl.validation.rehearsal import Rehearsal, findings
 from trl_ext.ppo.options import GREEDY
 
 
@@ -622,7 +622,8 @@ def test_a_protocol_that_has_no_use_for_documents_is_named(tmp_path):
     task = {"name": "documents", "source": f"{tmp_path}/a.txt", "questions": {"name": "toy_sum"}}
 
     def checked(recipe, **changes):
-        return check_documents(ResolvedRun(from_dict(recipe_values(recipe, tmp_path / "run") | changes, "test")))
+        run = ResolvedRun(from_dict(recipe_values(recipe, tmp_path / "run") | changes, "test"))
+        return [line for line in refuse(findings(Rehearsal(run))) if "gives documents" in line]
 
     (line,) = checked("grpo", task=task)
     assert "protocol 'debate' asks for answers to them as if they were questions" in line and "vouch: stated" in line

@@ -9,13 +9,13 @@ from folders import GOLDEN
 from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
+from maporl.errors import refuse
 from maporl.run import ResolvedRun
 from maporl.types import Act, Example, Result, Utterance
-from maporl.validation import first_steps
-from maporl.validation.lengths import _Silent
+from maporl.validation import rehearsal
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from maporl.validation.rehearsal import check_roles
+from maporl.validation.rehearsal import Players, Rehearsal
 
 QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
 TEAM = ("ann", "bob", "cy")
@@ -388,12 +388,14 @@ def trained(tmp_path, monkeypatch, agents, **sections):
 
 def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monkeypatch):
     """Six steps of two, and then a planner that never ends: the check says how much of it was played."""
-    monkeypatch.setattr(first_steps, "MOST_STEPS", 12)
+    monkeypatch.setattr(rehearsal, "MOST_STEPS", 12)
     asked = []
     monkeypatch.setattr(
-        _Silent,
+        Players,
         "generate",
-        lambda self, requests, decoding: asked.append(requests) or GENERATE(self, requests, decoding),
+        lambda self, requests, decoding: (
+            (asked.append(requests) if self.tokenizers else None) or GENERATE(self, requests, decoding)
+        ),
     )
     for steps, cut in ((3, False), (1000, True)):
         asked.clear()
@@ -405,10 +407,10 @@ def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monke
 
 def test_a_role_that_is_misspelt_is_named(tmp_path):
     values = recipe_values("dr_mas", tmp_path)
-    assert check_roles(ResolvedRun(from_dict(values, "test"))) == []
+    assert refuse(rehearsal.findings(Rehearsal(ResolvedRun(from_dict(values, "test"))))) == []
     for role, lines in (("verifer", 1), ("another", 0)):
         values["reward"]["rules"][1]["mix"]["roles"] = ["verifier", role]
-        found = check_roles(ResolvedRun(from_dict(values, "test")))
+        found = refuse(rehearsal.findings(Rehearsal(ResolvedRun(from_dict(values, "test")))))
         assert len(found) == lines
         assert all(
             "mix pays the role 'verifer', which nobody had in three rehearsals; did you mean 'verifier'" in line
@@ -416,7 +418,7 @@ def test_a_role_that_is_misspelt_is_named(tmp_path):
         )
 
 
-GENERATE = _Silent.generate
+GENERATE = Players.generate
 
 
 def test_a_team_that_searches_is_trained(tmp_path, monkeypatch):

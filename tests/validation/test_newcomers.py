@@ -22,7 +22,7 @@ from maporl.config.parse import parse_config, read_values, to_yaml
 from maporl.config.recipes import recipe_files, tiny_version
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.environments.build import TeamTools
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, refuse
 from maporl.protocols import PROTOCOLS, Protocol
 from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
@@ -33,7 +33,7 @@ from maporl.types import Ask
 from maporl.validation.load import from_dict, load
 from maporl.validation.model_checks import check_lora
 from maporl.validation.preflight import check_run
-from maporl.validation.rehearsal import check_groups, check_hearing, check_questions
+from maporl.validation.rehearsal import Rehearsal, findings, lonely_groups
 
 TINY = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2}
 BASE = {
@@ -207,7 +207,7 @@ TOGETHER = {
 
 
 def rehearsed(changes):
-    return check_groups(ResolvedRun(from_dict({**BASE, **changes})))
+    return refuse(lonely_groups(Rehearsal(ResolvedRun(from_dict({**BASE, **changes})))))
 
 
 @pytest.mark.parametrize("case", LONE)
@@ -238,7 +238,8 @@ def test_the_rehearsal_says_what_a_run_does(tmp_path, case):
 def test_no_recipe_is_alarmed(name, tmp_path):
     run = ResolvedRun(from_dict(tiny_version(name, str(tmp_path / "run")), name))
     world = TeamTools.from_config(run.config, run.agents).world
-    assert [*check_questions(run), *check_groups(run, world), *check_hearing(run, world)] == []
+    rehearsal = Rehearsal(run, world)
+    assert [*findings(rehearsal), *lonely_groups(rehearsal)] == []
     world.close()
 
 
@@ -246,8 +247,7 @@ def test_no_recipe_is_alarmed(name, tmp_path):
 
 
 def warned(changes):
-    run = ResolvedRun(from_dict({**BASE, **changes}))
-    return [line for line in (*check_questions(run), *check_hearing(run)) if line.startswith("warning: ")]
+    return refuse(findings(Rehearsal(ResolvedRun(from_dict({**BASE, **changes})))))
 
 
 @pytest.mark.parametrize(
