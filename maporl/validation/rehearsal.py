@@ -90,7 +90,7 @@ class Rehearsal:
 
     Args:
         run: the run.
-        world: its tools and environments. By default there are none.
+        world: its tools and environments, or None for a run without any.
     """
 
     def __init__(self, run: ResolvedRun, world: World | None = None):
