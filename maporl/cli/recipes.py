@@ -21,9 +21,9 @@ SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)|.*/stage_\d+/(r
 
 
 By = Annotated[
-    Literal["credit", "loop", "protocol"] | None,
+    Literal["need", "credit", "loop", "protocol"] | None,
     typer.Option(
-        help="Order by what answers are compared with (credit), how policies take turns to learn (loop), or who speaks when (protocol)"
+        help="Order by what you need (need), what answers are compared with (credit), how policies take turns to learn (loop), or who speaks when (protocol)"
     ),
 ]
 

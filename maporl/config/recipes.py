@@ -235,14 +235,24 @@ def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-Axis = Literal["credit", "loop", "protocol"]
+Axis = Literal["need", "credit", "loop", "protocol"]
 """What recipes can be listed by."""
+NEEDS = {
+    "one policy": ("One model, and questions with labels", "grpo_single"),
+    "labels": ("A team, and questions with labels", "grpo"),
+    "rows": ("A team and labels, and you would rather train on rows or pairs, by SFT or DPO", "malt"),
+    "tools": ("Tools that agents call, documents that they search, or programs that tests run", "matpo_search"),
+    "a judge": ("A judge or a verifier that scores what agents say", "mappa"),
+    "a proposer": ("Few questions or none, so that an agent proposes them", "r_zero"),
+    "a game": ("A game, or a world in which agents move", "spiral"),
+}
+"""The choices on the axis ``need``: what a user has, and the recipe to start with."""
 
 
 def by_axis(axis: Axis) -> dict[str, list[str]]:
     """Return the names of the recipes by their choice on an axis.
 
-    ``credit`` is what an answer is compared with, ``loop`` how policies take turns to learn, and ``protocol`` who speaks when.
+    ``need`` is what a user must have, ``credit`` what an answer is compared with, ``loop`` how policies take turns to learn, and ``protocol`` who speaks when.
     """
     found: dict[str, list[str]] = {}
     for name in recipe_files():
@@ -257,8 +267,23 @@ def axes_of(name: str) -> dict[str, str]:
         ConfigError: no recipe has this name.
     """
     values = read_yaml(recipe_file(name))
-    choices = (_credit(values), _loop(values), values["protocol"]["name"])
+    choices = (_need(values), _credit(values), _loop(values), values["protocol"]["name"])
     return dict(zip(get_args(Axis), choices, strict=True))
+
+
+def _need(values: dict[str, Any]) -> str:
+    protocol, sources = values["protocol"]["name"], values.get("reward", {}).get("sources", {})
+    if protocol in ("game", "world"):
+        return "a game"
+    if protocol == "propose":
+        return "a proposer"
+    if sources.keys() & {"judge", "arena", "annotator", "verifier", "peer"}:
+        return "a judge"
+    if "loop" in values:
+        return "rows"
+    if values.get("environments") or values.get("tools") or protocol == "code":
+        return "tools"
+    return "one policy" if len(values["agents"]) == 1 else "labels"
 
 
 def _credit(values: dict[str, Any]) -> str:
@@ -296,11 +321,19 @@ def index_page() -> str:
         'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',
         "models in an update, divided by that of plain PPO with the same team and questions: one dialogue for each, a critic on its trunk, a",
         "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts it with tiny models.",
-        "`maporl recipes list --by credit` (or `loop`, or `protocol`) lists recipes by what an answer is compared with, by how policies",
-        "take turns to learn, and by who speaks when.",
+        "`maporl recipes list --by need` (or `credit`, `loop`, `protocol`) lists recipes by what you need for them, by what an answer is",
+        "compared with, by how policies take turns to learn, and by who speaks when.",
         "",
-        "| recipe | status | cost | credit | loop | protocol | prefer it when |",
-        "|---|---|---|---|---|---|---|",
+        "## Where to start",
+        "",
+        "| you have | start with | need | other recipes |",
+        "|---|---|---|---|",
+        *map(_need_row, NEEDS),
+        "",
+        "## All recipes",
+        "",
+        "| recipe | status | cost | need | credit | loop | protocol | prefer it when |",
+        "|---|---|---|---|---|---|---|---|",
         *map(_index_row, recipe_files()),
         "",
     ]
@@ -327,6 +360,12 @@ def index_page() -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def _need_row(need: str) -> str:
+    (words, start), others = NEEDS[need], by_axis("need")[need]
+    links = ", ".join(f"[`{name}`](#{name})" for name in others if name != start)
+    return f"| {words} | [`{start}`](#{start}) | {need} | {links} |"
 
 
 def _bases(name: str) -> list[str]:

@@ -15,7 +15,7 @@ from recipe_lengths import BRIEF, LONGER
 
 from maporl.config import files
 from maporl.config.files import recipe_folder
-from maporl.config.recipes import axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
+from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
@@ -101,19 +101,32 @@ def test_a_new_variant_is_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "recipe_folder", lambda: tmp_path / "recipes")
     card, page = card_of("iac_late"), index_page()
     assert card.title == "Late IAC" and card.cost is None and card.paper == card_of("iac").paper
-    assert "| [`iac_late`](#iac_late) | exact | not counted | critic, turn_gae | on-policy | debate |" in page
+    assert "| [`iac_late`](#iac_late) | exact | not counted | labels | critic, turn_gae | on-policy | debate |" in page
     assert "A variant of [`iac`](#iac), which its file extends." in page.split("## `iac_late`")[1].split("## ")[0]
     assert load("iac_late").advantage == dataclasses.replace(load("iac").advantage, gamma=0.8)
 
 
 def test_recipes_are_listed_by_what_their_files_choose():
-    for axis in ("credit", "loop", "protocol"):
+    for axis in ("need", "credit", "loop", "protocol"):
         listed = [name for names in by_axis(axis).values() for name in names]
         assert sorted(listed) == NAMES and list(by_axis(axis)) == sorted(by_axis(axis))
-    assert axes_of("cory") == {"credit": "critic, token_gae", "loop": "on-policy, swap", "protocol": "chain"}
-    assert axes_of("gdpo") == {"credit": "group mean by prompt", "loop": "on-policy", "protocol": "debate"}
+    one_policy = {"need": "one policy", "credit": "group mean by prompt", "loop": "on-policy", "protocol": "debate"}
+    assert axes_of("gdpo") == one_policy
+    team = {"need": "labels", "credit": "critic, token_gae", "loop": "on-policy, swap", "protocol": "chain"}
+    assert axes_of("cory") == team
     assert axes_of("reinforce_pp")["credit"] == "no baseline"
     assert by_axis("protocol")["orchestrate"] == ["flow_grpo", "puppeteer"]
+
+
+def test_each_need_has_a_recipe_to_start_with():
+    """That is one whose formulas were read."""
+    assert set(by_axis("need")) == set(NEEDS)
+    for need, (_, start) in NEEDS.items():
+        assert axes_of(start)["need"] == need
+        assert card_of(start).status == "exact"
+    needs = {"arenarl": "a judge", "comas": "a judge", "spice": "a proposer", "oni": "a game", "marlhf": "rows",
+             "at_grpo_code": "tools", "reseek": "tools", "mhgpo": "labels"}  # fmt: skip
+    assert {name: axes_of(name)["need"] for name in needs} == needs
 
 
 def test_the_commands_list_show_and_refuse():
