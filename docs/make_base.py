@@ -90,25 +90,49 @@ def key(field: dataclasses.Field, value: Any, above: str, indent: int, shown: di
         for below in dataclasses.fields(kinds[0]):
             yield from key(below, value[below.name], f"{place}.", indent + 2, shown)
         return
-    for kind in kinds:
-        yield from keys(kind, place, "Its keys" if value is None else "The keys of each", indent, 0, shown)
+    if kinds:
+        yield from keys(kinds, place, "Its keys" if value is None else "The keys of each", indent, 0, shown)
     yield f"{pad}{field.name}: {flow(value)}"
 
 
-def keys(kind: type, place: str, title: str, indent: int, deep: int, shown: dict[type, str]) -> Iterator[str]:
-    """Yield comments with the keys of a section that the file does not contain, ``deep`` columns into the comment."""
-    if kind in shown:
-        yield from comment(f"{title} are those of {shown[kind]}.", indent, deep)
+def keys(kinds: list[type], place: str, title: str, indent: int, deep: int, shown: dict[type, str]) -> Iterator[str]:
+    """Yield comments with the keys of a section that the file does not contain, ``deep`` columns into the comment.
+
+    A section of one of several ``kinds`` has the keys of that kind.
+    """
+    if kinds[0] in shown:
+        yield from comment(f"{title} are those of {shown[kinds[0]]}.", indent, deep)
         return
-    shown[kind] = place
+    shown[kinds[0]] = place
     yield from comment(f"{title}:", indent, deep)
-    yield from rows(kind, place, indent, deep + 2, shown)
+    if len(kinds) == 1:
+        yield from rows(dataclasses.fields(kinds[0]), place, indent, deep + 2, shown)
+        return
+    (tag,) = set.intersection(*({f.name for f in dataclasses.fields(kind) if is_tag(f)} for kind in kinds))
+    tagged = {typing.get_args(f.type)[0]: f for kind in kinds for f in dataclasses.fields(kind) if f.name == tag}
+    for value, field in tagged.items():
+        yield from comment(f"{tag}: {value}  # {told(field)}", indent, deep + 2, deep + 6)
+    fields = {f.name: f for kind in kinds for f in dataclasses.fields(kind) if f.name != tag}
+    for name, field in fields.items():
+        without = [
+            v for v, kind in zip(tagged, kinds, strict=True) if name not in {f.name for f in dataclasses.fields(kind)}
+        ]
+        having = ", ".join(value for value in tagged if value not in without)
+        where = {0: "", 1: f"With any {tag} but {''.join(without)}. "}.get(len(without), f"With {tag}: {having}. ")
+        yield from rows([field], place, indent, deep + 2, shown, where)
 
 
-def rows(kind: type, place: str, indent: int, deep: int, shown: dict[type, str]) -> Iterator[str]:
-    """Yield a comment for each key of a section: its default, and its help."""
-    for field in dataclasses.fields(kind):
-        kinds, help, default = sections(field.type), told(field), ""
+def is_tag(field: dataclasses.Field) -> bool:
+    """Return whether a key has one value, which says of which kind a section is."""
+    return typing.get_origin(field.type) is typing.Literal and len(typing.get_args(field.type)) == 1 and needed(field)
+
+
+def rows(
+    fields: Iterable[dataclasses.Field], place: str, indent: int, deep: int, shown: dict[type, str], where: str = ""
+) -> Iterator[str]:
+    """Yield a comment for each key: its default, and its help. ``where`` begins the help."""
+    for field in fields:
+        kinds, help, default = sections(field.type), where + told(field), ""
         if needed(field):
             help += " It must be given."
         elif not dataclasses.is_dataclass(default_of(field)):
@@ -117,8 +141,8 @@ def rows(kind: type, place: str, indent: int, deep: int, shown: dict[type, str])
             help, default = f"{help} Default: {default}", ""
         name = f"{field.name.removesuffix('_')}:{' ' if default else ''}{default}"
         yield from comment(f"{name}  # {help}", indent, deep, deep + 4)
-        for below in kinds:
-            yield from keys(below, f"{place}.{field.name}", "Its keys", indent, deep + 4, shown)
+        if kinds:
+            yield from keys(kinds, f"{place}.{field.name}", "Its keys", indent, deep + 4, shown)
 
 
 def entries(registry: Mapping[str, Any], place: str, indent: int, shown: dict[type, str]) -> Iterator[str]:
@@ -131,7 +155,7 @@ def entries(registry: Mapping[str, Any], place: str, indent: int, shown: dict[ty
         words, fields = f"{name}: {sentences[name]}".replace("\\|", "|"), options_of(part)
         if fields and all("help" in field.metadata for field in fields):
             yield from comment(words, indent, 2, 6)
-            yield from rows(part, place, indent, 6, shown)
+            yield from rows(fields, place, indent, 6, shown)
         else:
             listed = [option(field, PRESETS.get(name, {})) for field in fields]
             yield from comment(f"{words} Options: {', '.join(listed)}." if listed else words, indent, 2, 6)

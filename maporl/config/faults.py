@@ -9,13 +9,16 @@ from functools import cache
 from typing import Any
 
 from maporl.config.imports import is_import
+from maporl.config.loops import STAGES
 from maporl.config.schema import Config
 
 _LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type")
 """Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
 
 _EXPECTED = {
-    **dict.fromkeys(("dict_type", "mapping_type", "dataclass_type"), "a mapping of keys to values"),
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "dataclass_type", "model_attributes_type"), "a mapping of keys to values"
+    ),
     **dict.fromkeys(_LISTS, "a list, as [a, b]"),
     "string_type": "a text",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
@@ -77,7 +80,9 @@ def _has_better(fault: Any, faults: Sequence[Any]) -> bool:
 
 
 def _explain(kind: type, fault: Any) -> str:
-    places = [part for part in fault["loc"] if "[" not in str(part)]  # list[str] is the name of a type
+    whole = fault["loc"]
+    # list[str] is the name of a type
+    places = [part for n, part in enumerate(whole) if "[" not in str(part) and not _stage_at(whole, n)]
     if len(places) > 1 and places[-1] in _TYPES:
         places.pop()
     location, value = ".".join(f"{part!s:.80}" for part in places), fault["input"]
@@ -85,6 +90,11 @@ def _explain(kind: type, fault: Any) -> str:
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):
         return f"{location}: this key is required"
+    if fault["type"] == "union_tag_not_found":
+        return f"{location}.{_tag(fault)}: this key is required"
+    if fault["type"] == "union_tag_invalid":
+        known, _, last = fault["ctx"]["expected_tags"].rpartition(", ")
+        return f"{location}.{_tag(fault)}: expected {known} or {last}, got {value[_tag(fault)]!r:.80}"
     if fault["type"] == "string_type" and isinstance(value, bool | int | float | dict):
         return (
             f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in quotes: "
@@ -95,6 +105,16 @@ def _explain(kind: type, fault: Any) -> str:
         message = str(fault["ctx"]["error"])
         return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
     return f"{location}: {_expected(fault, location)}, got {value!r:.80}{own}"
+
+
+def _stage_at(location: Sequence[Any], number: int) -> Any:
+    """Return the class of a stage if this part of a location is what pydantic adds to a stage's number: what it trains."""
+    return STAGES.get(location[number]) if number and isinstance(location[number - 1], int) else None
+
+
+def _tag(fault: Any) -> str:
+    """Return the key that says which section of several a mapping is."""
+    return fault["ctx"]["discriminator"].strip("'")
 
 
 def _expected(fault: Any, location: str) -> str:
@@ -142,7 +162,8 @@ def nearest_key(section: Any, key: str) -> str:
 
 def _section(kind: Any, location: tuple) -> Any:
     """Return the dataclass at ``location`` below the dataclass ``kind``."""
-    for part in location:
+    for number, part in enumerate(location):
+        kind = _stage_at(location, number) or kind
         if dataclasses.is_dataclass(kind):
             hints = {f.name: f.type for f in dataclasses.fields(kind)}
             kind = hints.get(part, kind)

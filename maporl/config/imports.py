@@ -24,6 +24,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 
@@ -112,10 +113,8 @@ def named_imports(config: Config) -> dict[str, str]:
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
     for number, stage in enumerate(config.loop.stages):
-        named += [
-            (f"loop.stages.{number}.build", name)
-            for name in ([stage.build] if isinstance(stage.build, str) else stage.build or ())
-        ]
+        build = stage.build if isinstance(stage, RowsStage) else {}
+        named += [(f"loop.stages.{number}.build", name) for name in ([build] if isinstance(build, str) else build)]
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]
     for number, term in enumerate(config.advantage.plus):

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Literal
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.loops.rows import AnyRow, Row
 from maporl.types import Dialogue, Utterance
@@ -32,13 +32,13 @@ class Builder(ABC):
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> Sequence[AnyRow]:
         """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
 
-    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:  # noqa: B027  # most have nothing to check
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:  # noqa: B027  # most have nothing to check
         """Check that the rows can be made and trained on in the run of ``config``. By default they can.
 
         Args:
             config: the configuration of the run.
             section: the stage of the builder.
-            before: what trains the stages before it (``StageSection.train``).
+            before: what trains the stages before it (``RowsStage.train``).
             where: the key of the stage, with which errors begin.
 
         Raises:

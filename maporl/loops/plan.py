@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import PPOStage, RowsStage, StageSection, TurnCriticStage
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import ConfigError
@@ -14,14 +14,6 @@ from maporl.loops.ranked import RankHalves
 from trl_ext.process import distributed
 
 Stage = tuple[StageSection, Builder | None]
-TAKES = {
-    "sft": ("single rows",),
-    "dpo": ("pairs", "states"),
-    "kto": ("signed rows",),
-    "reward": ("comparisons",),
-    "turn_critic": ("trajectory pairs",),
-}
-"""The rows that each trainer takes. In a state, DPO ranks candidates first."""
 PPO_ONLY = ("updates", "advantage", "schedule")
 
 
@@ -45,15 +37,14 @@ def stages_of(config: Config) -> list[Stage]:
         if section.train == "reward":
             _check_verifier(config, f"loop.stages.{number}")
         where = f"loop.stages.{number}.build"
-        if section.build is None:
+        if not isinstance(section, RowsStage):
             stages.append((section, None))
             continue
         (builder,) = build_named([section.build], BUILDERS, where, Builder)
-        wanted = TAKES[section.train]
-        if builder.makes not in wanted:
-            fitting = [name for name, kind in BUILDERS.items() if kind.makes in wanted]
+        if builder.makes not in section.takes:
+            fitting = [name for name, kind in BUILDERS.items() if kind.makes in section.takes]
             raise ConfigError(
-                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(wanted)}; use one of {fitting}"
+                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}; use one of {fitting}"
             )
         builder.check(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
         stages.append((section, builder))
@@ -64,7 +55,7 @@ def stages_of(config: Config) -> list[Stage]:
 def _check_read(stages: Sequence[Stage]) -> None:
     """Check that what a critic of turns learns is read by a later stage."""
     for number, (section, _) in enumerate(stages):
-        if section.train == "turn_critic" and not any(isinstance(own, RankHalves) for _, own in stages[number:]):
+        if isinstance(section, TurnCriticStage) and not any(isinstance(own, RankHalves) for _, own in stages[number:]):
             raise ConfigError(
                 f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; add {{train: "
                 "dpo, build: rank_halves, norm: true}}"
@@ -87,8 +78,9 @@ def _check_verifier(config: Config, where: str) -> None:
 
 def trained_on(section: StageSection) -> str:
     """Return what a stage trains by, and on what, in words."""
-    if section.build is None:
+    if isinstance(section, PPOStage):
         return f"{section.updates} update{'' if section.updates == 1 else 's'} of {section.train}"
+    assert isinstance(section, RowsStage)
     return f"{section.train} on {entry_name(section.build)}"
 
 

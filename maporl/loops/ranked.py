@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import RowsStage
 from maporl.config.numbers import STRICT, Positive, PositiveShare
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -61,7 +61,7 @@ class RankHalves(Builder):
         first = sorted(dialogues, key=lambda dialogue: (dialogue.rollout, dialogue.prompt))
         return [row for row, _ in said(first[: max(1, int(self.share * len(first) * (1 + ROUNDING)))], roles)]
 
-    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:
         """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has trained.
 
         Raises:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import PolicyStage, RowsStage, StageSection
 from maporl.errors import RunError
 from maporl.loops.builder import said
 from maporl.loops.plan import Stage, trained_on
@@ -33,11 +33,11 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
         RunError: no rows were made.
     """
     section, builder = stage
-    if builder is None:
+    if builder is None or not isinstance(section, RowsStage):
         return []
     parts = shares(section.replay, number)
     rounds = [
-        of_round(builder(dialogues_of(folder / f"round-{number - age}/sample"), section.roles), number - age)
+        of_round(builder(dialogues_of(folder / f"round-{number - age}/sample"), roles_of(section)), number - age)
         for age in range(len(parts))
     ]
     name = f"{seed}/{number}/{position}"
@@ -56,6 +56,11 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
             f"{sample}"
         )
     return rows
+
+
+def roles_of(section: StageSection) -> tuple[str, ...]:
+    """Return the roles in which utterances are taken, none for all."""
+    return section.roles if isinstance(section, PolicyStage) else ()
 
 
 def place_of(section: StageSection, number: int, position: int) -> str:
@@ -85,7 +90,7 @@ def speakers_in(dialogues: Sequence[Dialogue], roles: Sequence[str]) -> set[str]
 def counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
     """Return how many utterances a stage can choose from, by role, with the range of their values."""
     values: dict[str, list[float]] = {}
-    for row, _ in said(dialogues, section.roles):
+    for row, _ in said(dialogues, roles_of(section)):
         values.setdefault(row.role, []).append(row.value)
     parts = [f"{role}: {len(own)} with values from {min(own):.3g} to {max(own):.3g}" for role, own in values.items()]
     return f"{len(dialogues)} dialogues, utterances: {', '.join(parts) or 'none of these roles'}"

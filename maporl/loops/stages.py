@@ -12,7 +12,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel, PrinterCallback
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import DPOStage, KTOStage, PolicyStage, RowsStage, SFTStage, StageSection
 from maporl.config.schema import Config
 from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
 from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
@@ -36,7 +36,7 @@ class _NeverAsked(PreTrainedModel):
 
 def train_stage(
     config: Config,
-    stage: StageSection,
+    stage: PolicyStage,
     policy: Policy,
     rows: Sequence[Row | Pair],
     scratch: Path,
@@ -58,13 +58,14 @@ def train_stage(
         The mean loss. For DPO also the mean of the log-probabilities of the chosen and of the rejected completions, before
         and after the stage.
     """
-    if stage.train == "sft":
+    if isinstance(stage, SFTStage):
         with policy.active():
             return {"loss": _train_sft(config, stage, policy, rows, scratch, quiet)}
-    if stage.train == "kto":
+    if isinstance(stage, KTOStage):
         with policy.active():
             own = [row for row in rows if isinstance(row, Row)]
             return {"loss": _train_kto(config, stage, policy, own, scratch, quiet, reference)}
+    assert isinstance(stage, DPOStage)
     learner = DPOLearner(config, stage, policy, [row for row in rows if isinstance(row, Pair)], reference)
     learner.train(stage.epochs, scratch, quiet)
     return learner.figures()
@@ -72,7 +73,7 @@ def train_stage(
 
 def train_jointly(
     config: Config,
-    stage: StageSection,
+    stage: DPOStage,
     policies: Mapping[str, Policy],
     pairs: Mapping[str, Sequence[Pair]],
     scratch: Path,
@@ -148,7 +149,7 @@ def completion_logprobs(policy: Policy, rows: Sequence[Row]) -> list[float]:
         return forward.completion_logprobs(policy.model, [(row.prompt_ids, row.completion_ids) for row in rows])
 
 
-def trainer_options(config: Config, stage: StageSection, scratch: Path, quiet: bool) -> dict[str, Any]:
+def trainer_options(config: Config, stage: RowsStage, scratch: Path, quiet: bool) -> dict[str, Any]:
     """Return the options that all trainers of TRL share."""
     return {
         "output_dir": str(scratch),
@@ -173,7 +174,7 @@ def _optimizer(policy: Policy, stage: StageSection) -> torch.optim.Optimizer:
 
 
 def _train_sft(
-    config: Config, stage: StageSection, policy: Policy, rows: Sequence[Row | Pair], scratch: Path, quiet: bool
+    config: Config, stage: SFTStage, policy: Policy, rows: Sequence[Row | Pair], scratch: Path, quiet: bool
 ) -> float:
     trainer = SFTTrainer(
         model=policy.model,
@@ -187,7 +188,7 @@ def _train_sft(
 
 def _train_kto(
     config: Config,
-    stage: StageSection,
+    stage: KTOStage,
     policy: Policy,
     rows: Sequence[Row],
     scratch: Path,
@@ -224,7 +225,7 @@ class DPOLearner:
     def __init__(
         self,
         config: Config,
-        stage: StageSection,
+        stage: DPOStage,
         policy: Policy,
         pairs: Sequence[Pair],
         reference: Policy | None = None,

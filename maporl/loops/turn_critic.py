@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import Trainer, TrainingArguments
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import TurnCriticStage
 from maporl.config.schema import Config
 from maporl.errors import RunError
 from maporl.loops.rows import Row, TrajectoryPair
@@ -113,7 +113,7 @@ class TurnCriticTrainer(Trainer):
 
 def train_turn_critic(
     config: Config,
-    stage: StageSection,
+    stage: TurnCriticStage,
     critic: Policy,
     pairs: Sequence[TrajectoryPair],
     scratch: Path,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import RewardStage
 from maporl.config.schema import Config, VerifierSection
 from maporl.errors import ConfigError
 from maporl.from_trl import RewardConfig, RewardTrainer
@@ -32,7 +32,7 @@ def verifier_of(section: VerifierSection, weights: Path | None) -> Verifier:
 
 def train_verifier(
     config: Config,
-    stage: StageSection,
+    stage: RewardStage,
     verifier: Verifier,
     rows: Sequence[Comparison],
     task: Task,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pydantic.dataclasses import dataclass
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import RowsStage
 from maporl.config.numbers import STRICT, Finite, Positive
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -67,7 +67,7 @@ class Flatten(Builder):
             )
         return rows
 
-    def check(self, config: Config, section: StageSection, before: Sequence[str], where: str) -> None:
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:
         """Check that the policy ``into`` learns.
 
         Raises:

@@ -11,14 +11,15 @@ from typing import Any
 from transformers import set_seed
 
 from maporl.config import Config
+from maporl.config.loops import DPOStage, PolicyStage, PPOStage, PreferenceStage, RewardStage, TurnCriticStage
 from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops.candidates import sample_candidates
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
 from maporl.loops.ranked import RankHalves
-from maporl.loops.rows import AnyRow, Comparison, Pair, Row, TrajectoryPair, described, written
-from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, speakers_in, stage_rows
+from maporl.loops.rows import Comparison, Pair, Row, TrajectoryPair, described, written
+from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, roles_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
 from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
 from maporl.loops.turn_critic import read_by_critic, train_turn_critic, turn_advantages
@@ -94,28 +95,28 @@ class StageRun:
         rows = stage_rows(self.root, self.stage, self.number, self.position, self.config.seed)
         if (self.weights / OTHERS).is_dir():
             shutil.copytree(self.weights / OTHERS, folder / OTHERS)
-        if self.section.train == "reward":
-            self._train_verifier(folder, rows)
-        elif self.section.train == "turn_critic":
-            self._train_turn_critics(folder, [row for row in rows if isinstance(row, TrajectoryPair)])
-        elif self.section.train == "ppo":
-            self._update(folder)
+        if isinstance(self.section, RewardStage):
+            self._train_verifier(folder, self.section, [row for row in rows if isinstance(row, Comparison)])
+        elif isinstance(self.section, TurnCriticStage):
+            pairs = [row for row in rows if isinstance(row, TrajectoryPair)]
+            self._train_turn_critics(folder, self.section, pairs)
+        elif isinstance(self.section, PPOStage):
+            self._update(folder, self.section)
         elif isinstance(builder := self.stage[1], RankHalves):
             states = [row for row in rows if isinstance(row, Row)]
             self._train_on(folder, self._ranked(folder, builder, states))
         else:
             self._train_on(folder, [row for row in rows if isinstance(row, Row | Pair)])
 
-    def _train_verifier(self, folder: Path, rows: Sequence[AnyRow]) -> None:
+    def _train_verifier(self, folder: Path, section: RewardStage, comparisons: Sequence[Comparison]) -> None:
         """Train the verifier that later stages are paid by. The policies keep their weights."""
-        comparisons = [row for row in rows if isinstance(row, Comparison)]
         (folder / "comparisons.jsonl").write_text(written(comparisons), encoding="utf-8")
         set_seed(self.config.seed)
         find_device(self.config)
-        verifier = verifier_of(_verifier(self.config), self.weights if self.section.start == "last" else None)
+        verifier = verifier_of(_verifier(self.config), self.weights if section.start == "last" else None)
         with tempfile.TemporaryDirectory() as scratch:
             figures = train_verifier(
-                self.config, self.section, verifier, comparisons, self.run.task, Path(scratch), self.quiet
+                self.config, section, verifier, comparisons, self.run.task, Path(scratch), self.quiet
             )
         shutil.rmtree(folder / VERIFIER, ignore_errors=True)
         verifier.model.save_pretrained(folder / VERIFIER)
@@ -124,7 +125,7 @@ class StageRun:
         save_team(team, folder)
         _write_manifest(folder, {"utterances": ""} | _untrained(team) | {"reward_model": figures})
 
-    def _train_turn_critics(self, folder: Path, rows: Sequence[TrajectoryPair]) -> None:
+    def _train_turn_critics(self, folder: Path, section: TurnCriticStage, rows: Sequence[TrajectoryPair]) -> None:
         """Train a critic of turns for each policy. The policies keep their weights."""
         critics, device = self._team(), find_device(self.config)
         ready_to_play(critics, device)
@@ -135,7 +136,7 @@ class StageRun:
                 continue
             below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             with tempfile.TemporaryDirectory() as scratch:
-                own = train_turn_critic(self.config, self.section, policy, mine, Path(scratch), self.quiet)
+                own = train_turn_critic(self.config, section, policy, mine, Path(scratch), self.quiet)
             figures[policy.name] |= own
             save_policy_weights(
                 policy.model, policy.adapter, policy.tokenizer, below(folder / TURN_CRITIC, policy.name)
@@ -151,9 +152,9 @@ class StageRun:
             RunError: no policy has a critic, or in all states all candidates are equal.
         """
         config, before = self.config, self.config.loop.stages[: self.position]
-        number = max(n for n, section in enumerate(before) if section.train == "turn_critic")
+        number, learned = [(n, one) for n, one in enumerate(before) if isinstance(one, TurnCriticStage)][-1]
         trained = self.root / f"round-{self.number}/train-{number + 1}"
-        began = self.root / INITIAL if before[number].start == "initial" else trained  # it holds the unchanged policies
+        began = self.root / INITIAL if learned.start == "initial" else trained  # it holds the unchanged policies
         said = {(d.prompt, d.rollout, u.id): (d, u) for d in dialogues_of(self.sample) for u in d.utterances}
         team = self._team()
         team.find_stop_ids(config.ppo)
@@ -180,7 +181,7 @@ class StageRun:
                 )
                 flat = [row for group in found for row in group]
                 reads = [
-                    read_by_critic(critic.tokenizer, row, said[row.place][0].example, before[number].privileged)
+                    read_by_critic(critic.tokenizer, row, said[row.place][0].example, learned.privileged)
                     for row in flat
                 ]
                 plain = [(row.prompt_ids, row.completion_ids) for row in flat]
@@ -203,10 +204,10 @@ class StageRun:
         """How messages call this stage."""
         return place_of(self.section, self.number, self.position)
 
-    def _update(self, folder: Path) -> None:
+    def _update(self, folder: Path, section: PPOStage) -> None:
         """Train the policies by on-policy updates."""
         team, seed = self._team(), f"{self.config.seed}/ppo/{self.number}/{self.position}"
-        figures = train_by_updates(self.config, self.section, team, folder, self.weights, seed, self.quiet)
+        figures = train_by_updates(self.config, section, team, folder, self.weights, seed, self.quiet)
         save_team(team, folder)
         _write_manifest(folder, {"utterances": ""} | dict.fromkeys(_untrained(team), figures))
 
@@ -220,12 +221,13 @@ class StageRun:
         dialogues = dialogues_of(self.sample)
         own: dict[str, list[Row | Pair]] = {}
         references = {"round": self.start, "initial": self.root / INITIAL}
-        judge = team_with(self.config, references[section.reference]) if section.reference in references else None
+        reference = section.reference if isinstance(section, PreferenceStage) else None
+        judge = team_with(self.config, references[reference]) if reference in references else None
         team = self._team()
         for one in filter(None, (judge, team)):
             ready_to_play(one, find_device(self.config))
         manifest: dict[str, Any] = {"utterances": counts(dialogues, section)}
-        spoke = speakers_in(dialogues, section.roles)
+        spoke = speakers_in(dialogues, roles_of(section))
         for policy in (p for p in team.policies.values() if p.trainable):
             mine = [
                 encoded(row, policy, self._student(policy), self.run.task) if isinstance(row, Row) else row
@@ -253,8 +255,9 @@ class StageRun:
     ) -> dict[str, dict[str, float]]:
         """Train each policy on its rows, and return its figures. ``judge`` has the weights of the reference."""
         section, references = self.section, judge.policies if judge else {}
+        assert isinstance(section, PolicyStage)
         with tempfile.TemporaryDirectory() as scratch:
-            if section.joint:
+            if isinstance(section, DPOStage) and section.joint:
                 pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
                 return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
             return {

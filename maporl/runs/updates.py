@@ -7,7 +7,7 @@ from random import Random
 from statistics import fmean
 
 from maporl.config import Config
-from maporl.config.loops import LoopSection, StageSection
+from maporl.config.loops import LoopSection, PPOStage
 from maporl.config.schema import RewardSection, WarmStartSection
 from maporl.loops.verifiers import FOLDER
 from maporl.rewards.verifier.source import forget_verifiers
@@ -21,7 +21,7 @@ RUN = "run"
 
 
 def train_by_updates(
-    config: Config, stage: StageSection, team: Team, folder: Path, weights: Path, seed: str, quiet: bool
+    config: Config, stage: PPOStage, team: Team, folder: Path, weights: Path, seed: str, quiet: bool
 ) -> dict[str, float]:
     """Train ``team`` in place, as the sections of ``config`` describe updates.
 
@@ -42,7 +42,7 @@ def train_by_updates(
         config,
         output_dir=str(run),
         seed=Random(seed).getrandbits(31),
-        updates=stage.updates or config.updates,
+        updates=stage.updates,
         loop=LoopSection(),
         warm_start=WarmStartSection(),
         reward=paid_by(config.reward, weights),

@@ -11,6 +11,7 @@ from folders import ROOT
 from maporl import Team
 from maporl.backends.logs import log_of, write_stacks
 from maporl.config import parse_config
+from maporl.config.loops import SFTStage, TurnCriticStage
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.errors import ConfigError, RunError, refuse
 from maporl.loops import stages
@@ -69,6 +70,9 @@ def of_class(cls, **attributes):
     return made
 
 
+CRITIC = TurnCriticStage(train="turn_critic", build="trajectory_pairs")
+
+
 def config(folder, section):
     return Thing(
         output_dir=str(folder), agents={"ann": Thing(policy=EVIL, policy_per="agent", weights=True, **section)}
@@ -78,7 +82,7 @@ def config(folder, section):
 def stage(folder):
     return of_class(
         loop_stage.StageRun, number=1, position=1, start=folder, weights=folder, root=folder, sample=folder, sections=[],
-        config=Thing(loop=Thing(stages=[Thing(train="turn_critic", start="")]), ppo=None, output_dir=str(folder), seed=0),
+        config=Thing(loop=Thing(stages=[CRITIC]), ppo=None, output_dir=str(folder), seed=0),
     )  # fmt: skip
 
 
@@ -110,7 +114,7 @@ def train_critics(folder, monkeypatch):
     rows_of(monkeypatch, loop_stage, ready_to_play=None, find_device=None, _untrained={})
     run = stage(folder)
     run._team = lambda: Thing(policies={EVIL: policy()})
-    run._train_turn_critics(folder, [Thing(policy=EVIL)])
+    run._train_turn_critics(folder, CRITIC, [Thing(policy=EVIL)])
 
 
 def train_on(folder, monkeypatch):
@@ -126,7 +130,7 @@ def train_on(folder, monkeypatch):
         check_both_kinds=None,
     )
     run = stage(folder)
-    run.section = Thing(reference=None, roles=(), build=None, train="sft", updates=1)
+    run.section = SFTStage(train="sft", build="threshold")
     run._team = lambda: Thing(policies={EVIL: policy()})
     run._train_on(folder, [Thing(policy=EVIL)])
 

@@ -18,7 +18,7 @@ from scripted_training import recipe_values
 from tiny_run import config_of
 
 from maporl.config.imports import named_imports
-from maporl.config.loops import StageSection
+from maporl.config.loops import DPOStage, KTOStage, LoopSection, SFTStage
 from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.loops import kto, stages
@@ -201,7 +201,7 @@ def test_the_ids_that_reach_the_model_are_those_that_were_sampled(kind, tmp_path
     policy.model.get_input_embeddings().register_forward_pre_hook(watched)
     pairs = rows_of("ann")
     rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
-    stage = StageSection(train=kind, build="x", learning_rate=1e-3, batch_size=4)
+    stage = {"sft": SFTStage, "dpo": DPOStage}[kind](train=kind, build="x", learning_rate=1e-3, batch_size=4)
     train_stage(config, stage, policy, pairs if kind == "dpo" else rows, tmp_path / "scratch", quiet=True)
     assert sorted(seen) == sorted((*row.prompt_ids, *row.completion_ids) for row in rows)
 
@@ -219,7 +219,7 @@ def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_w
     """With the reference's columns the first loss is log 2, for full weights and for adapters that share a base."""
     config, team = team_of(tmp_path, agents={"ann": agents, "bob": agents})
     pairs, policy = rows_of("ann"), team.policies["ann"]
-    still = StageSection(train="dpo", build="x", learning_rate=1e-12, batch_size=12, beta=0.2)
+    still = DPOStage(train="dpo", build="x", learning_rate=1e-12, batch_size=12, beta=0.2)
     assert train_stage(config, still, policy, pairs, tmp_path, True)["loss"] == pytest.approx(math.log(2), abs=1e-5)
     other = {name: p.detach().clone() for name, p in team.policies["bob"].model.named_parameters() if "bob" in name}
     done = train_stage(config, replace(still, learning_rate=1e-2, epochs=5.0), policy, pairs, tmp_path, True)
@@ -238,7 +238,7 @@ def test_the_reference_and_beta_decide_the_loss(tmp_path):
         - completion_logprobs(team.policies["ann"], [pair.rejected])[0]
     )
     for beta in (0.2, 1.5):
-        stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=beta, reference="none")
+        stage = DPOStage(train="dpo", build="x", learning_rate=1e-12, beta=beta, reference="none")
         loss = train_stage(config, stage, team.policies["ann"], pairs, tmp_path, True)["loss"]
         assert loss == pytest.approx(-math.log(1 / (1 + math.exp(-beta * gap))), abs=1e-4)
 
@@ -252,7 +252,7 @@ def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
         "completion_logprobs",
         lambda *given, shift=shifts: [x + next(shift) for x in completion_logprobs(*given)],
     )
-    stage = StageSection(train="dpo", build="x", learning_rate=1e-12, beta=0.2)
+    stage = DPOStage(train="dpo", build="x", learning_rate=1e-12, beta=0.2)
     loss = train_stage(config, stage, team.policies["ann"], rows_of("ann", 1), tmp_path, True)["loss"]
     assert loss == pytest.approx(0.6256, abs=1e-4)
 
@@ -332,7 +332,7 @@ def test_madpo_adds_what_the_other_agent_prefers(others, loss, factor, tmp_path)
     pairs = {name: [Pair(*own)] for name, own in rows.items()}
     gradient = []
     ann.model.get_output_embeddings().weight.register_hook(gradient.append)
-    stage = StageSection(train="dpo", build="gap", learning_rate=1e-12, reference="none", joint=True, beta=0.1)
+    stage = DPOStage(train="dpo", build="gap", learning_rate=1e-12, reference="none", joint=True, beta=0.1)
     done = train_jointly(config, stage, team.policies, pairs, tmp_path, True)
     assert done["ann"]["loss"] == pytest.approx(loss, abs=1e-4)
     assert done["ann"]["chosen_before"] - done["ann"]["rejected_before"] == pytest.approx(0.8, abs=1e-4)
@@ -349,9 +349,7 @@ def test_joint_passes_share_one_schedule_and_see_what_the_others_have_learned(tm
     config, team = team_of(tmp_path)
     pairs = {name: rows_of(name, 4) for name in ("ann", "bob")}
     pairs = {name: [Pair(p.chosen, replace(p.rejected, place=(p.chosen.place[0], 1, 0))) for p in own] for name, own in pairs.items()}  # fmt: skip
-    stage = StageSection(
-        train="dpo", build="gap", learning_rate=1e-2, reference="none", joint=True, epochs=2, batch_size=2
-    )
+    stage = DPOStage(train="dpo", build="gap", learning_rate=1e-2, reference="none", joint=True, epochs=2, batch_size=2)
     rates, step = [], MasterAdamW.step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -362,7 +360,7 @@ def test_joint_passes_share_one_schedule_and_see_what_the_others_have_learned(tm
         train_jointly(config, stage, team.policies, pairs, tmp_path, True)
     assert rates == pytest.approx([1e-2 * (1 - k / 4) for k in (0, 1)] * 2 + [1e-2 * (1 - k / 4) for k in (2, 3)] * 2)
     with pytest.raises(ValueError, match=r"epochs: joint training makes whole passes, got 1\.5"):
-        StageSection(train="dpo", build="gap", joint=True, epochs=1.5)
+        DPOStage(train="dpo", build="gap", joint=True, epochs=1.5)
 
 
 @pytest.mark.slow
@@ -445,7 +443,7 @@ def test_the_published_kto_loss(reference, tmp_path, monkeypatch):
         return [x + shift[kind] for x, kind in zip(completion_logprobs(policy, rows), kinds, strict=True)]
 
     monkeypatch.setattr(stages, "completion_logprobs", reference_of)
-    stage = StageSection(train="kto", build="signs", learning_rate=1e-12, beta=0.1, reference=reference)
+    stage = KTOStage(train="kto", build="signs", learning_rate=1e-12, beta=0.1, reference=reference)
     loss = train_stage(config, stage, team.policies["ann"], signed(), tmp_path, True)["loss"]
     assert (loss == pytest.approx((0.4900 + 0.4825) / 2, abs=1e-4)) is (reference == "stage")
 
@@ -459,7 +457,7 @@ def test_kto_makes_good_answers_likelier_than_bad_ones(tmp_path):
         return sum(completion_logprobs(policy, good)) - sum(completion_logprobs(policy, bad))
 
     before = gap()
-    stage = StageSection(train="kto", build="signs", learning_rate=1e-2, epochs=5.0, batch_size=4)
+    stage = KTOStage(train="kto", build="signs", learning_rate=1e-2, epochs=5.0, batch_size=4)
     train_stage(config, stage, policy, rows, tmp_path, True)
     assert gap() > before + 1
 
@@ -529,7 +527,7 @@ def test_random_rounds_are_drawn_from_without_repetition_until_all_are_taken():
 )
 def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        StageSection(**{"train": "dpo", "build": "gap", **options})
+        LoopSection(stages=[{"train": "dpo", "build": "gap", **options}])
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scripted_training import recipe_values, sampled
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import DPOStage
 from maporl.config.recipes import tiny_version
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError, RunError
@@ -87,7 +87,7 @@ def test_the_published_dpo_loss_of_agent_rlvr(tmp_path, monkeypatch):
         stages, "completion_logprobs", lambda *given: [x + next(shifts) for x in completion_logprobs(*given)]
     )
     row = Row("coder", "coder", "coder", "q", [5, 6], [7, 8], 1.0, (0, 0, 0))
-    stage = StageSection(train="dpo", build="repair", learning_rate=1e-12, beta=config.loop.stages[1].beta)
+    stage = DPOStage(train="dpo", build="repair", learning_rate=1e-12, beta=config.loop.stages[1].beta)
     pair = Pair(row, replace(row, completion_ids=[9]))
     assert train_stage(config, stage, team.policies["coder"], [pair], tmp_path, True)["loss"] == pytest.approx(
         0.6444, abs=1e-4

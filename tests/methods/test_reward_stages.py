@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from scripted_training import played, recipe_values, rows, sampled, scripted_trainer
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import PPOStage, RewardStage, SFTStage
 from maporl.errors import ConfigError, RunError
 from maporl.loops.pairs import Comparisons
 from maporl.loops.plan import stages_of
@@ -169,7 +169,7 @@ def examples(count=24):
 def test_the_reward_model_reads_where_it_is_trained(tmp_path):
     """TRL's loss of the first step is that of the verifier's own outputs, also where chats end with the token that pads."""
     config = from_dict(tiny_values(tmp_path), "test")
-    stage = StageSection(train="reward", build="comparisons", learning_rate=1e-12, batch_size=24)
+    stage = RewardStage(train="reward", build="comparisons", learning_rate=1e-12, batch_size=24)
     verifier = verifier_of(config.reward.verifier, None)
     verifier.tokenizer.pad_token = verifier.tokenizer.eos_token
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_the_reward_model_reads_where_it_is_trained(tmp_path):
 
 def test_a_reward_model_learns_which_joint_answers_are_better(tmp_path):
     config = from_dict(tiny_values(tmp_path), "test")
-    stage = StageSection(train="reward", build="comparisons", learning_rate=1e-2, epochs=20)
+    stage = RewardStage(train="reward", build="comparisons", learning_rate=1e-2, epochs=20)
     verifier = verifier_of(config.reward.verifier, None)
     figures = train_verifier(config, stage, verifier, examples(), TASK, tmp_path / "scratch", quiet=True)
     assert figures["pair_accuracy"] == 1.0 and figures["loss"] < 0.4
@@ -220,17 +220,40 @@ def test_a_stage_without_a_reward_model_is_refused(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ({"train": "ppo"}, "updates: train: ppo needs their number, got none"),
+        ({"train": "ppo"}, r"loop\.stages\.0\.updates: this key is required"),
         ({"train": "ppo", "updates": 1, "build": "gap"}, "build: train: ppo does not read it"),
         ({"train": "ppo", "updates": 1, "epochs": 2}, "epochs: train: ppo does not read it"),
-        ({"train": "sft"}, "build: train: sft needs a builder"),
+        ({"train": "sft"}, r"loop\.stages\.0\.build: this key is required"),
         ({"train": "sft", "build": "threshold", "updates": 3}, "updates: train: sft does not read it"),
         ({"train": "reward", "build": "comparisons", "roles": ["ann"]}, "roles: train: reward does not read it"),
+        ({"build": "gap"}, r"loop\.stages\.0\.train: this key is required"),
+        (
+            {"train": "grpo"},
+            r"loop\.stages\.0\.train: expected 'sft', 'dpo', 'kto', 'reward', 'ppo' or 'turn_critic', got 'grpo'",
+        ),
+        ({"train": ["sft"]}, r"loop\.stages\.0\.train: expected 'sft', .* or 'turn_critic', got \['sft'\]"),
+        (
+            {"train": "dpo", "build": "gap", "epoch": 2},
+            r"unknown key 'loop\.stages\.0\.epoch'; did you mean 'epochs'\? known: .*likelihood",
+        ),
+        ({"train": "dpo", "build": "gap", "epochs": 0}, r"loop\.stages\.0\.epochs: expected more than 0, got 0"),
+        ("sft", r"loop\.stages\.0: expected a mapping of keys to values, got 'sft'"),
     ],
 )
 def test_what_a_stage_does_not_read_is_refused(stage, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         from_dict(tiny_values(tmp_path, stages=[stage]), "test")
+
+
+def test_keys_that_a_stage_does_not_read_may_have_their_defaults(tmp_path):
+    """The files of runs have had all keys of all stages."""
+    unread = {"beta": None, "joint": False, "likelihood": 0.0, "updates": None, "mean_over": "turn"}
+    stages = [
+        {"train": "sft", "build": "threshold", **unread},
+        {"train": "ppo", "updates": 2, "build": None, "roles": [], "epochs": 1},
+    ]
+    one, two = from_dict(tiny_values(tmp_path, stages=stages), "test").loop.stages
+    assert (one, two) == (SFTStage(train="sft", build="threshold"), PPOStage(train="ppo", updates=2))
 
 
 def test_answers_that_are_all_right_or_all_wrong_train_no_reward_model(tmp_path):

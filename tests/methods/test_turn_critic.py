@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from scripted_training import recipe_values, sampled
 
-from maporl.config.loops import StageSection
+from maporl.config.loops import TurnCriticStage
 from maporl.errors import ConfigError, RunError
 from maporl.loops.plan import stages_of
 from maporl.loops.ranked import RankHalves, TrajectoryPairs
@@ -111,7 +111,7 @@ def test_critic_and_reference_begin_equal(tmp_path):
     policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
     other = replace(CANDIDATE, completion_ids=[8, 9])
     pairs = [TrajectoryPair(Example("q", "1+1=", "2"), [CANDIDATE, other], [other], 1.0)]
-    stage = StageSection(train="turn_critic", build="trajectory_pairs", learning_rate=1e-12)
+    stage = TurnCriticStage(train="turn_critic", build="trajectory_pairs", learning_rate=1e-12)
     found = train_turn_critic(config, stage, policy, pairs, tmp_path, True)
     assert found["loss"] == pytest.approx(0.6931, abs=1e-4) and found["pairs"] == 1
 
@@ -230,7 +230,7 @@ def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, k
         pairs.append(
             TrajectoryPair(Example("q", "?", str(answer + 1)), trajectory(words[answer]), trajectory(words[other]), 1.0)
         )
-    stage = StageSection(
+    stage = TurnCriticStage(
         train="turn_critic", build="trajectory_pairs", privileged=privileged, learning_rate=1e-2, epochs=12, beta=1.0
     )
     found = train_turn_critic(config, stage, critic, pairs, tmp_path, True)
