@@ -251,16 +251,21 @@ def seconds_of(retry_after: str) -> float:
 def _pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds until the next try: the backoff, and at least what the server asked for."""
     error = state.outcome.exception() if state.outcome else None
-    return max(error.retry_after if isinstance(error, HttpFailure) else 0.0, BACKOFF(state))
+    return max(getattr(error, "retry_after", 0.0), BACKOFF(state))
 
 
-def persistent(retries: int) -> tenacity.Retrying:
-    """Return what calls a function again, up to ``retries`` times, after failures that may pass."""
+def persistent(retries: int | None, note: Callable[[tenacity.RetryCallState], None] | None = None) -> tenacity.Retrying:
+    """Return what calls a function again, up to ``retries`` times, after failures that may pass. None: for ever.
+
+    Such a failure has a true attribute ``passing``, as :class:`HttpFailure` may have, and perhaps ``retry_after``. ``note``
+    hears of each before the pause that follows it.
+    """
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, HttpFailure) and error.passing),
-        stop=tenacity.stop_after_attempt(retries + 1),
+        retry=tenacity.retry_if_exception(lambda error: getattr(error, "passing", False)),
+        stop=tenacity.stop_never if retries is None else tenacity.stop_after_attempt(retries + 1),
         wait=_pause,
         sleep=pause,
+        before_sleep=note,
         reraise=True,
     )
 
