@@ -1,6 +1,5 @@
 """State of the process that code of environments may change: random generators and the working folder. No torch."""
 
-import inspect
 import os
 import random
 import sys
@@ -8,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment
+from maporl.event_loop import awaited
 
 PARTS = ("Python's global random generator", "NumPy's global random generator", "the working folder")
 
@@ -41,8 +40,7 @@ class Alone:
         with self._locks.setdefault(type(world), threading.Lock()):
             kept, drawn, folder = hidden_state()
             try:
-                value = code()
-                return wait(_whole(value)) if inspect.isawaitable(value) else value
+                return awaited(code())
             finally:
                 random.setstate(kept)
                 if drawn is not None:
@@ -53,7 +51,3 @@ class Alone:
 def _same(one: Any, other: Any) -> bool:
     """Return whether two parts of NumPy's state, of which one is an array, are equal."""
     return one.tolist() == other.tolist() if hasattr(one, "tolist") else one == other
-
-
-async def _whole(value: Any) -> Any:
-    return await value

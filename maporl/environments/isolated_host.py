@@ -5,7 +5,6 @@ crashes, not against code that means harm. Imports no torch.
 """
 
 import contextlib
-import inspect
 import json
 import os
 import random
@@ -19,10 +18,10 @@ from typing import Any, NoReturn
 from maporl.config.imports import look_up, told
 from maporl.config.schema import EnvironmentSection
 from maporl.environments import ENVIRONMENTS
-from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import environment_spec
 from maporl.environments.rooms import raised, readable
+from maporl.event_loop import awaited
 from trl_ext.process.servant import Lost, owner, receive, requests, send
 
 HOOKS = ("observe", "reward", "state")
@@ -133,8 +132,7 @@ class _Served:
 
     def call(self, agent: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            value = self._tools[agent][tool].run(**arguments)
-            result = readable(wait(_awaited(value)) if inspect.isawaitable(value) else value)
+            result = readable(awaited(self._tools[agent][tool].run(**arguments)))
         except MemoryError:
             raise
         except BaseException as error:  # as in the trainer's process, even SystemExit is told to the agent
@@ -155,7 +153,3 @@ class _Served:
 
     def close(self) -> None:
         self._made.close()
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
