@@ -7,7 +7,6 @@ crashes, not against code that means harm. Imports no torch.
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from maporl.environments.base import Environment, Tool
 from maporl.environments.build import environment_spec
 from maporl.environments.rooms import raised, readable
 from maporl.event_loop import awaited
+from trl_ext.process.random_states import seed_generators
 from trl_ext.process.servant import Lost, owner, receive, requests, send
 
 HOOKS = ("observe", "reward", "state")
@@ -119,9 +119,7 @@ class _Served:
         return {"forks": "replay" if self._made.forks == "replay" else "no", "has": has}
 
     def reset(self, seed: int, row: dict[str, Any]) -> dict[str, Any]:
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
+        seed_generators(seed)
         said = self._made.reset(seed, row)
         return {"said": said, "over": self._made.over()}
 

@@ -23,6 +23,7 @@ LIGHT = (
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
+    "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
