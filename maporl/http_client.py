@@ -10,12 +10,10 @@ import email.utils
 import functools
 import json
 import math
-import os
 import reprlib
 import ssl
-import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,9 +21,10 @@ import httpx2
 import tenacity
 
 from maporl.errors import ConfigError, UserError
+from maporl.event_loop import HTTP, event_loop
 from maporl.hosts import proxy_of
 from maporl.text import visible
-from trl_ext.process.waits import pause, result
+from trl_ext.process.waits import pause
 
 MOST_BYTES = 16 * 2**20
 """The most bytes of an answer. An answer of 32,000 tokens with their log-probabilities has about a quarter of that."""
@@ -105,7 +104,7 @@ class HttpClient:
         self._address = str(address.copy_with(username=None, password=None)).rstrip("/")
         self.url = shown_url(url).rstrip("/")
         headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._loop = _event_loop(os.getpid())
+        self._loop = event_loop(HTTP)
         proxy = proxy_of(self._address)
         self._through = through(proxy)
         self._secrets += [word for word in (urlsplit(proxy or "").password,) if word and len(word) >= _SHORTEST_SECRET]
@@ -162,7 +161,8 @@ class HttpClient:
         """Return the content of the answer, whose status is 200."""
         through = self._through
         try:
-            status, headers, content = self._wait(self._exchange(method, path, body))
+            exchange = self._exchange(method, path, body)
+            status, headers, content = self._loop.wait(exchange, self.seconds + _GRACE_SECONDS)
         except TimeoutError:
             raise HttpFailure(
                 f"no whole answer within {self.seconds:g} s{through}; raise its 'timeout', or look at the server",
@@ -202,14 +202,6 @@ class HttpClient:
                         f"answered with more than {MOST_BYTES:,} bytes, beginning {self.shown(bytes(content))!r}"
                     )
             return answer.status_code, answer.headers, bytes(content)
-
-    def _wait(self, exchange: Coroutine[Any, Any, Read]) -> Read:
-        running = asyncio.run_coroutine_threadsafe(exchange, self._loop)
-        try:
-            return result(running, self.seconds + _GRACE_SECONDS)
-        except BaseException:
-            running.cancel()
-            raise
 
     def _json(self, content: bytes) -> Any:
         try:
@@ -251,16 +243,21 @@ def seconds_of(retry_after: str) -> float:
 def _pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds until the next try: the backoff, and at least what the server asked for."""
     error = state.outcome.exception() if state.outcome else None
-    return max(error.retry_after if isinstance(error, HttpFailure) else 0.0, BACKOFF(state))
+    return max(getattr(error, "retry_after", 0.0), BACKOFF(state))
 
 
-def persistent(retries: int) -> tenacity.Retrying:
-    """Return what calls a function again, up to ``retries`` times, after failures that may pass."""
+def persistent(retries: int | None, note: Callable[[tenacity.RetryCallState], None] | None = None) -> tenacity.Retrying:
+    """Return what calls a function again, up to ``retries`` times, after failures that may pass. None: for ever.
+
+    Such a failure has a true attribute ``passing``, as :class:`HttpFailure` may have, and perhaps ``retry_after``. ``note``
+    hears of each before the pause that follows it.
+    """
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, HttpFailure) and error.passing),
-        stop=tenacity.stop_after_attempt(retries + 1),
+        retry=tenacity.retry_if_exception(lambda error: getattr(error, "passing", False)),
+        stop=tenacity.stop_never if retries is None else tenacity.stop_after_attempt(retries + 1),
         wait=_pause,
         sleep=pause,
+        before_sleep=note,
         reraise=True,
     )
 
@@ -293,11 +290,3 @@ def through(proxy: str | None) -> str:
 def certificates() -> ssl.SSLContext:
     """Return the certificates that servers are checked against. Reading them takes a tenth of a second."""
     return httpx2.create_ssl_context()
-
-
-@functools.cache
-def _event_loop(process: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of the process. Its thread ends with the process, and a fork starts its own."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="maporl-http", daemon=True).start()
-    return loop

@@ -1,31 +1,27 @@
 """State of the process that code of environments may change: random generators and the working folder. No torch."""
 
-import inspect
 import os
-import random
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment
+from maporl.event_loop import awaited
+from trl_ext.process.random_states import GeneratorStates, forked_generators, generator_states, same_states
 
 PARTS = ("Python's global random generator", "NumPy's global random generator", "the working folder")
 
 
-def hidden_state() -> tuple[Any, Any, str]:
-    """Return what :data:`PARTS` are now. NumPy's generator is None as long as nobody has imported NumPy."""
-    numpy = sys.modules.get("numpy")
-    drawn = None if numpy is None else numpy.random.get_state()
-    return random.getstate(), drawn, os.getcwd()
+def hidden_state() -> tuple[GeneratorStates, str]:
+    """Return what :data:`PARTS` are now."""
+    return generator_states(), os.getcwd()
 
 
-def changed(before: tuple[Any, Any, str]) -> list[str]:
+def changed(before: tuple[GeneratorStates, str]) -> list[str]:
     """Return which of :data:`PARTS` are not as they were ``before``."""
-    now = hidden_state()
-    drawn = before[1] is not None and not all(map(_same, before[1], now[1]))
-    return [part for part, other in zip(PARTS, (before[0] != now[0], drawn, before[2] != now[2]), strict=True) if other]
+    states, folder = hidden_state()
+    same = (*same_states(before[0], states), before[1] == folder)
+    return [part for part, unchanged in zip(PARTS, same, strict=True) if not unchanged]
 
 
 class Alone:
@@ -38,22 +34,9 @@ class Alone:
         """Return what ``code`` of ``world`` returns. A coroutine is awaited here if its instances take turns."""
         if world.concurrent:
             return code()
-        with self._locks.setdefault(type(world), threading.Lock()):
-            kept, drawn, folder = hidden_state()
+        with self._locks.setdefault(type(world), threading.Lock()), forked_generators():
+            folder = os.getcwd()
             try:
-                value = code()
-                return wait(_whole(value)) if inspect.isawaitable(value) else value
+                return awaited(code())
             finally:
-                random.setstate(kept)
-                if drawn is not None:
-                    sys.modules["numpy"].random.set_state(drawn)
                 os.chdir(folder)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two parts of NumPy's state, of which one is an array, are equal."""
-    return one.tolist() == other.tolist() if hasattr(one, "tolist") else one == other
-
-
-async def _whole(value: Any) -> Any:
-    return await value

@@ -5,10 +5,8 @@ crashes, not against code that means harm. Imports no torch.
 """
 
 import contextlib
-import inspect
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -19,10 +17,11 @@ from typing import Any, NoReturn
 from maporl.config.imports import look_up, told
 from maporl.config.schema import EnvironmentSection
 from maporl.environments import ENVIRONMENTS
-from maporl.environments.adapters.event_loop import wait
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import environment_spec
 from maporl.environments.rooms import raised, readable
+from maporl.event_loop import awaited
+from trl_ext.process.random_states import seed_generators
 from trl_ext.process.servant import Lost, owner, receive, requests, send
 
 HOOKS = ("observe", "reward", "state")
@@ -120,9 +119,7 @@ class _Served:
         return {"forks": "replay" if self._made.forks == "replay" else "no", "has": has}
 
     def reset(self, seed: int, row: dict[str, Any]) -> dict[str, Any]:
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed % 2**32)
+        seed_generators(seed)
         said = self._made.reset(seed, row)
         return {"said": said, "over": self._made.over()}
 
@@ -133,8 +130,7 @@ class _Served:
 
     def call(self, agent: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            value = self._tools[agent][tool].run(**arguments)
-            result = readable(wait(_awaited(value)) if inspect.isawaitable(value) else value)
+            result = readable(awaited(self._tools[agent][tool].run(**arguments)))
         except MemoryError:
             raise
         except BaseException as error:  # as in the trainer's process, even SystemExit is told to the agent
@@ -155,7 +151,3 @@ class _Served:
 
     def close(self) -> None:
         self._made.close()
-
-
-async def _awaited(value: Any) -> Any:
-    return await value

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maporl.environments.adapters.event_loop import Loop
 from maporl.errors import UserError
+from maporl.event_loop import Loop
 from trl_ext.process.waits import taken
 
 MOST = 32
@@ -149,7 +149,7 @@ class Workers:
         """Await a coroutine in the event loop. It is cancelled if it takes too long."""
         began = time.monotonic()
         try:
-            return Outcome(self._loop.wait(_whole(value), seconds))
+            return Outcome(self._loop.wait(value, seconds))
         except TimeoutError as error:  # the tool's own, if it came before its time was up
             return Outcome(late=True) if time.monotonic() - began >= seconds else Outcome(error=error)
 
@@ -193,7 +193,3 @@ class _Row:
         """Return the seconds that the present job may still take."""
         grace = 0.5  # a coroutine is cancelled by its own thread first
         return 1.0 if self.since is None else self.since + self.jobs[self.number].seconds + grace - time.monotonic()
-
-
-async def _whole(value: Any) -> Any:
-    return await value

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from maporl.environments.adapters.event_loop import wait
+from maporl.event_loop import wait
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
 from maporl.tasks.verifiers import Verifiers

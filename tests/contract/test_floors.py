@@ -19,10 +19,11 @@ FLOORS = [
 FRONT = {"maporl", "maporl.__main__", "trl_ext"}
 """The fronts of the packages, which load names of all floors on first use, and the command. Nobody imports them."""
 LIGHT = (
-    "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client",
+    "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
+    "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from maporl import event_loop
 from maporl.environments import workers
-from maporl.environments.adapters import event_loop
-from maporl.environments.adapters.event_loop import CONNECTIONS, OWN_CODE, Loop
 from maporl.environments.adapters.trl import TRLEnvironment
 from maporl.environments.workers import Job, TooManyLeft, Workers
+from maporl.event_loop import CONNECTIONS, OWN_CODE, Loop
 
 RELEASED = threading.Event()
 

@@ -5,16 +5,13 @@ Where vLLM's sleep mode works, vLLM gives its memory back after the dialogues, a
 
 import itertools
 import os
-import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from maporl.config.schema import ColocateSection
@@ -24,6 +21,7 @@ from maporl.team.team import Policy
 from trl_ext.models.adapters import base_state
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
+from trl_ext.process.random_states import forked_generators, forked_rng
 from trl_ext.sampling.options import Sampled
 
 HERE = "vLLM in this process"
@@ -72,7 +70,7 @@ class ColocatedServer(Server):
         self._sleeps = section.sleep and current_platform.is_sleep_mode_available()
         options = llm_options(section, base, policies, share) | {"enable_sleep_mode": self._sleeps} | section.options
         try:
-            with same_random_state():
+            with forked_rng(), forked_generators():  # vLLM seeds them all when it starts
                 self._llm = LLM(**options)
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(
@@ -259,15 +257,3 @@ def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) 
 def _words(error: Exception) -> str:
     """Return an error of vLLM in one line. Its own may have pages."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
-
-
-@contextmanager
-def same_random_state() -> Iterator[None]:
-    """Restore the random states of Python, numpy and torch at the end. vLLM seeds them when it starts."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from maporl.environments.adapters.addresses import check_address
-from maporl.environments.adapters.event_loop import CONNECTIONS, inside, wait
 from maporl.environments.rooms import LARGEST
 from maporl.errors import ConfigError, UserError, install_command
+from maporl.event_loop import CONNECTIONS, inside, wait
 from maporl.hosts import proxy_of
 from maporl.types import Result
 

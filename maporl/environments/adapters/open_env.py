@@ -12,9 +12,9 @@ from typing import Any
 
 from maporl.config.imports import unknown
 from maporl.environments.adapters.addresses import check_address
-from maporl.environments.adapters.event_loop import CONNECTIONS, inside, wait
 from maporl.environments.base import Environment, Tool
 from maporl.errors import ConfigError, install_command
+from maporl.event_loop import CONNECTIONS, inside, wait
 from maporl.hosts import proxy_of
 from maporl.types import Result
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from maporl.environments.adapters.event_loop import inside, wait
 from maporl.environments.base import Environment, Tool, may_pay
 from maporl.errors import ConfigError
+from maporl.event_loop import awaited, inside
 from maporl.types import Result
 
 NOT_TOOLS = ("reset", "get_reward")
@@ -112,8 +112,7 @@ class TRLEnvironment(Environment):
             ConfigError: the instance has no such attribute.
         """
         if hasattr(type(self.made), "get_reward"):
-            paid = self.made.get_reward()
-            return wait(_whole(paid)) if inspect.isawaitable(paid) else paid
+            return awaited(self.made.get_reward())
         if self._reward is None:
             return None
         if not hasattr(self.made, self._reward):
@@ -138,9 +137,7 @@ class TRLEnvironment(Environment):
         for name in ("_close", "close"):
             method = getattr(self.made, name, None)
             if callable(method) and name not in {tool.name for tool in self._tools}:
-                closed = method()
-                if inspect.isawaitable(closed):
-                    wait(_whole(closed))
+                awaited(method())
 
 
 def _is_tool(name: str, method: Any) -> bool:
@@ -201,7 +198,3 @@ def _text_of(blocks: list[Any], where: str) -> str:
 def _failed(error: Exception) -> Result:
     """Return an error as TRL shows it to the model."""
     return Result(str({"error": str(error)}), error="raised")
-
-
-async def _whole(value: Any) -> Any:
-    return await value

@@ -10,6 +10,7 @@ from typing import Any
 from maporl.config.imports import told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.errors import ConfigError, install_command
+from trl_ext.process.random_states import forked_generators
 
 
 @dataclass
@@ -83,13 +84,12 @@ class TextArena(Game):
     @contextmanager
     def _own_generator(self) -> Iterator[None]:
         """Put this game's state of Python's global generator in place, and the process's state back at the end."""
-        outside = random.getstate()
-        random.setstate(self.generator)
-        try:
-            yield
-        finally:
-            self.generator = random.getstate()
-            random.setstate(outside)
+        with forked_generators():
+            random.setstate(self.generator)
+            try:
+                yield
+            finally:
+                self.generator = random.getstate()
 
     def _look(self) -> None:
         with self._own_generator():

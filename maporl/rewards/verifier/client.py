@@ -19,13 +19,13 @@ import tenacity
 
 from maporl.config.schema import TOKEN_VARIABLE, VerifierSection
 from maporl.errors import ConfigError
-from maporl.http_client import BACKOFF, HttpClient, HttpFailure, shown_url
+from maporl.http_client import HttpClient, HttpFailure, persistent, shown_url
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.encoding import encode
 from maporl.rewards.verifier.identity import Identity
 from maporl.rewards.verifier.model import read_record, temperature_of
 from maporl.types import Message
-from trl_ext.process.waits import Threads, pause, result
+from trl_ext.process.waits import Threads, result
 
 logger = logging.getLogger(__name__)
 URLS_VARIABLE = "MAPORL_VERIFIER_URLS"
@@ -49,6 +49,8 @@ class Unavailable(VerifierFailure):
 
     ``retry_after``: the seconds that a busy server asks to be given, else 0.
     """
+
+    passing = True
 
     def __init__(self, url: str, message: str, retry_after: float = 0.0):
         super().__init__(url, message)
@@ -187,17 +189,9 @@ class VerifierClient(Counted):
     def _request(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> Sequence[Outcome]:
         """Try one request until it is answered. All tries have one id, so that a server does not score it twice."""
         request_id = uuid.uuid4().hex
-        patient = self.section.on_failure == "wait"
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Unavailable),
-            stop=tenacity.stop_never if patient else tenacity.stop_after_attempt(self.section.retries + 1),
-            wait=_pause,
-            sleep=pause,
-            before_sleep=self._note_retry,
-            reraise=True,
-        )
+        retries = None if self.section.on_failure == "wait" else self.section.retries
         try:
-            return retrying(self._attempt, request_id, chats, references)
+            return persistent(retries, self._note_retry)(self._attempt, request_id, chats, references)
         except VerifierFailure as failure:
             self.count("failures")
             if self.section.on_failure == "label":
@@ -336,9 +330,3 @@ class VLLM:
         if self.temperature == 1.0 or p in (0.0, 1.0):
             return p
         return 1 / (1 + math.exp(-math.log(p / (1 - p)) / self.temperature))
-
-
-def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds until the next try: the backoff, and at least what the server asked for."""
-    error = state.outcome.exception() if state.outcome else None
-    return max(error.retry_after if isinstance(error, Unavailable) else 0.0, BACKOFF(state))

@@ -32,9 +32,9 @@ from maporl.config.schema import ApiSection, EnvironmentSection, VerifierSection
 from maporl.engines.base import wait_for
 from maporl.engines.openai import client_of
 from maporl.engines.vllm.server import RemoteServer
-from maporl.environments.adapters.event_loop import wait as wait_for_coroutine
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.workers import Job, Workers
+from maporl.event_loop import wait as wait_for_coroutine
 from maporl.http_client import HttpClient, persistent
 from maporl.rewards.verifier.client import VerifierClient
 from maporl.rollout.interleaving import Interleaving
@@ -68,7 +68,7 @@ WAITING = {
     "FileLock", "ProcessPoolExecutor", "Retrying", "ThreadPoolExecutor",
 }  # fmt: skip
 """Names of functions, methods and classes that wait."""
-THROUGH = {"trl_ext.process.waits", "maporl.engines.base", "maporl.environments.adapters.event_loop"}
+THROUGH = {"trl_ext.process.waits", "maporl.engines.base", "maporl.event_loop"}
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
     "is done already": {
@@ -83,7 +83,13 @@ ELSEWHERE = {
         "trl_ext/process/waits.py": {"result"},
     },
     "waits for moments, in `until` or between two checks": {
-        "maporl/environments/adapters/event_loop.py": {"Loop.wait", "Loop._replaced_if_blocked", "_Task", "wait"},
+        "maporl/event_loop.py": {
+            "Loop.wait",
+            "Loop._replaced_if_blocked",
+            "_Task",
+            "wait",
+            "awaited",
+        },
         "maporl/rollout/interleaving.py": {"Interleaving._take"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
@@ -102,7 +108,6 @@ ELSEWHERE = {
     },
     "is in a thread that nobody waits for": {
         "maporl/environments/isolated.py": {"_answer"},
-        "maporl/environments/workers.py": {"Workers._awaited"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle", "RayMember.stacks", "RayMember.answers"},
         "maporl/report/live.py": {"PageSeat.read"},
         "trl_ext/process/interruptions.py": {"leave_soon.leave", "Interruptions._listen"},
@@ -167,7 +172,11 @@ def waits_of(tree):
                 )
                 waits |= name == "join" and (not child.args or "thread" in called.lower())
                 waits |= name == "get" and "timeout" in options
-                through = imported.get(called) in THROUGH or called in ("self.turns.wait", "self.wait")
+                through = imported.get(called) in THROUGH or called in (
+                    "self.turns.wait",
+                    "self.wait",
+                    "self._loop.wait",
+                )
                 if waits and not through and not (name == "Retrying" and "sleep" in options):
                     found.append((own, called))
             visit(child, own)
@@ -185,7 +194,7 @@ def test_every_wait_hears_of_signals_or_is_named_here():
             for place, called in waits_of(ast.parse(path.read_text("utf-8"))):
                 keys = {(file, place), (file, place.split(".")[0]), (package, path.name)} & named
                 met |= keys
-                if not keys and not (file == "maporl/environments/isolated_host.py" and called == "wait"):
+                if not keys:
                     unknown.append(f"{file}: {place}: {called}")
     assert not unknown, (
         "go through trl_ext.process.waits, so that a signal ends them, or are named in ELSEWHERE with the reason"

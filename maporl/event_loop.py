@@ -1,4 +1,4 @@
-"""Event loops of a process, each in a thread of its own, for the coroutines of tools, environments and foreign libraries.
+"""Event loops of a process, each in a thread of its own, for coroutines of users and of libraries. Imports no torch.
 
 What one coroutine opens, such as a connection, others can use only in the same loop. So a loop is shared, and no coroutine
 may end it for the others: what one raises goes to whoever waits for it, a loop that is stopped is started again, and one
@@ -7,10 +7,11 @@ that is blocked by code that does not give way is left alone while a new one tak
 
 import asyncio
 import contextlib
+import inspect
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -52,7 +53,7 @@ class _Thread:
 class _Task:
     """A coroutine that waits to be begun in a loop. It is begun once, by whichever loop comes first to it."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]):
+    def __init__(self, coroutine: Awaitable[Any]):
         self.coroutine = coroutine
         self.done: Future[Any] = Future()
         self.begun = threading.Event()
@@ -69,7 +70,8 @@ class _Task:
     def give_up(self) -> None:
         """Cancel it, or see that it never begins."""
         if self._claim.acquire(blocking=False):
-            self.coroutine.close()
+            if inspect.iscoroutine(self.coroutine):
+                self.coroutine.close()
         elif self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
@@ -89,18 +91,20 @@ class Loop:
 
     Args:
         name: the name of its thread.
+        replaceable: whether another loop takes the place of one that is blocked. What connections belong to is not: they
+            would be lost, and nothing but code of this package runs beside them.
     """
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, replaceable: bool = True):
+        self.name, self.replaceable = name, replaceable
         self.left = 0
         """How many loops were left behind that are still blocked."""
         self._lock = threading.Lock()
         self._running: _Thread | None = None
         self._suspected = False
 
-    def wait(self, coroutine: Coroutine[Any, Any, Value], seconds: float | None = None) -> Value:
-        """Return what a coroutine returns, from a thread without this loop.
+    def wait(self, coroutine: Awaitable[Value], seconds: float | None = None) -> Value:
+        """Return what a coroutine, or another awaitable, returns, from a thread without this loop.
 
         Raises:
             TimeoutError: it took longer than ``seconds``, and was cancelled.
@@ -126,7 +130,7 @@ class Loop:
                 task.give_up()
             raise
 
-    async def inside(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+    async def inside(self, coroutine: Awaitable[Value]) -> Value:
         """Return what a coroutine returns in this loop, from another loop. It is cancelled if the caller is."""
         if self._suspected and self._running is not None:
             await asyncio.to_thread(self._replaced_if_blocked, self._running)
@@ -151,6 +155,8 @@ class Loop:
         """Return whether another loop takes the place of that of ``thread``, because this one is blocked."""
         if self._running is not thread:
             return True
+        if not self.replaceable:
+            return False
         answered = threading.Event()
         thread.loop.call_soon_threadsafe(answered.set)
         if not answered.wait(PATIENCE) and asyncio.current_task(thread.loop) is None:
@@ -175,8 +181,11 @@ def _left(deadline: float | None, most: float) -> float:
     return most if deadline is None else max(0.0, min(most, deadline - time.monotonic()))
 
 
-OWN_CODE, CONNECTIONS = "maporl adapters", "maporl connections"
-"""The loop of coroutines that users wrote, and that of connections to servers, which none of those can block."""
+OWN_CODE, CONNECTIONS, HTTP = "maporl adapters", "maporl connections", "maporl-http"
+"""The loop of coroutines that users wrote, that of connections of libraries, and that of this package's own requests.
+
+None of the first can block those of the others.
+"""
 _LOOPS: dict[tuple[int, str], Loop] = {}
 _LOCK = threading.Lock()
 
@@ -184,10 +193,10 @@ _LOCK = threading.Lock()
 def event_loop(name: str = OWN_CODE) -> Loop:
     """Return a loop of this process, which is started when it is first used. A forked process gets its own."""
     with _LOCK:
-        return _LOOPS.setdefault((os.getpid(), name), Loop(name))
+        return _LOOPS.setdefault((os.getpid(), name), Loop(name, replaceable=name != HTTP))
 
 
-def wait(coroutine: Coroutine[Any, Any, Value], seconds: float | None = None, loop: str = OWN_CODE) -> Value:
+def wait(coroutine: Awaitable[Value], seconds: float | None = None, loop: str = OWN_CODE) -> Value:
     """Return what a coroutine returns, from a thread without this loop.
 
     Raises:
@@ -196,6 +205,11 @@ def wait(coroutine: Coroutine[Any, Any, Value], seconds: float | None = None, lo
     return event_loop(loop).wait(coroutine, seconds)
 
 
-async def inside(coroutine: Coroutine[Any, Any, Value], loop: str = OWN_CODE) -> Value:
+def awaited(value: Any) -> Any:
+    """Return ``value`` of code that may be a coroutine: what it returns if so, and else ``value`` itself."""
+    return wait(value) if inspect.isawaitable(value) else value
+
+
+async def inside(coroutine: Awaitable[Value], loop: str = OWN_CODE) -> Value:
     """Return what a coroutine returns in this loop, from another loop. It is cancelled if the caller is."""
     return await event_loop(loop).inside(coroutine)
