@@ -26,7 +26,7 @@ from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
 
 
 def sections(backend="ray", **cluster):
@@ -47,6 +47,16 @@ def listening(pids):
     return [line.split()[3] for line in shown if any(f"pid={pid}," in line for pid in pids)]
 
 
+def test_a_short_run_in_one_group_is_a_local_one_to_the_bit(tmp_path):
+    """The shortest run that goes through all of it: a group that trains and one process that samples, for one update."""
+    groups = {"team": {"policies": ["ann", "bob"]}}
+    short = {"evaluation": {"questions": 0}}
+    for name, more in (("local", {}), ("ray", {"cluster": {"backend": "ray", "groups": groups}})):
+        run.train(config_of(tmp_path / name, 1, short | more), resume=False, quiet=True)
+    assert_equal(end_of(tmp_path / "ray", 1), end_of(tmp_path / "local", 1))
+
+
+@pytest.mark.slow
 def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_killed(local, tmp_path, monkeypatch):
     """SIGKILL of an engine and of a process that trains, after the first update. Then nothing is left running."""
     psutil = pytest.importorskip("psutil")
@@ -99,6 +109,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
     assert names[:2] == ["ann-engine-0.log", "ann-engine-1.log"] and "bob-learner-0.log" in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp2", "replicated", "zero2", "zero3"])
 def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, tmp_path):
     """Both groups under a strategy of their own, in flow; the checkpoint goes on without Ray."""
@@ -129,6 +140,7 @@ def test_groups_of_two_processes_end_with_the_weights_of_one(strategy, tmp_path)
     assert [line["step"] for line in lines] == [3]
 
 
+@pytest.mark.slow
 def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_path):
     """Three batches in progress over ten updates; an engine is killed, and the run is resumed after eight."""
     options = {"async_depth": 2, "per_device_train_batch_size": 8}
@@ -166,6 +178,7 @@ def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_pa
     assert [json.loads(line)["example"]["id"] for line in lines] == asked
 
 
+@pytest.mark.slow
 def test_a_central_critic_of_a_group_is_saved_and_goes_on(tmp_path):
     options = {"critic": "central", "save_total_limit": 3}
     calm, folder = tmp_path / "calm", tmp_path / "run"
@@ -183,6 +196,7 @@ def test_a_central_critic_of_a_group_is_saved_and_goes_on(tmp_path):
     assert_equal(end_of(folder, 2), end_of(calm, 2))
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_nothing_running_and_its_run_goes_on(local, tmp_path):
     psutil = pytest.importorskip("psutil")
     folder = tmp_path / "run"
@@ -202,6 +216,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_its_run_goes_on(loca
     assert_equal(end_of(folder, 3), local)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkeypatch):
     psutil = pytest.importorskip("psutil")
     monkeypatch.chdir(tmp_path)

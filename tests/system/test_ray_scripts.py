@@ -16,7 +16,8 @@ COMMANDS = {
     "srun": 'told "$@"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "hostname": "echo 10.0.0.7 fe80::1",
     "ray": 'told "$@ $RAY_AUTH_MODE"; [[ "$*" != *--block ]] || exec sleep 60',
-    "python": 'told "$1 $RAY_ADDRESS"; cat > "$LOG.python"',
+    # it waits until all nodes have joined, as the script's program does
+    "python": 'told "$1 $RAY_ADDRESS"; cat > "$LOG.python"; until [[ $(grep -c "block token" "$LOG") -ge 2 ]]; do sleep 0.05; done',
     "maporl": 'told "$@ $RAY_ADDRESS $(stat -c %a "$RAY_AUTH_TOKEN_PATH") $(wc -c < "$RAY_AUTH_TOKEN_PATH")"; exit 3',
 }
 
