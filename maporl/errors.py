@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, one_line
 
-__all__ = ["ConfigError", "Fault", "RunError", "UserError", "install_command", "refuse", "refused"]
+__all__ = ["ConfigError", "Fault", "RunError", "UserError", "install_command", "one_line", "refuse", "refused"]
 
 
 class ConfigError(UserError, ValueError):

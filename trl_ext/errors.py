@@ -9,3 +9,12 @@ class UserError(Exception):
     """
 
     exit_status = 1
+
+
+def one_line(error: object, most: int | None = None) -> str:
+    """Return what an error of a library says, for a message, in one line of at most ``most`` characters.
+
+    >>> one_line(ValueError("no such\\n    file"), 10)
+    'no such fi'
+    """
+    return " ".join(str(error).split())[:most]

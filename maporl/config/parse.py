@@ -25,7 +25,7 @@ from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, parse_yaml, read_yaml_text
 from maporl.config.schema import Config
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, one_line
 from maporl.text import visible
 
 MOST_FAULTS = 8
@@ -147,7 +147,7 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
     except PydanticUserError as error:
         raise ConfigError(
-            f"{where}: {kind_of(kind)} has a field that no configuration can set ({_one_line(error):.200}); give it a type such as "
+            f"{where}: {kind_of(kind)} has a field that no configuration can set ({one_line(error):.200}); give it a type such as "
             "int, or compute it in a cached_property"
         ) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
@@ -256,7 +256,7 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         values = parse_yaml(read_yaml_text(path), str(path))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
-        raise ConfigError(f"{path}: not readable as YAML: {_one_line(error)}{hint}") from None
+        raise ConfigError(f"{path}: not readable as YAML: {one_line(error)}{hint}") from None
     if values is None:
         raise ConfigError(
             f"{path}: is empty; configs/ppo/base.yaml shows every key, configs/ppo/quickstart.yaml a whole run"
@@ -337,7 +337,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
             nested: Any = parse_value(text)
         except yaml.YAMLError as error:
             raise ConfigError(
-                f"--set {visible(override):.80}: the value is not readable as YAML: {_one_line(error)}"
+                f"--set {visible(override):.80}: the value is not readable as YAML: {one_line(error)}"
             ) from None
         for key in reversed(path.split(".")):
             nested = {key: nested}
@@ -377,7 +377,3 @@ def _check_values(values: dict[str, Any], where: str) -> None:
 
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """The character NUL, which no file name holds, and halves of characters, which no UTF-8 holds."""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -8,7 +8,7 @@ from functools import partial
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, one_line
 from maporl.types import Result
 from trl_ext.chat.written_calls import referred
 
@@ -86,7 +86,7 @@ class Tool:
             schema = get_json_schema(function)["function"]
         except Exception as error:  # it raises several kinds that no module of transformers exports
             raise ConfigError(
-                f"tool {called}: {' '.join(str(error).split())[:300]}; give every argument a type, and a line under Args: in "
+                f"tool {called}: {one_line(error, 300)}; give every argument a type, and a line under Args: in "
                 "a Google-style docstring"
             ) from None
         return cls(

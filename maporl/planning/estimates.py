@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from maporl.planning.devices import Device
+from trl_ext.models.shape import Shape, training_bytes
 
 LEARNING = 0.40
 """The share of a device's operations per second that learning reaches."""
@@ -36,57 +37,8 @@ MICROBATCH = 16_384
 CHUNK = 4_096
 """Tokens whose logits exist at one time."""
 
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a base model.
-
-    Args:
-        parameters: the number of its weights.
-        layers: the number of layers.
-        hidden: the width of the model.
-        intermediate: the width inside a block.
-        queries: the width of all query heads.
-        keys: the width of all key heads.
-        vocabulary: the number of tokens.
-        tied: whether the head has the weights of the embedding.
-        adapters: the number of weights of all adapters that are trained on it. 0: all weights are trained.
-    """
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    queries: int
-    keys: int
-    vocabulary: int
-    tied: bool
-    adapters: int = 0
-
-    @property
-    def head(self) -> int:
-        """Return the parameters of the output head."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def body(self) -> int:
-        """Return the parameters without the embedding and the head."""
-        return self.parameters - self.head * (1 if self.tied else 2)
-
-    @property
-    def weights(self) -> float:
-        """Return the bytes of the weights in bfloat16, those of the adapters included."""
-        return 2.0 * (self.parameters + self.adapters)
-
-    @property
-    def sent(self) -> float:
-        """Return the bytes that engines are sent after an update: of the adapters, or of all weights."""
-        return 2.0 * (self.adapters or self.parameters)
-
-    @property
-    def cache(self) -> int:
-        """Return the bytes of the keys and values of a token, in bfloat16."""
-        return 4 * self.layers * self.keys
+TRAINED = 4 + sum(training_bytes(4, "adamw"))
+"""Bytes of a weight that is trained, in float32: itself, its gradient and its two moments."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +126,7 @@ class Rates:
         return cls(flops * LEARNING, flops * READING, flops * READING, device.bandwidth * DECODING, STEP)
 
 
-def update_flops(model: Model, work: Work) -> float:
+def update_flops(model: Shape, work: Work) -> float:
     """Return the operations of an update: a forward for old log-probabilities, one for a reference, and four forwards' worth a pass.
 
     The fourth is the forward that is computed again in the backward pass. With adapters it is three, because the base has no
@@ -189,7 +141,7 @@ def update_flops(model: Model, work: Work) -> float:
 
 
 def update_seconds(
-    model: Model, work: Work, device: Device, ranks: int, spans: bool = False, rates: Rates | None = None
+    model: Shape, work: Work, device: Device, ranks: int, spans: bool = False, rates: Rates | None = None
 ) -> tuple[float, float]:
     """Return the seconds of arithmetic, with the optimizer's, and of moving shards in an update. They overlap, so the larger counts.
 
@@ -213,40 +165,39 @@ def update_seconds(
     return arithmetic, moved / (MOVING * (device.network if spans else device.link))
 
 
-def state_bytes(model: Model, work: Work, ranks: int) -> float:
+def state_bytes(model: Shape, work: Work, ranks: int) -> float:
     """Return the bytes a device that a learner keeps: float32 weights, gradients and two moments, and the reference.
 
     With adapters these are theirs alone, and every device has the whole base, which is the reference too.
     """
     copies = 2 if work.critic else 1
     if model.adapters:
-        return 2 * model.parameters + 16 * copies * model.adapters
-    return (16 * copies + 2 * work.kl) * model.parameters / ranks
+        return 2 * model.parameters + TRAINED * copies * model.adapters
+    return (TRAINED * copies + 2 * work.kl) * model.parameters / ranks
 
 
-def learner_bytes(model: Model, work: Work, ranks: int, others: float = 0.0) -> float:
+def learner_bytes(model: Shape, work: Work, ranks: int, others: float = 0.0) -> float:
     """Return the bytes a device while a learner works. ``others`` are the states of learners that wait on the same devices."""
     block = 0 if model.adapters else model.body / model.layers
     gathered = 2 * 2 * 2 * block  # two blocks of bfloat16 weights, and as much for their gradients
     ends = 0.0 if model.adapters else 6.0 * model.head * (1 if model.tied else 2)
-    activations = MICROBATCH * (2 * model.layers * model.hidden + 16 * model.hidden + 8 * model.intermediate)
-    logits = CHUNK * model.vocabulary * 12
-    return state_bytes(model, work, ranks) + others + gathered + ends + activations + logits + LEARNER
+    moving = model.activations(MICROBATCH, checkpointing=True) + model.logits(CHUNK)
+    return state_bytes(model, work, ranks) + others + gathered + ends + moving + LEARNER
 
 
-def engine_rows(model: Model, work: Work, device: Device, states: float = 0.0) -> int:
+def engine_rows(model: Shape, work: Work, device: Device, states: float = 0.0) -> int:
     """Return the conversations that an engine has room for at one time. ``states`` are the bytes of learners on its device."""
     left = device.memory * (1 - LEFT_FREE) - model.weights - ENGINE - states
-    return max(0, min(MOST_ROWS, round(left / (model.cache * work.conversation))))
+    return max(0, min(MOST_ROWS, round(left / model.kv_cache(work.conversation))))
 
 
-def step_seconds(model: Model, rows: float, context: float, device: Device, rates: Rates | None = None) -> float:
+def step_seconds(model: Shape, rows: float, context: float, device: Device, rates: Rates | None = None) -> float:
     """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it.
 
     Between steps that were measured it is interpolated, and beyond the last one it goes on as between the last two.
     """
     rates = rates or Rates.assumed(device)
-    cache = rows * context * model.cache / rates.bandwidth
+    cache = rows * context * model.kv_cache(1) / rates.bandwidth
     if rates.steps:
         (few, short), (many, long) = next(
             (pair for pair in pairwise(rates.steps) if rows <= pair[1][0]), rates.steps[-2:]
@@ -256,7 +207,7 @@ def step_seconds(model: Model, rows: float, context: float, device: Device, rate
 
 
 def rollout_seconds(
-    model: Model, work: Work, device: Device, replicas: int, rows: float, rates: Rates | None = None
+    model: Shape, work: Work, device: Device, replicas: int, rows: float, rates: Rates | None = None
 ) -> tuple[float, float]:
     """Return the seconds until the mean dialogue is over, and those of the tail, in which the longest answers end alone."""
     if not work.conversations:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from maporl.planning.estimates import Model, Rates, Work, update_flops
+from maporl.planning.estimates import Rates, Work, update_flops
+from trl_ext.models.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,17 @@ class Timings:
     updates: tuple[tuple[Work, float], ...] = ()
 
 
-def fitted(assumed: Rates, model: Model, found: Timings) -> Rates:
+def fitted(assumed: Rates, model: Shape, found: Timings) -> Rates:
     """Return the rates with which the formulas give what was measured. What was not measured stays as ``assumed``.
 
     A step of a single row says how fast weights are read, and so how fast the cache of each row is. What an update takes beside
     its operations is the optimizer's.
     """
     first = found.steps[0]
-    bandwidth = (model.weights + first.context * model.cache) / first.seconds
-    steps = tuple((own.rows, own.seconds - own.rows * own.context * model.cache / bandwidth) for own in found.steps)
+    bandwidth = (model.weights + first.context * model.kv_cache(1)) / first.seconds
+    steps = tuple(
+        (own.rows, own.seconds - own.rows * own.context * model.kv_cache(1) / bandwidth) for own in found.steps
+    )
     rates = replace(
         assumed,
         reading=2 * model.parameters * found.prompted / found.reading,

@@ -3,22 +3,18 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
-
 from maporl.advantages.baselines import baseline_of
 from maporl.backends import groups as backend
 from maporl.config.cluster import ClusterSection
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError
-from maporl.planning.estimates import Model, Work
+from maporl.planning.estimates import Work
 from maporl.planning.placements import Group
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
-from maporl.team.loading import lora_config, policy_names
-from maporl.validation.memory import shape_of
-from trl_ext.models.weights import read_pretrained
+from maporl.team.loading import policy_names
+from maporl.validation.memory import adapter_parameters, shape_of
+from trl_ext.models.shape import Shape
 
 BETWEEN = 100
 """Tokens around the answers that an agent hears, which nothing else says."""
@@ -94,7 +90,7 @@ def _critic(policy: str, section: AgentSection, config: Config) -> str:
     return kind
 
 
-def model_of(sections: Collection[AgentSection]) -> Model:
+def model_of(sections: Collection[AgentSection]) -> Shape:
     """Return the sizes of the model of agents that share one. Its parameters are counted, without weights.
 
     Args:
@@ -106,29 +102,5 @@ def model_of(sections: Collection[AgentSection]) -> Model:
     section = next(iter(sections))
     if section.tiny is not None or section.model is None:
         raise ConfigError("plan: tiny models need no cluster; give the agents models by agents.NAME.model")
-    shape, whole = shape_of(section), read_pretrained(AutoConfig, section.model)
-    text = whole.get_text_config()
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return Model(
-        parameters=shape.parameters,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        intermediate=shape.intermediate,
-        queries=head * heads,
-        keys=shape.keys,
-        vocabulary=shape.vocabulary,
-        tied=bool(whole.tie_word_embeddings),
-        adapters=sum(_adapter_parameters(own) for own in sections if own.lora or own.adapter),
-    )
-
-
-def _adapter_parameters(section: AgentSection) -> int:
-    """Return the number of weights of an agent's adapter, which is built without weights."""
-    options = LoraConfig.from_pretrained(section.adapter) if section.adapter else lora_config(section)
-    options.inference_mode = False  # a saved adapter says that it is not trained
-    with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(
-            read_pretrained(AutoConfig, str(section.model)), trust_remote_code=False
-        )
-        return int(get_peft_model(base, options).get_nb_trainable_parameters()[0])
+    adapters = sum(adapter_parameters(own) for own in sections if own.lora or own.adapter)
+    return replace(shape_of(section), bytes=2, adapters=adapters)  # learners and engines read them in bfloat16

@@ -11,7 +11,6 @@ from maporl.planning.devices import Cluster
 from maporl.planning.estimates import (
     SENDING,
     WAKING,
-    Model,
     Rates,
     Work,
     engine_rows,
@@ -21,6 +20,7 @@ from maporl.planning.estimates import (
     step_seconds,
     update_seconds,
 )
+from trl_ext.models.shape import Shape
 
 Sharing = Literal["sleep", "turns", "apart"]
 BOUNDS = (0, 1, 2, 4, 8)
@@ -44,7 +44,7 @@ class Group:
     """
 
     name: str
-    model: Model
+    model: Shape
     work: Work
     policies: tuple[str, ...] = ()
     trained: bool = True

@@ -20,12 +20,13 @@ from maporl.backends.spec import GroupSpec
 from maporl.config import Config
 from maporl.engines.token_sampler import TokenRow
 from maporl.planning.devices import Cluster
-from maporl.planning.estimates import Model, Rates, Work, state_bytes
+from maporl.planning.estimates import Rates, Work, state_bytes
 from maporl.planning.fitting import Step, Timings, fitted
 from maporl.planning.placements import Group
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.validation.memory import training_on_cpu
 from maporl.validation.threads import threads_of
+from trl_ext.models.shape import Shape
 from trl_ext.ppo.batch import Completion
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.ppo.options import Decoding
@@ -209,7 +210,7 @@ def _growing(size: int, most: int, times: int, measure: Callable[[int], float]) 
     return size, seconds
 
 
-def _ids(drawn: random.Random, model: Model, count: int) -> list[int]:
+def _ids(drawn: random.Random, model: Shape, count: int) -> list[int]:
     return [drawn.randrange(model.vocabulary) for _ in range(count)]
 
 

@@ -67,7 +67,7 @@ def _work(group: Group) -> str:
     learns = "" if group.trained else ", does not learn"
     return (
         f"{group.name}: {', '.join(group.policies or (group.name,))}{learns}; {model.parameters / 1e9:.2f}e9 parameters{adapters}, "
-        f"{model.cache / 1e3:.1f} kB of cache a token; {does}"
+        f"{model.kv_cache(1) / 1e3:.1f} kB of cache a token; {does}"
     )
 
 

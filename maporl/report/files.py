@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from maporl.config.safe_yaml import parse_yaml, read_yaml_text
-from maporl.errors import RunError
+from maporl.errors import RunError, one_line
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
 from maporl.text import visible
@@ -47,7 +47,7 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(read_yaml_text(file), str(file))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise RunError(f"{file}: cannot be read: {' '.join(str(error).split())}") from None
+        raise RunError(f"{file}: cannot be read: {one_line(error)}") from None
     content = content if isinstance(content, dict) else {}
     try:
         _TOLD.validate_python(content, strict=True)

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def _versions() -> list[Finding]:
                 Finding(
                     package,
                     "broken",
-                    f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; pip install {package}",
+                    f"{type(error).__name__}: {one_line(error, 200)}; pip install {package}",
                 )
             )
     return found

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from maporl.config.imports import look_up
+from maporl.errors import one_line
 from maporl.tasks.base import Task, TaskError
 from maporl.types import Example, Grade, Message
 
@@ -134,7 +135,7 @@ def _taskset(use: str, values: dict[str, Any]) -> Any:
     try:
         return kind(config(**values))
     except ValueError as error:
-        raise TaskError(f"task.config: {use} does not take {values!r:.200}: {' '.join(str(error).split())}") from error
+        raise TaskError(f"task.config: {use} does not take {values!r:.200}: {one_line(error)}") from error
 
 
 def _must_be_answerable(task: Any, taskset: Any, use: str) -> None:

@@ -23,7 +23,7 @@ from transformers import (
 
 from maporl.config import Config
 from maporl.config.schema import AgentSection, LoraSection
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, one_line
 from maporl.protocols import turns_of
 from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
@@ -216,7 +216,7 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     except ChatError as error:
         raise ConfigError(f"{where}: {error}, or set {where}.chat_template") from None
     except Exception as error:  # the tokenizers library raises nothing more special
-        said = " ".join(str(error).split())[:200]
+        said = one_line(error, 200)
         raise ConfigError(
             f"{where}: its tokenizer cannot encode a short chat ({type(error).__name__}: {said}); use another tokenizer"
         ) from error

@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 from maporl.config import Config, parse_config, read_yaml
 from maporl.config.imports import with_imports
 from maporl.config.parse import override
-from maporl.errors import RunError, refuse
+from maporl.errors import RunError, one_line, refuse
 from maporl.rewards.likelihood import asks_untrained
 from maporl.storage.run_folder import has_final
 from maporl.team import check
@@ -163,4 +163,4 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return a library's error message, which may have many lines, as one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+    return one_line(error, 200)

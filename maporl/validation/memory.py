@@ -1,27 +1,25 @@
 """Estimate the memory of a run from its configuration. ``maporl check`` prints the estimate."""
 
+import json
 import os
 from functools import cache
 from typing import Any
 
 import torch
+from peft import PeftConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
-from maporl.team.loading import base_owners, policy_names
+from maporl.team.loading import base_owners, lora_config, policy_names
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.learning.memory import EIGHT_BIT, Shape
-from trl_ext.models.weights import read_pretrained
+from trl_ext.models.shape import Shape, training_bytes
+from trl_ext.models.weights import check_adapter_source, read_pretrained
 
 LIBRARIES = 0.55e9
 """Bytes of a CPU process that has imported torch, transformers, PEFT and TRL."""
-ADAM = 2
-"""The number of moments that AdamW keeps for each trained parameter."""
-
-
 FIXED = ("weights", "references", "gradients", "optimizer")
 """The parts of the estimate that do not depend on how much is read at a time."""
 
@@ -50,7 +48,7 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
         shape = shape_of(section)
         adapter = section.lora is not None or section.adapter is not None
         for policy in policy_names(name, section, config):
-            trained = _lora_parameters(shape, section) if adapter else shape.parameters
+            trained = adapter_parameters(section) if adapter else shape.parameters
             key = (section.model, section.dtype) if adapter and section.tiny is None else policy
             if key in bases and not adapter:
                 continue
@@ -65,15 +63,14 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
             if critic == "central" and "central critic" not in bases:  # one for all, whole and in float32
                 bases.add("central critic")
                 parts["weights"] += shape.parameters * 4
-                parts["gradients"] += shape.parameters * 4
-                parts["optimizer"] += shape.parameters * ADAM * (EIGHT_BIT if "8bit" in training.optim else 4)
-            masters = 4 if shape.bytes == 2 else 0  # float32 copies of half-precision weights
+                each = training_bytes(4, training.optim)
+                parts["gradients"] += shape.parameters * each.gradients
+                parts["optimizer"] += shape.parameters * each.moments
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
             parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
-            # one micro-batch has gradients in the dtype of the weights, which are added to float32 sums
-            parts["gradients"] += copies * trained * (4 + (shape.bytes if masters else 0))
-            moment = EIGHT_BIT if "8bit" in training.optim else 4
-            parts["optimizer"] += copies * trained * (masters + ADAM * moment)
+            each = training_bytes(shape.bytes, training.optim)
+            parts["gradients"] += copies * trained * each.gradients
+            parts["optimizer"] += copies * trained * (each.copy + each.moments)
             activations = (2 if critic == "central" else copies) * shape.activations(
                 read, training.gradient_checkpointing
             )
@@ -175,18 +172,36 @@ def shape_of(section: AgentSection) -> Shape:
     return _shape(section.model, section.tiny, section.dtype)
 
 
+def adapter_parameters(section: AgentSection) -> int:
+    """Return the number of weights of an agent's new LoRA, or of its saved adapter. PEFT builds it without weights.
+
+    Raises:
+        WeightsError: the saved one cannot be used here.
+    """
+    options = check_adapter_source(section.adapter) if section.adapter is not None else lora_config(section)
+    return _adapter_parameters(
+        section.model, section.tiny, json.dumps(options.to_dict(), sort_keys=True, default=sorted)
+    )
+
+
 @cache
 def _shape(name: str | None, tiny: TinySection | None, wanted: str) -> Shape:
-    with torch.device("meta"):
-        if tiny is not None:
-            model: Any = build_tiny_model(tiny, build_tiny_tokenizer(tiny))
-        else:
-            model = AutoModelForCausalLM.from_config(read_pretrained(AutoConfig, str(name)), trust_remote_code=False)
+    model = _without_weights(name, tiny)
     return Shape.of(model, model.dtype if wanted == "auto" else getattr(torch, wanted))
 
 
-def _lora_parameters(shape: Shape, section: AgentSection) -> int:
-    """Return the number of parameters of a LoRA on all linear layers. On fewer layers it is smaller."""
-    rank = section.lora.r if section.lora is not None else 16
-    layer = 4 * shape.hidden + 2 * shape.keys + 2 * shape.hidden + 3 * (shape.hidden + shape.intermediate)
-    return rank * layer * shape.layers
+@cache
+def _adapter_parameters(name: str | None, tiny: TinySection | None, adapter: str) -> int:
+    """``adapter`` has the options of PEFT as JSON. Counting takes seconds, so it is done once for equal ones."""
+    options = PeftConfig.from_peft_type(**json.loads(adapter))
+    options.inference_mode = False  # a saved adapter says that it is not trained
+    model = _without_weights(name, tiny)
+    with torch.device("meta"):
+        return int(get_peft_model(model, options).get_nb_trainable_parameters()[0])
+
+
+def _without_weights(name: str | None, tiny: TinySection | None) -> Any:
+    with torch.device("meta"):
+        if tiny is not None:
+            return build_tiny_model(tiny, build_tiny_tokenizer(tiny))
+        return AutoModelForCausalLM.from_config(read_pretrained(AutoConfig, str(name)), trust_remote_code=False)

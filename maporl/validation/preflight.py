@@ -17,7 +17,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
-from maporl.errors import ConfigError, install_command, refuse
+from maporl.errors import ConfigError, install_command, one_line, refuse
 from maporl.loops.plan import check_loop
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
@@ -59,14 +59,14 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
             callback()  # raises an error if its package is not installed
     except (ValueError, RuntimeError, ImportError, AssertionError) as error:
         raise ConfigError(
-            f"training.report_to: {training.report_to} cannot be reported to: {' '.join(str(error).split())}"
+            f"training.report_to: {training.report_to} cannot be reported to: {one_line(error)}"
         ) from None
     try:
         return MultiAgentPPOConfig.from_config(config)
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"training: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"training: {one_line(error)}") from None
 
 
 def _check_bf16(training: TrainingOptions) -> None:
@@ -105,8 +105,7 @@ def _check_schedule(training: TrainingOptions) -> None:
         schedule.step()
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ConfigError(
-            f"training.lr_scheduler_type: {name} cannot be used with lr_scheduler_kwargs {options}: "
-            f"{' '.join(str(error).split())}"
+            f"training.lr_scheduler_type: {name} cannot be used with lr_scheduler_kwargs {options}: {one_line(error)}"
         ) from None
 
 

@@ -20,7 +20,6 @@ from maporl.planning import placements as placing
 from maporl.planning import probe
 from maporl.planning.devices import DEVICES, Cluster, read_cluster
 from maporl.planning.estimates import (
-    Model,
     Rates,
     Work,
     engine_rows,
@@ -38,10 +37,11 @@ from maporl.planning.report import recommended
 from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict, load
+from trl_ext.models.shape import Shape
 
-QWEN = Model(1_543_714_304, 28, 1536, 8960, 1536, 256, 151_936, True)
+QWEN = Shape(1_543_714_304, 28, 1536, 8960, 1536, 256, 151_936, True)
 """Qwen2.5-1.5B."""
-LARGE = Model(8_190_735_360, 36, 4096, 12_288, 4096, 1024, 151_936, False)
+LARGE = Shape(8_190_735_360, 36, 4096, 12_288, 4096, 1024, 151_936, False)
 """Qwen3-8B."""
 SHORT = Work(1024, 2, 200, 612, 512, 1024)
 TAILS = Work(256, 2, 200, 2148, 2048, 16_384)
@@ -54,7 +54,7 @@ def by_sharing(found):
 
 
 def test_two_models_of_1_5_billion_on_eight_h200():
-    assert QWEN.cache == 28_672 and 16 * QWEN.parameters == pytest.approx(24.7e9, rel=0.001)
+    assert QWEN.kv_cache(1) == 28_672 and 16 * QWEN.parameters == pytest.approx(24.7e9, rel=0.001)
     assert SHORT.read == pytest.approx(1.88e6, rel=0.001) and SHORT.sampled == 1_048_576
     assert update_flops(QWEN, SHORT) == pytest.approx(3.4e16, rel=0.01)
     seconds = [update_seconds(QWEN, SHORT, ONE.device, ranks)[0] for ranks in (3, 4, 8)]
@@ -133,7 +133,7 @@ def test_the_bound_that_is_named_is_the_least_with_which_no_update_waits(slowest
 
 
 def test_three_models_of_eight_billion_on_sixteen_h100():
-    assert LARGE.cache == 147_456 and 16 * LARGE.parameters == pytest.approx(131e9, rel=0.001)
+    assert LARGE.kv_cache(1) == 147_456 and 16 * LARGE.parameters == pytest.approx(131e9, rel=0.001)
     assert LONG.read == pytest.approx(2.30e6, rel=0.001) and update_flops(LARGE, LONG) == pytest.approx(
         2.2e17, rel=0.01
     )
@@ -236,7 +236,7 @@ def test_parameters_and_cache_are_those_of_the_model(kind, tmp_path):
     cache = DynamicCache()
     model(torch.arange(10)[None], past_key_values=cache)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert sizes.cache * 10 == held
+    assert sizes.kv_cache(1) * 10 == held
     head = model.get_output_embeddings().weight
     assert sizes.head == head.numel() and sizes.tied == (head is model.get_input_embeddings().weight)
     linear = sum(
@@ -412,7 +412,7 @@ def test_devices_are_shared_in_the_section_if_all_agents_have_a_vllm_that_sleeps
 # -- the probe ------------------------------------------------------------------------------------------------------------
 
 
-SMOL = Model(134_515_008, 30, 576, 1536, 576, 192, 49_152, True)
+SMOL = Shape(134_515_008, 30, 576, 1536, 576, 192, 49_152, True)
 """SmolLM2-135M."""
 
 
@@ -440,7 +440,7 @@ def test_rates_are_fitted_to_what_was_measured():
 
 def test_a_step_is_interpolated_between_those_that_were_measured():
     """The cache of 100 tokens of 23,040 bytes is read as fast as the weights: 269.03 MB and 2.304 MB in 27.13 ms, so 10 GB/s."""
-    assert SMOL.cache == 23_040
+    assert SMOL.kv_cache(1) == 23_040
     steps = tuple(Step(rows, 100, seconds) for rows, seconds in ((1, 0.0271334), (8, 0.06), (32, 0.10)))
     rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(steps, 1024, 1.0))
     assert rates.bandwidth == pytest.approx(10e9, rel=1e-3)

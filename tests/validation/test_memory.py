@@ -4,16 +4,20 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 from half_precision import learner_of, rows_of
+from peft import LoraConfig, get_peft_model
 
 from maporl.config.parse import to_yaml
+from maporl.config.schema import AgentSection, LoraSection, TinySection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
+from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation import memory
 from maporl.validation.load import from_dict
 from maporl.validation.memory import LIBRARIES, estimate
@@ -21,6 +25,7 @@ from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.memory import SHARE, DoesNotFit, limit_microbatches
+from trl_ext.models.shape import Shape
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
 
@@ -64,7 +69,7 @@ def test_tiny_models_need_little_beside_the_libraries(tmp_path):
 
 
 def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradients(monkeypatch):
-    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": {"model": "org/model"}}, "evaluation": {"questions": 0},
@@ -73,14 +78,15 @@ def test_half_precision_weights_have_float32_copies_moments_and_sums_of_gradient
     assert [parts["weights"], parts["references"]] == [2 * 1000, 2 * 1000]
     assert parts["optimizer"] == 1000 * (4 + 2 * 4)
     assert parts["gradients"] == 1000 * (4 + 2), "the sums, and one micro-batch's own"
-    shape.bytes = 4
+    monkeypatch.setattr(memory, "shape_of", lambda section: replace(shape, bytes=4))
     parts = estimate(ResolvedRun(from_dict(values)), longest=10, dialogues=1)
     assert [parts["optimizer"], parts["gradients"]] == [1000 * 2 * 4, 1000 * 4]
 
 
 def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
-    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
+    monkeypatch.setattr(memory, "adapter_parameters", lambda section: 1234)
     agent = {"model": "org/model", "lora": {"r": 4}}
     config = from_dict(
         {
@@ -89,12 +95,24 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
         }
     )  # fmt: skip
     parts = estimate(ResolvedRun(config), longest=10, dialogues=1)
-    adapter = 4 * 2 * (4 * 8 + 2 * 8 + 2 * 8 + 3 * (8 + 16))  # rank x layers x (in + out of q, k, v, o, gate, up, down)
+    adapter = 1234
     assert parts["weights"] == 2 * 1000 + 2 * 2 * adapter, "one base, two adapters"
     assert parts["references"] == 0, "the base without adapters"
     assert parts["optimizer"] == 2 * adapter * (4 + 2 * 4)
     assert parts["activations"] == 2 * 10 * 2 * 2 * (8 * 8 + 4 * 16), "one policy's at a time: two micro-batches"
     assert LIBRARIES < 1e9
+
+
+def test_adapters_are_counted_as_peft_builds_them(tmp_path):
+    tiny = TinySection(alphabet="01:", hidden_size=64, layers=2, heads=2)
+    whole, four = AgentSection(tiny=tiny, lora=LoraSection(r=4)), [4 * 2 * (64 + 64), 4 * 2 * 3 * (64 + 170)]
+    assert memory.adapter_parameters(whole) == four[0] * 4 + four[1], "q, k, v, o, and gate, up, down"
+    few = AgentSection(tiny=tiny, lora=LoraSection(r=4, target_modules=["q_proj", "v_proj"]))
+    assert memory.adapter_parameters(few) == four[0] * 2
+    model = build_tiny_model(tiny, build_tiny_tokenizer(tiny))
+    get_peft_model(model, LoraConfig(r=12, target_modules=["q_proj"], inference_mode=True)).save_pretrained(tmp_path)
+    saved = AgentSection(tiny=tiny, adapter=str(tmp_path))
+    assert memory.adapter_parameters(saved) == 3 * four[0], "its own rank and layers"
 
 
 # -- the device ---------------------------------------------------------------------------------------------------
@@ -165,7 +183,7 @@ def test_a_chosen_limit_cuts_micro_batches_and_changes_no_gradient(tiny, tmp_pat
     ],
 )  # fmt: skip
 def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, changes, message):
-    shape = memory.Shape(1000, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    shape = Shape(1000, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     monkeypatch.setattr(memory, "training_on_cpu", lambda config: False)
     values = {
@@ -187,7 +205,7 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
 
 
 def model_of(monkeypatch, parameters, on_cpu=True, **changes):
-    shape = memory.Shape(parameters, layers=2, hidden=8, intermediate=16, keys=8, vocabulary=100, bytes=2, matrices=())
+    shape = Shape(parameters, 2, hidden=8, intermediate=16, queries=8, keys=8, vocabulary=100, tied=True, bytes=2)
     monkeypatch.setattr(memory, "shape_of", lambda section: shape)
     monkeypatch.setattr(memory, "training_on_cpu", lambda config: on_cpu)  # True or False on every machine
     return from_dict({

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_ext.chat.control_tokens import Tokenizer, control_tokens, encode_pieces, new_mark
 from trl_ext.chat.templates import TemplateFailed, render_template
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, one_line
 
 Message = dict[str, Any]
 
@@ -108,9 +108,7 @@ def render(
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:  # several templates, and none for chats
-        raise ChatError(
-            f"{tokenizer.name_or_path!r}: {' '.join(str(error).split())[:200]}; set one chat template"
-        ) from None
+        raise ChatError(f"{tokenizer.name_or_path!r}: {one_line(error, 200)}; set one chat template") from None
     if template in OWN_TEMPLATES:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
     try:

@@ -9,6 +9,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import ProcessorMixin
 
+from trl_ext.errors import one_line
 from trl_ext.models.adapters import check_adapters
 from trl_ext.models.forward import base_of, rounds, trunk_of
 from trl_ext.models.randomness import evaluating
@@ -158,6 +159,6 @@ def _check_generation(model: Any, where: str) -> None:
         config.validate(strict=True)
     except ValueError as error:
         raise ValueError(
-            f"{where}: its generation configuration could not be saved with it: {' '.join(str(error).split())[:300]} Change "
+            f"{where}: its generation configuration could not be saved with it: {one_line(error, 300)} Change "
             "model.generation_config; what the trainer samples by are its own options"
         ) from None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
 
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, one_line
 from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.metrics import Metrics
@@ -230,7 +230,7 @@ class Learner:
             return copy.deepcopy(self.model)
         except RuntimeError as error:  # torch copies no tensor that another one was computed from, as PEFT ties some
             raise ValueError(
-                f"policy {self.name!r}: its model cannot be copied ({' '.join(str(error).split())[:100]}); use critic 'head' and kl_coef "
+                f"policy {self.name!r}: its model cannot be copied ({one_line(error, 100)}); use critic 'head' and kl_coef "
                 "0, or pass value_model= and ref_model="
             ) from error
 

@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, one_line
 from trl_ext.models.randomness import evaluating
 from trl_ext.process.random_states import forked_rng
 
@@ -301,7 +301,7 @@ def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) ->
                 model.delete_adapter(name)
             raise AdapterError(
                 f"adapter {source!r}: PEFT has no second one of its kind that computes the same "
-                f"({' '.join(str(error).split())[:200]}); {APART}"
+                f"({one_line(error, 200)}); {APART}"
             ) from error
     for parameter in adapter_parameters(model, name).values():
         parameter.requires_grad_(trainable and parameter.is_floating_point())

@@ -16,7 +16,7 @@ import torch
 
 from maporl.config.schema import ColocateSection
 from maporl.engines.vllm.server import Asked, Server, VLLMFailure
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, one_line
 from maporl.team.team import Policy
 from trl_ext.models.adapters import base_state
 from trl_ext.models.forward import base_of
@@ -256,4 +256,4 @@ def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) 
 
 def _words(error: Exception) -> str:
     """Return an error of vLLM in one line. Its own may have pages."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+    return f"{type(error).__name__}: {one_line(error)}"[:600]

@@ -7,7 +7,7 @@ from typing import Any
 
 from maporl.environments.games.base import Game
 from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, one_line
 
 DEFAULT = "FrozenLake-v1"
 
@@ -107,7 +107,7 @@ def _made(env: str, options: dict[str, Any]) -> Any:
         drawn: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in options else {}
         return gymnasium.make(env, **drawn, **options)
     except Exception as error:  # each environment raises its own kinds
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        said = one_line(error, 200).rstrip(".")
         raise ConfigError(
             f"game gymnasium: options.env: {env!r:.80} cannot be made: {type(error).__name__}: {said}; give one of Gymnasium's, "
             f"such as {DEFAULT}"

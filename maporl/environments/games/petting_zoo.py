@@ -10,7 +10,7 @@ from typing import Any, Literal
 from maporl.config.imports import look_up, must_take, told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, one_line
 
 DEFAULT = "classic/tictactoe-v3"
 ALL = "__all__"
@@ -233,7 +233,7 @@ def _made(api: str, env: str, options: dict[str, Any]) -> Any:
     try:
         return pettingzoo.make(api, env, **options)
     except Exception as error:  # each environment raises its own kinds
-        said = " ".join(str(error).split())[:200].rstrip(".")
+        said = one_line(error, 200).rstrip(".")
         raise ConfigError(
             f"game pettingzoo: options.env: {env!r:.80} cannot be made with api {api}: {type(error).__name__}: {said}; give one of "
             f"PettingZoo's, such as {DEFAULT}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from maporl.config.imports import told
 from maporl.environments.games.base import Game, IllegalMove
-from maporl.errors import ConfigError, install_command
+from maporl.errors import ConfigError, install_command, one_line
 from trl_ext.process.random_states import forked_generators
 
 
@@ -68,7 +68,7 @@ class TextArena(Game):
                 if not self.forgive:
                     self.world.state.error_allowance = 0
         except Exception as error:  # each game raises its own kinds
-            said = " ".join(str(error).split())[:200].rstrip(".")
+            said = one_line(error, 200).rstrip(".")
             example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
             raise ConfigError(
                 f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.seated} players: {type(error).__name__}: "

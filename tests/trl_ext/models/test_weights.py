@@ -22,9 +22,10 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from maporl.config.schema import OpponentPool, VerifierSection
+from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError, UserError
 from maporl.rewards.verifier.model import Verifier, VerifierError
+from maporl.schedules import OpponentPool
 from maporl.tasks.base import TaskError
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.team.agents import Agent
