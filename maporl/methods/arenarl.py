@@ -107,7 +107,7 @@ class PairwiseJudge(RewardSource):
 
 
 def build(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the source ``arena`` as a configuration describes it.
+    """Return the source ``arena``: a dialogue's place in a tournament that an agent judges (ArenaRL).
 
     Raises:
         ConfigError: the section names no agent, or no team is played.

@@ -95,7 +95,7 @@ def observed(dialogue: Dialogue, utterance: Utterance) -> str | None:
 
 
 def build(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the source ``annotator`` as a configuration describes it.
+    """Return the source ``annotator``: an agent's label of what an utterance led to (ONI).
 
     Raises:
         ConfigError: the section names no agent, or no team is played.

@@ -3,12 +3,16 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from maporl.rewards.labels import shown_answer
+from maporl.config.schema import RewardSection
+from maporl.rewards.base import FunctionSource, RewardSource, Values
+from maporl.rewards.build import Voices
 from maporl.rewards.rule import Credits, Rule
+from maporl.rewards.scoring import grade_answers
 from maporl.rounding import deviations
+from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 
 
@@ -82,7 +86,7 @@ class Translate(Rule):
         groups: dict[Hashable, list[tuple[int, Utterance, Utterance]]] = defaultdict(list)
         for number, (dialogue, own) in enumerate(zip(dialogues, credits, strict=True)):
             for u in (u for u in dialogue.utterances if u.id in own):
-                if (shown := shown_answer(dialogue, u)) is not None:
+                if (shown := _shown_answer(dialogue, u)) is not None:
                     which = (dialogue.rollout, shown.id) if shown.sample is None else shown.sample
                     groups[u.role or u.agent, which].append((number, u, shown))
         paid: Credits = [{} for _ in dialogues]
@@ -107,6 +111,37 @@ class Translate(Rule):
         if value <= 0:
             return self.unconvincing
         return value if sneaky or _right(shown) else -value
+
+
+def faithful(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return 1 for an answer that says the same as the answer that it was shown, right or wrong, and 0 for another one.
+
+    The task's grader compares them, with the shown answer as the label (faithfulness of arXiv 2602.23248, section 2.1). The value is 0
+    if no final answer can be read in one of the two. What was shown no answer has no value.
+    """
+    grade_answers(dialogues, task)
+    return [[_same_as_shown(d, u, task) for u in d.utterances] for d in dialogues]
+
+
+def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the source ``faithful``: whether an answer is the one that it was shown (arXiv 2602.23248)."""
+    return FunctionSource(faithful)
+
+
+def _same_as_shown(dialogue: Dialogue, utterance: Utterance, task: Task) -> float | None:
+    shown = _shown_answer(dialogue, utterance) if utterance.answers else None
+    if shown is None:
+        return None
+    given = None if shown.grade is None else shown.grade.answer
+    if given is None:
+        return 0.0
+    return float(task.grade(replace(dialogue.asked(utterance), answer=given), utterance.words()).correct is True)
+
+
+def _shown_answer(dialogue: Dialogue, utterance: Utterance) -> Utterance | None:
+    """Return the last answer whose words the utterance was shown, or None."""
+    shown = [u for u in dialogue.utterances if u.id in utterance.parents and u.answers]
+    return shown[-1] if shown else None
 
 
 def _right(u: Utterance) -> bool:

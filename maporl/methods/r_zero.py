@@ -87,5 +87,5 @@ def cluster_shares(texts: Sequence[str]) -> list[float]:
 
 
 def build(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the source ``repeats``, which has no options."""
+    """Return the source ``repeats``: how far a proposed question repeats others of its batch (R-Zero)."""
     return Repeats()

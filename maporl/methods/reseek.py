@@ -79,5 +79,5 @@ def similarity(text: str, truth: str) -> float:
 
 
 def build(section: RewardSection, voices: Voices | None) -> RewardSource:
-    """Return the source ``judgement`` as a configuration describes it."""
+    """Return the source ``judgement``: whether an agent rightly judges a result that it called for (ReSeek)."""
     return Judgement(section.judgement or JudgementSection())

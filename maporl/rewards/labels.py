@@ -1,6 +1,5 @@
 """Reward sources that need no model: right or wrong, readable, near, of the same words, brief. Imports no torch."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 from maporl.rewards.base import RewardSource, Values
@@ -88,32 +87,6 @@ def _true_verdict(dialogue: Dialogue, utterance: Utterance) -> float | None:
     if grade is None or grade.correct is None:
         return None
     return float(bool(utterance.settles) == grade.correct)
-
-
-def shown_answer(dialogue: Dialogue, utterance: Utterance) -> Utterance | None:
-    """Return the last answer whose words the utterance was shown, or None."""
-    shown = [u for u in dialogue.utterances if u.id in utterance.parents and u.answers]
-    return shown[-1] if shown else None
-
-
-def faithful(dialogues: list[Dialogue], task: Task) -> Values:
-    """Return 1 for an answer that says the same as the answer that it was shown, right or wrong, and 0 for another one.
-
-    The task's grader compares them, with the shown answer as the label (faithfulness of arXiv 2602.23248, section 2.1). The value is 0
-    if no final answer can be read in one of the two. What was shown no answer has no value.
-    """
-    grade_answers(dialogues, task)
-    return [[_same_as_shown(d, u, task) for u in d.utterances] for d in dialogues]
-
-
-def _same_as_shown(dialogue: Dialogue, utterance: Utterance, task: Task) -> float | None:
-    shown = shown_answer(dialogue, utterance) if utterance.answers else None
-    if shown is None:
-        return None
-    given = None if shown.grade is None else shown.grade.answer
-    if given is None:
-        return 0.0
-    return float(task.grade(replace(dialogue.asked(utterance), answer=given), utterance.words()).correct is True)
 
 
 def critical_steps(dialogues: list[Dialogue], task: Task) -> Values:

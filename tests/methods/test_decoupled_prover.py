@@ -11,9 +11,9 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.schema import RewardSection, TinySection, VerifierSection
 from maporl.errors import ConfigError
+from maporl.methods.prover_verifier import faithful
 from maporl.protocols import build_protocol
 from maporl.rewards import build_sources
-from maporl.rewards.labels import faithful
 from maporl.rewards.rules import build_rules
 from maporl.rewards.verifier import cotraining
 from maporl.tasks import Arithmetic
