@@ -83,7 +83,7 @@ class ApiSection:
     model: str = option(help="Name of the model at the endpoint.")
     base_url: str | None = option(None, "Address of the endpoint, e.g. http://127.0.0.1:8000/v1. None: OpenAI's own.")
     key_variable: str = option("OPENAI_API_KEY", "Name of the environment variable with the API key.")
-    max_tokens: Positive | None = option(None, "Most tokens of an answer. None: ppo.response_length.")
+    max_tokens: Positive | None = option(None, "Most tokens of an answer. None: as of other agents.")
     temperature: NotNegative | None = option(
         None,
         "Sampling temperature. None: that of the run. Top-p is always that of the run, and the interface has no top-k.",
@@ -350,7 +350,8 @@ class BonusSection:
     )
     mode: Literal["paper", "upstream"] = option(
         "paper",
-        "The incentives as the paper defines them (paper), or as its published code computes them (upstream).",
+        "The incentives as the paper defines them (paper), or as its published code computes them (upstream), "
+        "which subtracts c) and d), and not in the first turn.",
     )
     right: Share = option(0.5, "What counts as right: a score above this.")
     wrong: Share = option(0.5, "What counts as wrong: a score below this.")
@@ -432,8 +433,8 @@ class VerifierSection:
     )
     learn_every: Natural = option(
         0,
-        "Train the verifier, in this process, on graded answers every so many updates, and after the first one "
-        "too; 0: never.",
+        "Train the verifier, in this process, on graded answers every so many updates; 0: never. One that has "
+        "learned nothing yet also learns after the first update.",
     )
     learning_rate: AboveZero = option(1e-5, "Learning rate of the verifier.")
     attn_implementation: Attention | None = option(None, "As for agents.")
@@ -834,7 +835,8 @@ class AdvantageConfig:
     )
     baseline: str = option(
         "critic",
-        "What is subtracted from the return: critic or none; per utterance also all others.",
+        "What is subtracted from the return: critic or none with a return per token, critic with turn_gae and "
+        "chain_gae, and any with the others.",
     )
     scale: str = option("std", "What the difference is divided by.")
     key: tuple[str, ...] = option(
