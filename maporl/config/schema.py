@@ -83,7 +83,7 @@ class ApiSection:
     model: str = option(help="Name of the model at the endpoint.")
     base_url: str | None = option(None, "Address of the endpoint, e.g. http://127.0.0.1:8000/v1. None: OpenAI's own.")
     key_variable: str = option("OPENAI_API_KEY", "Name of the environment variable with the API key.")
-    max_tokens: Positive | None = option(None, "Most tokens of an answer. None: ppo.response_length.")
+    max_tokens: Positive | None = option(None, "Most tokens of an answer. None: as of other agents.")
     temperature: NotNegative | None = option(
         None,
         "Sampling temperature. None: that of the run. Top-p is always that of the run, and the interface has no top-k.",
@@ -350,7 +350,8 @@ class BonusSection:
     )
     mode: Literal["paper", "upstream"] = option(
         "paper",
-        "The incentives as the paper defines them (paper), or as its published code computes them (upstream).",
+        "The incentives as the paper defines them (paper), or as its published code computes them (upstream), "
+        "which subtracts c) and d), and not in the first turn.",
     )
     right: Share = option(0.5, "What counts as right: a score above this.")
     wrong: Share = option(0.5, "What counts as wrong: a score below this.")
@@ -432,8 +433,8 @@ class VerifierSection:
     )
     learn_every: Natural = option(
         0,
-        "Train the verifier, in this process, on graded answers every so many updates, and after the first one "
-        "too; 0: never.",
+        "Train the verifier, in this process, on graded answers every so many updates; 0: never. One that has "
+        "learned nothing yet also learns after the first update.",
     )
     learning_rate: AboveZero = option(1e-5, "Learning rate of the verifier.")
     attn_implementation: Attention | None = option(None, "As for agents.")
@@ -446,28 +447,35 @@ class VerifierSection:
         "first",
         "What it learns from: the first right and the first wrong answer of each question of an update (first), "
         "or all pairs of a right and a wrong one (all).",
+        learning=True,
     )
     learn_from: Literal["new", "all"] = option(
         "new",
         "Learn from new pairs alone (new), or from all since the run began (all).",
+        learning=True,
     )
-    restart: bool = option(False, "Learn from its first weights each time.")
+    restart: bool = option(False, "Learn from its first weights each time.", learning=True)
     output_penalty: NotNegative = option(
         0.0,
         "Weight of its mean squared output in the loss (prover-verifier games, arXiv 2407.13692).",
+        learning=True,
     )
     loss: Literal["pairs", "answers"] = option(
         "pairs",
         "answers: learn from single answers, by the cross-entropy of the score and whether they are right "
         "(decoupled games, arXiv 2602.23248). pairs: learn from pairs.",
+        learning=True,
     )
-    score_penalty: NotNegative = option(0.0, "With loss: answers, the weight of its mean squared score.")
-    epochs: Positive = option(1, "With loss: answers, the number of passes.")
-    authors: tuple[str, ...] = option((), "With loss: answers, the agents whose answers it learns from; empty: all.")
+    score_penalty: NotNegative = option(0.0, "With loss: answers, the weight of its mean squared score.", learning=True)
+    epochs: Positive = option(1, "With loss: answers, the number of passes.", learning=True)
+    authors: tuple[str, ...] = option(
+        (), "With loss: answers, the agents whose answers it learns from; empty: all.", learning=True
+    )
     growth: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(
         1.0,
         "With loss: answers and above 1, each pass draws as many examples as there are, with replacement, from a "
         "mixture of all rounds so far, in which a round weighs `growth` times the one before.",
+        learning=True,
     )
     reads: Literal["answer", "dialogue"] = option(
         "answer",
@@ -495,12 +503,8 @@ class VerifierSection:
                 "pays: only a verifier in this process that does not learn from answers pays its output; remove "
                 f"{'urls' if self.urls else 'learn_every'}, or set pays: probability"
             )
-        learning = (
-            "pairs", "learn_from", "restart", "output_penalty", "loss", "score_penalty", "epochs", "authors", "growth",
-        )  # fmt: skip
-        changed = {
-            f.name for f in dataclasses.fields(self) if f.name in learning and getattr(self, f.name) != f.default
-        }
+        learning = [f for f in dataclasses.fields(self) if f.metadata.get("learning")]
+        changed = {f.name for f in learning if getattr(self, f.name) != f.default}
         if changed and not self.learn_every:
             raise ValueError(f"{min(changed)}: it says how a verifier learns, and this one does not; set learn_every")
         if self.loss == "answers" and self.pairs != "first":
@@ -831,7 +835,8 @@ class AdvantageConfig:
     )
     baseline: str = option(
         "critic",
-        "What is subtracted from the return: critic or none; per utterance also all others.",
+        "What is subtracted from the return: critic or none with a return per token, critic with turn_gae and "
+        "chain_gae, and any with the others.",
     )
     scale: str = option("std", "What the difference is divided by.")
     key: tuple[str, ...] = option(

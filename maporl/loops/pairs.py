@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from maporl.config.numbers import STRICT, Finite, Positive
+from maporl.config.numbers import Finite, Positive, section
 from maporl.errors import RunError
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.rows import Comparison, Pair, Row
@@ -17,7 +15,7 @@ from maporl.rounding import exceeds
 from maporl.types import Dialogue
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Siblings(Builder):
     """Pairs of utterances that were sampled after the same words (MALT's data for DPO, arXiv 2412.01928).
 
@@ -42,7 +40,7 @@ class Siblings(Builder):
         ]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Gap(Builder):
     """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
 
@@ -105,7 +103,7 @@ class Gap(Builder):
         return pairs[: self.per_question]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Comparisons(Gap):
     """Pairs of whole dialogues of one question, of which one is worth more than the other, for a reward model (MARLHF, CoMLRL).
 

@@ -5,10 +5,9 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from maporl.config.loops import RowsStage
-from maporl.config.numbers import STRICT, Positive, PositiveShare
+from maporl.config.numbers import Positive, PositiveShare, section
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.loops.builder import Builder, said
@@ -18,7 +17,7 @@ from maporl.rounding import ROUNDING
 from maporl.types import Dialogue
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class TrajectoryPairs(Gap):
     """Pairs of dialogues of one question, for each policy with all that it said in them, for a critic of turns.
 
@@ -40,7 +39,7 @@ class TrajectoryPairs(Gap):
         return pairs
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class RankHalves(Builder):
     """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are preferred.
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from maporl.config.numbers import STRICT, Finite, Natural, PositiveShare
+from maporl.config.numbers import Finite, Natural, PositiveShare, section
 from maporl.loops.builder import Builder, in_order, said, worth
 from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
@@ -15,7 +14,7 @@ from maporl.rounding import exceeds
 from maporl.types import Dialogue
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Threshold(Builder):
     """Every utterance whose value is greater than ``above`` (MALT's data for SFT, arXiv 2412.01928).
 
@@ -32,7 +31,7 @@ class Threshold(Builder):
         return [row for row in drawn(rows, self.share, "threshold") if isinstance(row, Row)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Signs(Builder):
     """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
 
@@ -43,7 +42,7 @@ class Signs(Builder):
         return [replace(row, good=exceeds(row.value, self.above)) for row, _ in said(dialogues, roles)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class BestOf(Builder):
     """The best dialogue of every question (Optima's data for iSFT, arXiv 2410.08115).
 

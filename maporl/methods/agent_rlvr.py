@@ -5,9 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pydantic.dataclasses import dataclass
-
-from maporl.config.numbers import STRICT, Finite
+from maporl.config.numbers import Finite, section
 from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import differ, same_prompt
 from maporl.loops.rows import Pair, Row
@@ -15,7 +13,7 @@ from maporl.rounding import exceeds
 from maporl.types import Dialogue
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Repair(Builder):
     """Pairs of a right answer to a question and a wrong first answer to it (Agent-RLVR, arXiv 2506.11425).
 

@@ -3,10 +3,8 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from pydantic.dataclasses import dataclass
-
 from maporl.config.loops import RowsStage
-from maporl.config.numbers import STRICT, Finite, Positive
+from maporl.config.numbers import Finite, Positive, section
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.loops.builder import Builder, in_order
@@ -16,7 +14,7 @@ from maporl.text import check_placeholders
 from maporl.types import Dialogue
 
 
-@dataclass(frozen=True, config=STRICT)
+@section()
 class Flatten(Builder):
     """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
 

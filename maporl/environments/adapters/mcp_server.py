@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from maporl.environments.adapters.addresses import check_address
@@ -19,6 +18,7 @@ from maporl.errors import ConfigError, UserError, install_command
 from maporl.event_loop import CONNECTIONS, inside, wait
 from maporl.hosts import proxy_of
 from maporl.types import Result
+from trl_ext.ppo.options import option, options
 
 CLOSED = -32000
 """The code of JSON-RPC with which the package tells that a connection has ended."""
@@ -34,30 +34,27 @@ class ServerGone(UserError, RuntimeError):
     """A server of tools does not start, or cannot be reached. The message names its command or its address."""
 
 
-@dataclass(frozen=True)
+@options(frozen=True)
 class ServerOptions:
     """How a server is started or reached.
-
-    Args:
-        command: the program and its arguments, for a server that talks through its standard input and output. It is
-            not given to a shell.
-        url: the address of a server that is running already.
-        env: the names of environment variables that the program gets besides ``PATH``. It gets no others.
-        network: whether ``url`` may be on another machine.
-        only: the names of the tools that are used. None: all.
-        start_seconds: the most seconds of starting it and asking for its tools.
 
     Raises:
         ConfigError: neither or both of ``command`` and ``url`` are given, the program does not exist, a variable is not
             set, or ``url`` is on another machine without ``network``.
     """
 
-    command: Sequence[str] | None = None
-    url: str | None = None
-    env: Sequence[str] = ()
-    network: bool = False
-    only: Sequence[str] | None = None
-    start_seconds: float = 60.0
+    command: Sequence[str] | None = option(
+        None,
+        "The program and its arguments, for a server that talks through its standard input and output. It is not given to a "
+        "shell.",
+    )
+    url: str | None = option(None, "Address of a server that is running already.")
+    env: Sequence[str] = option(
+        (), "Names of environment variables that the program gets besides `PATH`. It gets no others."
+    )
+    network: bool = option(False, "True: `url` may be on another machine.")
+    only: Sequence[str] | None = option(None, "Names of the tools that are used. None: all.")
+    start_seconds: float = option(60.0, "Most seconds of starting it and asking for its tools.")
 
     def __post_init__(self):
         if (self.command is None) == (self.url is None):
