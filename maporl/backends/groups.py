@@ -7,7 +7,8 @@ from maporl.config import Config
 from maporl.config.cluster import GroupSection
 from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
 from maporl.errors import ConfigError
-from maporl.team.loading import base_key, policy_names
+from maporl.protocols import policy_names
+from maporl.team.loading import base_key
 
 ALONE = 0.85
 """The share of a device's memory that vLLM takes where nothing else is."""

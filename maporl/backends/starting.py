@@ -9,7 +9,7 @@ from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.config import Config
 from maporl.config.schema import AgentSection
-from maporl.team.loading import policy_names
+from maporl.protocols import policy_names
 from maporl.text import printable
 
 

@@ -8,9 +8,10 @@ import torch
 from transformers import set_seed
 
 from maporl.backends.spec import GroupSpec
-from maporl.team.initial import INITIAL, load_initial
+from maporl.storage.run_folder import INITIAL
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
+from maporl.team.weights import load_initial
 from trl_ext.chat.stop_strings import StopStrings
 
 

@@ -74,7 +74,8 @@ def load_team_config(
     if config is not None or given is None or not names_a_team(given):
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
-    from maporl.team.pretrained import read_team, weights_of
+    from maporl.hub.folder import weights_of
+    from maporl.hub.pull import read_team
     from maporl.validation.check import check
 
     settings, folder = read_team(given, [*(set_ or []), *_overrides(values)])

@@ -22,7 +22,7 @@ def push(
 ) -> None:
     """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
     quiet_libraries()
-    from maporl.runs import push as sharing
+    from maporl.hub import push as sharing
 
     pushed = sharing.push(run, name, private, dry_run)
     for path, size in pushed.files:

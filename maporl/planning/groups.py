@@ -10,9 +10,9 @@ from maporl.config.schema import AgentSection, Config
 from maporl.errors import ConfigError
 from maporl.planning.estimates import Work
 from maporl.planning.placements import Group
+from maporl.protocols import policy_names
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
-from maporl.team.loading import policy_names
 from maporl.validation.memory import adapter_parameters, shape_of
 from trl_ext.models.shape import Shape
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from maporl.config import Config, validated
 from maporl.config.imports import look_up
+from maporl.config.schema import AgentSection
 from maporl.errors import ConfigError
 from maporl.protocols.attempts import Attempts
 from maporl.protocols.base import Play, Protocol, must_be_protocol
@@ -119,6 +120,16 @@ def turns_of(config: Config) -> int:
         ConfigError: the section describes no protocol.
     """
     return _build(config.protocol, "protocol").turns
+
+
+def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str, ...]:
+    """Return the names of the policies that speak for an agent, by turn. The last one speaks in all later turns too."""
+    if isinstance(section.policy_per, list):
+        return tuple(section.policy_per)
+    policy = section.policy or agent
+    if section.policy_per == "turn":
+        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns_of(config) + 1))
+    return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
 
 
 __all__ = [

@@ -17,12 +17,12 @@ from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.run import ResolvedRun
+from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
-from maporl.team.initial import INITIAL, check_initial, load_initial, load_unless_received
 from maporl.team.loading import load_agents, load_tokenizers
-from maporl.team.pretrained import has_weights
 from maporl.team.team import Team
+from maporl.team.weights import check_initial, has_weights, load_initial, load_unless_received
 from maporl.training.backend import Backend
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.warm_start import warm_start

@@ -15,6 +15,7 @@ from maporl.config.call_options import CallLimits
 from maporl.config.schema import AgentSection, Config, RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.crossplay import CrossPlay, CrossTeam, Right, final_right, seatings
+from maporl.hub.pull import check_complete, read_team
 from maporl.report.charts import unique_names
 from maporl.report.crossplay import plot_crossplay
 from maporl.report.read import CROSSPLAY
@@ -27,8 +28,8 @@ from maporl.runs.build import find_device, player_of, ready_to_play
 from maporl.tasks import Task, build_task
 from maporl.team.agents import Agent
 from maporl.team.loading import Bases, base_key, load_agents, load_tokenizers
-from maporl.team.pretrained import check_complete, load_trained_weights, read_team
 from maporl.team.team import Team
+from maporl.team.weights import load_trained_weights
 from maporl.validation.check import check
 from trl_ext.files.atomic import replace_file
 from trl_ext.files.paths import below

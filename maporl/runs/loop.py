@@ -31,10 +31,9 @@ from maporl.run import ResolvedRun
 from maporl.runs.build import build_player, find_device, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop_stage import StageRun, save_team, team_with
-from maporl.storage.run_folder import RunFolder, has_final
-from maporl.team.initial import INITIAL
+from maporl.storage.run_folder import FINAL, INITIAL, RunFolder, has_final
 from maporl.text import printable
-from maporl.training.run_record import AFTER, BEFORE, CONFIG, FINAL, RunRecord, record_evaluation
+from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord, record_evaluation
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.lock import RunLock

@@ -28,8 +28,8 @@ from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, ready_to_play
 from maporl.runs.updates import train_by_updates
+from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
-from maporl.team.initial import INITIAL
 from maporl.team.team import Team
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import load_weights, save_policy_weights

@@ -10,8 +10,8 @@ from maporl.run import ResolvedRun
 from maporl.runs.build import build_player, trainer_of
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop import run_loop
-from maporl.storage.run_folder import has_final
-from maporl.training.run_record import AFTER, BEFORE, FINAL, read_evaluation, record_evaluation, release
+from maporl.storage.run_folder import FINAL, has_final
+from maporl.training.run_record import AFTER, BEFORE, read_evaluation, record_evaluation, release
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.process import distributed

@@ -12,9 +12,8 @@ from maporl.config.schema import RewardSection, WarmStartSection
 from maporl.loops.verifiers import FOLDER
 from maporl.rewards.verifier.source import forget_verifiers
 from maporl.runs.build import build_trainer, load_checkpoint_weights
-from maporl.storage.run_folder import RunFolder
+from maporl.storage.run_folder import FINAL, RunFolder
 from maporl.team.team import Team
-from maporl.training.run_record import FINAL
 
 RUN = "run"
 """The folder of a stage in which the updates leave their metrics and dialogues."""

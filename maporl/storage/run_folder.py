@@ -12,7 +12,9 @@ from trl_ext.files.lock import holds_something
 from trl_ext.files.set_aside import ABANDONED, set_aside, set_records_aside
 from trl_ext.process import distributed
 
-RESULTS = ("final", "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
+INITIAL, TOKENIZERS, FINAL = "initial", "tokenizers", "final"
+"""A run's folders of weights: those with which it began, tokenizers of policies that have no weights there, and its end's."""
+RESULTS = (FINAL, "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
 """What the end of a run leaves besides pictures and reports, which are drawn again."""
 
 
@@ -26,7 +28,7 @@ def has_final(folder: Path) -> bool:
     An empty one, which a person or a broken copy has left, would pass for weights that are nowhere. Hidden files, which file
     managers leave, do not count.
     """
-    final = folder / "final"
+    final = folder / FINAL
     if not final.is_dir() or final.is_symlink():
         return False
     files = (path for path in final.rglob("*") if not path.name.startswith("."))

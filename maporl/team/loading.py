@@ -24,7 +24,7 @@ from transformers import (
 from maporl.config import Config
 from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError, one_line
-from maporl.protocols import turns_of
+from maporl.protocols import policy_names
 from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
 from maporl.text import read_users_text
@@ -39,17 +39,6 @@ from trl_ext.models.weights import (
     read_model,
     read_pretrained,
 )
-
-
-def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str, ...]:
-    """Return the names of the policies that speak for an agent, by turn. The last one speaks in all later turns too."""
-    if isinstance(section.policy_per, list):
-        return tuple(section.policy_per)
-    policy = section.policy or agent
-    if section.policy_per == "turn":
-        return tuple(f"{policy}-turn{turn}" for turn in range(1, turns_of(config) + 1))
-    return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
-
 
 Bases = dict[tuple, PeftModel]
 """The base models that adapters share, by :func:`base_key`."""

@@ -5,9 +5,10 @@ folder in which it is saved: one that was built here, and one whose weights were
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from maporl.config.engines import ENGINES, IN_PYTHON
 from maporl.errors import ConfigError
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
-from maporl.team.team import Team
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import save_model, save_policy_weights
@@ -39,7 +39,8 @@ class SavedTeam:
     """What is saved of a team, and where.
 
     Args:
-        team: the team.
+        agents: the team's agents, by name.
+        policies_of: the policies that speak for each agent that has weights, by turn.
         weights: the folder of the policies' weights, as configurations name it.
         tokenizers: the folder of the tokenizers of policies whose weights are not saved.
         everything: whether all policies are saved. Otherwise those are left out that have a name, with which they can
@@ -48,7 +49,8 @@ class SavedTeam:
         only_in_python: what a configuration cannot say of the agents, by its key. :meth:`sections` fills it in.
     """
 
-    team: Team
+    agents: Mapping[str, Agent]
+    policies_of: Mapping[str, tuple[Policy, ...]]
     weights: str
     tokenizers: str
     everything: bool = True
@@ -58,7 +60,7 @@ class SavedTeam:
     def __post_init__(self) -> None:
         self._names: dict[int, str | None] = {}
         self._owners: dict[int, str] = {}  # the policy in whose folder a base model or a tokenizer is saved
-        for name, policy in self._policies():
+        for name, policy in self._policies.items():
             base = base_of(policy.model)
             if id(base) not in self._names:
                 self._names[id(base)] = name_of(policy)
@@ -68,7 +70,7 @@ class SavedTeam:
 
     def save(self, weights: Path, tokenizers: Path) -> None:
         """Write the weights and the tokenizers into two folders. The weights must be whole (``whole_weights``)."""
-        for name, policy in self._policies():
+        for name, policy in self._policies.items():
             if not self._saves_weights(policy):
                 if self._owners[id(policy.tokenizer)] == name:
                     policy.tokenizer.save_pretrained(below(tokenizers, name))
@@ -81,10 +83,10 @@ class SavedTeam:
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
                 save_model(base, below(weights, name) / BASE, base_state(base))
 
-    def _policies(self) -> Iterator[tuple[str, Policy]]:
-        """Return the policies that speak for an agent. Those of past opponents are not described."""
-        spoken = {policy.name for speaking in self.team.policies_of.values() for policy in speaking}
-        return ((name, policy) for name, policy in self.team.policies.items() if name in spoken)
+    @cached_property
+    def _policies(self) -> dict[str, Policy]:
+        """The policies that speak for an agent, by name. Those of past opponents are not described."""
+        return {policy.name: policy for speaking in self.policies_of.values() for policy in speaking}
 
     def config(self, folder: str, **more: Any) -> Config:
         """Return a configuration of the team, with ``more`` sections and ``output_dir: folder``.
@@ -104,19 +106,19 @@ class SavedTeam:
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the configuration's section of each agent."""
-        return {name: self._section(agent) for name, agent in self.team.agents.items()}
+        return {name: self._section(agent) for name, agent in self.agents.items()}
 
     def _section(self, agent: Agent) -> dict[str, Any]:
         section: dict[str, Any] = {"role": agent.role, "system": agent.system} | self._engine(agent)
-        if agent.name in self.team.policies_of:
-            section |= self._model(agent.name, self.team.policies_of[agent.name])
+        if agent.name in self.policies_of:
+            section |= self._model(agent.name, self.policies_of[agent.name])
         return {key: value for key, value in section.items() if value is not None}
 
     def _engine(self, agent: Agent) -> dict[str, Any]:
         """Return the agent's engine and its options. An engine that was passed in Python has no name."""
         options, entry = self.options.get(agent.name), ENGINES.get(agent.engine)
         if entry is None or (entry.section is not None and options is None):
-            if agent.name in self.team.policies_of:  # it can speak without its engine
+            if agent.name in self.policies_of:  # it can speak without its engine
                 self.only_in_python[f"training.engines.{agent.name}"] = f"engine {agent.engine!r}"
                 return {"engine": "transformers"}
             self.only_in_python[f"engines.{agent.name}"] = f"engine {agent.engine!r}"
@@ -170,15 +172,15 @@ class SavedTeam:
         return self.everything or policy.adapter is not None or self._names[id(base_of(policy.model))] is None
 
 
-def save_team(team: Team, folder: Path) -> None:
-    """Save ``team`` in ``folder`` (:meth:`Team.save`).
+def save_team(agents: Mapping[str, Agent], policies_of: Mapping[str, tuple[Policy, ...]], folder: Path) -> None:
+    """Save a team's agents and their policies in ``folder`` (:meth:`maporl.Team.save`).
 
     Raises:
         RunExists: the folder is not empty.
         ConfigError: an agent cannot be described.
     """
     must_be_empty(folder)
-    saved = SavedTeam(team, str(folder), str(folder))
+    saved = SavedTeam(agents, policies_of, str(folder), str(folder))
     config = saved.config(str(folder))
     with new_folder(folder) as partial:
         saved.save(partial, partial)

@@ -12,9 +12,11 @@ from torch import nn
 from maporl.config import Config
 from maporl.config.engines import has_weights
 from maporl.decoding import TeamSampling
+from maporl.hub.pull import check_complete, read_team
 from maporl.team.agents import Agent, Policy, Voice
 from maporl.team.loading import load_agents, load_tokenizers
-from maporl.team.pretrained import check_complete, load_trained_weights, read_team
+from maporl.team.saving import save_team
+from maporl.team.weights import load_trained_weights
 from trl_ext.chat.encoding import check_tokenizer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.files.paths import fault_of_name
@@ -208,9 +210,7 @@ class Team:
             RunExists: the folder is not empty.
             ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
         """
-        from maporl.team.saving import save_team
-
-        save_team(self, Path(folder))
+        save_team(self.agents, self.policies_of, Path(folder))
 
     @classmethod
     def from_config(cls, config: Config, weights: bool = True) -> "Team":

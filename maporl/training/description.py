@@ -143,7 +143,7 @@ class _Description:
         return section
 
     def _protocol(self) -> dict[str, Any]:
-        names, players = tuple(self.team.team.agents), self.parts.speakers
+        names, players = tuple(self.team.agents), self.parts.speakers
         section = self._named("protocol", PROTOCOLS, self.parts.protocol)
         if "protocol" in self.only_in_python:
             return section if players == names else section | {"agents": list(players)}

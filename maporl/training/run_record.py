@@ -20,8 +20,7 @@ from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import RunExists, has_final
-from maporl.team.initial import INITIAL
+from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, has_final
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
@@ -35,7 +34,7 @@ from trl_ext.files.manifest import CheckpointError
 from trl_ext.files.set_aside import ABANDONED, set_aside
 from trl_ext.process import distributed
 
-CONFIG, TOKENIZERS, FINAL, LOGS = "config.yaml", "tokenizers", "final", "logs"
+CONFIG, LOGS = "config.yaml", "logs"
 BEFORE, AFTER = "evaluation_before.json", "evaluation_after.json"
 PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
 """The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""
@@ -78,11 +77,13 @@ class RunRecord:
             ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
         """
         at = str(args.output_dir)
-        self._kept = SavedTeam(team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options)
+        self._kept = SavedTeam(
+            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
+        )
         return self._kept.config(at, seed=args.seed, training={"critic": args.critic, "placement": args.placement})
 
     def keep_team(self) -> None:
-        """Save the described team's weights and tokenizers that have no other name, and empty its models.
+        """Save the described team's weights and tokenizers that have no other name.
 
         A run that is resumed begins with the weights that the folder has.
         """
@@ -93,7 +94,6 @@ class RunRecord:
                     set_aside(self.folder / name, ABANDONED)
             self._begun = True
             self._kept.save(self.folder / INITIAL, self.folder / TOKENIZERS)
-        self._kept.team.drop_weights()
 
     def begin(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
         """Write the configuration, and the weights and tokenizers that have no other name.
@@ -114,7 +114,7 @@ class RunRecord:
     def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
         at = str(parts.args.output_dir)
         saved = self._kept or SavedTeam(
-            team, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
+            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
         )
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG

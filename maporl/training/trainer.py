@@ -248,6 +248,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         with self._undone_if_it_fails():
             if backend is not None and config is None:
                 self.record.keep_team()
+                team.drop_weights()
             self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
             self._build_engines(engines or {}, args)
             if args.async_depth:

@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config, TinySection
 from maporl.errors import ConfigError
+from maporl.protocols import policy_names
 from maporl.run import ResolvedRun
-from maporl.team.loading import base_owners, lora_config, policy_names
+from maporl.team.loading import base_owners, lora_config
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.models.shape import Shape, training_bytes
 from trl_ext.models.weights import check_adapter_source, read_pretrained

@@ -21,10 +21,10 @@ from maporl.config import imports
 from maporl.config.imports import import_folder, import_modules, import_name, is_import, look_up
 from maporl.config.parse import json_schema, to_yaml
 from maporl.errors import ConfigError, UserError
+from maporl.hub.pack import pack
 from maporl.report import metric_panels
 from maporl.report.live import LivePage
 from maporl.report.read import read_run
-from maporl.runs.push import pack
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
 from maporl.validation.load import from_dict, load

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import pytest
 from folders import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -15,13 +16,13 @@ import make_house  # the map of the house, which this test reads
 FLOORS = [
     {room.module for room in rooms} for _, rooms in itertools.groupby(make_house.rooms(), key=lambda room: room.floor)
 ]
-"""From the ground up. Rooms of one floor may import each other, but not in a circle."""
+"""From the ground up. Rooms of one floor may import each other, but neither rooms nor modules do so in a circle."""
 FRONT = {"maporl", "maporl.__main__", "trl_ext"}
 """The fronts of the packages, which load names of all floors on first use, and the command. Nobody imports them."""
 LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
-    "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.rewards.shaping",
+    "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
     "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip
@@ -150,13 +151,14 @@ def test_nothing_but_the_version_is_taken_from_the_front_of_the_package():
     assert not faults, "\n".join(faults)
 
 
-def test_no_rooms_import_each_other_in_a_circle():
-    """Modules of one room may. Every import that is part of a circle of rooms is named."""
-    steps = {(room_of(f.module), room_of(f.imported)): f for f in INSIDE}
+@pytest.mark.parametrize("place_of", [room_of, str], ids=["rooms", "modules"])
+def test_neither_rooms_nor_modules_import_each_other_in_a_circle(place_of):
+    """Imports inside functions count. Every import that is part of a circle is named."""
+    steps = {(place_of(f.module), place_of(f.imported)): f for f in INSIDE}
     steps = {(one, other): f for (one, other), f in steps.items() if one != other and not FRONT & {one, other}}
 
-    def reached(room):
-        found, left = set(), [room]
+    def reached(place):
+        found, left = set(), [place]
         while left:
             here = left.pop()
             nearby = {other for one, other in steps if one == here} - found
@@ -167,7 +169,7 @@ def test_no_rooms_import_each_other_in_a_circle():
     faults = [
         f"{f.where}: {one} imports {other} ({f.imported})" for (one, other), f in steps.items() if one in reached(other)
     ]
-    assert not faults, "imports that close a circle of rooms:\n" + "\n".join(faults)
+    assert not faults, "imports that close a circle:\n" + "\n".join(faults)
 
 
 def test_trl_ext_is_for_people_who_have_trl_alone():

@@ -11,16 +11,18 @@ from folders import ROOT
 from maporl import Team
 from maporl.backends.logs import log_of, write_stacks
 from maporl.config import parse_config
+from maporl.config.agents import section_faults
 from maporl.config.loops import SFTStage, TurnCriticStage
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.errors import ConfigError, RunError, refuse
+from maporl.hub import pull
+from maporl.hub.folder import own_places
 from maporl.loops import stages
 from maporl.runs import build, crossplay, loop_stage
 from maporl.storage.disk_cache import DiskCache
-from maporl.team import check, pretrained
-from maporl.team.initial import load_initial
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
+from maporl.team.weights import load_initial, load_trained_weights
 from maporl.training import sft
 from maporl.training.trainer import MultiAgentPPOTrainer
 from trl_ext.files.paths import UnsafeName, below, fault_of_name, within
@@ -87,10 +89,9 @@ def stage(folder):
 
 
 def record(folder, saves):
-    team = Thing(policies={EVIL: policy()}, policies_of={"ann": [policy()]})
     made = of_class(
         SavedTeam,
-        team=team,
+        policies_of={"ann": [policy()]},
         _owners={id(None): EVIL, id(TOKENIZER): EVIL},
         _names={id(None): "base"},
         _saves_weights=lambda p: saves,
@@ -99,10 +100,10 @@ def record(folder, saves):
 
 
 def read(folder, monkeypatch):
-    rows_of(monkeypatch, pretrained, refuse=None)
+    rows_of(monkeypatch, pull, refuse=None)
     values = {"output_dir": "x", "agents": {"ann": {"model": "org/base", "policy": EVIL}}, "task": {}, "protocol": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    pretrained.read_team(folder)
+    pull.read_team(folder)
 
 
 def rows_of(monkeypatch, module, **returns):
@@ -204,10 +205,10 @@ PLACES = {
     "maporl/runs/loop_stage.py:StageRun._train_on": train_on,
     "maporl/runs/loop_stage.py:StageRun._ranked": rank,
     "maporl/storage/disk_cache.py:DiskCache.__init__": lambda folder, patch: DiskCache(folder, EVIL),
-    "maporl/team/initial.py:load_initial": lambda folder, patch: load_initial([policy()], folder),
-    "maporl/team/pretrained.py:read_team": read,
-    "maporl/team/pretrained.py:check_complete": lambda folder, patch: pretrained.check_complete(config(folder, {"trainable": True}), folder),
-    "maporl/team/pretrained.py:load_trained_weights": lambda folder, patch: pretrained.load_trained_weights({EVIL: policy()}, folder),
+    "maporl/hub/pull.py:read_team": read,
+    "maporl/hub/pull.py:check_complete": lambda folder, patch: pull.check_complete(config(folder, {"trainable": True}), folder),
+    "maporl/team/weights.py:load_initial": lambda folder, patch: load_initial([policy()], folder),
+    "maporl/team/weights.py:load_trained_weights": lambda folder, patch: load_trained_weights({EVIL: policy()}, folder),
     "maporl/team/saving.py:SavedTeam.save": lambda folder, patch: record(folder, saves=True),
     "maporl/team/saving.py:SavedTeam.save, a tokenizer": lambda folder, patch: record(folder, saves=False),
     "maporl/training/sft.py:_train_policies": supervise,
@@ -245,7 +246,7 @@ OTHERWISE = {
     "maporl/runs/dump.py:dump": {"name"},
     "maporl/runs/export.py:export": {"policy.name"},
     "maporl/runs/loop.py:Loop._end": {"policy.name"},
-    "maporl/runs/push.py:pack": {"policy"},
+    "maporl/hub/pack.py:pack": {"policy"},
     "trl_ext/learning/checkpoint.py:save_adapter": {"path.name"},
     # names that stand in the code
     "maporl/report/read.py:RunReader._new": {"name"},
@@ -323,10 +324,10 @@ def test_a_configuration_names_no_folder_elsewhere(tmp_path, key, name):
         ConfigError,
         match=rf"x.yaml: agents.ann.{key}.*: (.* cannot be the name of a folder|expected a text that a file can hold)",
     ):
-        refuse(check.agents(parse_config(values, "x.yaml")), "x.yaml")
+        refuse(section_faults(parse_config(values, "x.yaml")), "x.yaml")
     with pytest.raises(ConfigError, match="names no policy; list one for each turn"):
         refuse(
-            check.agents(parse_config({**values, "agents": {"ann": {"tiny": {}, "policy_per": []}}}, "x.yaml")),
+            section_faults(parse_config({**values, "agents": {"ann": {"tiny": {}, "policy_per": []}}}, "x.yaml")),
             "x.yaml",
         )
 
@@ -338,7 +339,7 @@ def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):
     team.mkdir(parents=True)
     (mine / "thesis.txt").write_text("years of work")
     (mine / "config.json").write_text("mine")
-    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(team))
+    monkeypatch.setattr(pull, "snapshot_download", lambda name, **options: str(team))
     for per in (["ann", str(mine)], [str(mine), "ann"], ["ann", "../../thesis"]):
         values = {**CONFIG, "agents": {"ann": {"model": "org/base", "policy_per": per}}}
         (team / "config.yaml").write_text(yaml.safe_dump(values))
@@ -346,7 +347,7 @@ def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):
             with pytest.raises((ConfigError, UnsafeName, RunError)):
                 Team.from_pretrained(pulled)
     model = {"ann": {"model": f"./{mine}", "tokenizer": f"x/{mine}"}}
-    assert pretrained.own_places(model["ann"], "x", team) == {}, "what begins with a slash is not in the folder"
+    assert own_places(model["ann"], "x", team) == {}, "what begins with a slash is not in the folder"
     assert {p.name: p.read_text() for p in mine.iterdir()} == {"thesis.txt": "years of work", "config.json": "mine"}
 
 

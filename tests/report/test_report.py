@@ -23,6 +23,7 @@ from written_runs import AFTER, HOSTILE, NOTHING, RIGHT, WRONG, data_of, debate,
 from maporl.cli.main import app
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, evaluate_dialogues
+from maporl.hub.push import push
 from maporl.report.charts import charts, compared
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
@@ -33,7 +34,6 @@ from maporl.report.page import as_json, payload, render, write_report
 from maporl.report.read import Recorded, RunReader, read_run
 from maporl.report.story import paired_gain, story, talking_gain
 from maporl.report.terminal import frame, sparkline
-from maporl.runs.push import push
 from maporl.text import LONGEST, visible
 from maporl.types import (
     Call,

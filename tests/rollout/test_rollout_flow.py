@@ -241,7 +241,7 @@ def test_vllm_is_chosen_where_it_is_installed_and_there_is_an_accelerator(tmp_pa
     {"engine": "transformers"}, {"tiny": {}, "model": None}, {"load_in_8bit": True, "lora": {}},
 ])  # fmt: skip
 def test_an_engine_that_is_named_stays_and_so_do_agents_that_vllm_cannot_hold(tmp_path, gpu, change, monkeypatch):
-    monkeypatch.setattr("maporl.team.check.find_spec", lambda name: True, raising=False)
+    monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: True, raising=False)
     assert set(engines(from_dict(values(tmp_path, **change))).values()) == {"transformers"}
 
 

@@ -21,6 +21,8 @@ from written_runs import data_of
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.crossplay import CrossPlay, seatings
+from maporl.hub.folder import weights_of
+from maporl.hub.pull import read_team
 from maporl.report.crossplay import how, section, told
 from maporl.report.page import write_report
 from maporl.report.read import read_run
@@ -28,7 +30,6 @@ from maporl.report.story import story
 from maporl.runs.build import build_player
 from maporl.runs.crossplay import AgentPool, play_crossplay, read_entrants, seats_of, shared_questions
 from maporl.tasks import build_task
-from maporl.team.pretrained import read_team, weights_of
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.ppo.options import GREEDY
 

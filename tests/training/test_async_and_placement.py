@@ -282,7 +282,7 @@ def test_quantised_bases_are_loaded_on_the_device_that_they_are_placed_on(tmp_pa
     monkeypatch.setattr(
         "maporl.team.loading.split", lambda owners, use_cpu: [torch.device("cuda", n) for n in range(len(owners))]
     )
-    monkeypatch.setattr("maporl.team.check.find_spec", lambda name: object())
+    monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: object())
     agents = {name: {"model": f"org/{name}", "lora": {}, bits: True} for name in ("ann", "bob")}
     config = from_dict(values_of(tmp_path, agents))
     with pytest.raises(Loaded):

@@ -39,15 +39,15 @@ from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.scripted import ScriptedEngine
+from maporl.hub import pull
+from maporl.hub.pack import pack
 from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
 from maporl.report.read import read_run
 from maporl.report.story import story
-from maporl.runs.push import pack
 from maporl.runs.train import train
 from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
-from maporl.team import pretrained
 from maporl.types import Ask
 from trl_ext.files.fingerprint import DataChanged
 from trl_ext.files.manifest import CheckpointError
@@ -289,7 +289,7 @@ def test_agents_of_every_kind_come_back_also_from_the_hub(tiny, tmp_path, monkey
         (pushed / path).parent.mkdir(parents=True, exist_ok=True)
         (pushed / path).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     assert str(tmp_path) not in (pushed / "config.yaml").read_text()
-    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(pushed))
+    monkeypatch.setattr(pull, "snapshot_download", lambda name, **options: str(pushed))
     ids = torch.tensor([[3, 4, 5]])
     for loaded in (Team.from_pretrained(run), Team.from_pretrained("org/team", [f"agents.dan.model={tmp_path}/named"])):
         assert list(loaded.policies) == list(original.policies)
@@ -626,9 +626,9 @@ def records(recorded, tmp_path):
 
 
 def everything_told(run, folder=None):
+    from maporl.hub.card import card
     from maporl.report.page import payload
     from maporl.report.terminal import frame
-    from maporl.runs.push import card
 
     record = read_run(run)
     shown = payload([record])

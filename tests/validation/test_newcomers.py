@@ -295,7 +295,7 @@ def test_quantised_models_need_their_package_and_a_model(monkeypatch, bits):
     lora = {"lora": {}, bits: True}
     with pytest.raises(ConfigError, match=rf"agents.ann.{bits}: a tiny model is not quantised"):
         from_dict({**BASE, "agents": {"ann": {"tiny": TINY, **lora}}})
-    monkeypatch.setattr("maporl.team.check.find_spec", lambda name: None)
+    monkeypatch.setattr("maporl.config.agents.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError,
         match=rf"agents.ann.{bits}: needs the package bitsandbytes; install it with: pip install .*\[quantized\]'",

@@ -198,7 +198,7 @@ def test_an_architecture_without_it_is_refused(tmp_path):
 
 
 def test_flash_attention_wants_half_precision_and_a_device(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("maporl.team.check.fault", lambda name: None)
+    monkeypatch.setattr("maporl.config.agents.fault", lambda name: None)
     flash = {"model": str(folder), "attn_implementation": "flash_attention_2"}
     with pytest.raises(ConfigError, match="flash_attention_2 computes no gradients on a CPU"):
         check_attention(from_dict(values_of(tmp_path, flash)))

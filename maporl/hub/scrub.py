@@ -1,15 +1,12 @@
-"""What of a run may become public: the files that a team consists of, and texts without secrets and local paths."""
+"""Take secrets and paths of this machine out of what becomes public. Imports no torch."""
 
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-
-from maporl.errors import RunError
 
 PATHS = (
     "model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "encoder", "folder",
@@ -18,18 +15,6 @@ PATHS = (
 """The keys of a configuration whose values may be folders or files. Their last part stays."""
 ADDRESSES = ("base_url", "urls")
 """The keys of a configuration whose values may be addresses in the machine's network."""
-WEIGHTS = (
-    "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
-    "value_head.safetensors", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
-)  # fmt: skip
-"""The files of a policy that are uploaded as they are: weights, and vocabularies."""
-TEXTS = (
-    "config.json", "generation_config.json", "adapter_config.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "README.md",
-)  # fmt: skip
-"""The files of a policy that are uploaded without secrets and local paths."""
-FOLDERS = (".", "critic")
-"""The folders of a policy that are uploaded."""
 
 TAKEN_OUT = "(taken out)"
 _SECRETS = (
@@ -46,44 +31,6 @@ _SECRET_KEY = re.compile(
 _VARIABLE = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)")
 _PATH = re.compile(r"(file:/*)?(/|~/|\.{1,2}/|[A-Za-z]:[\\/]).*")
 _LONG_PATH = re.compile(r"(file:/*|/|~/)[^\s{}<>|,;:'\"]*[^\s{}<>|,;:'\"/]/[^\s{}<>|,;:'\"]+")
-
-
-def team_files(policies: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
-    """Return the files that a team consists of, by their path in the repository, and the files that are left out.
-
-    ``policies`` maps the folders of the repository to those here.
-
-    Raises:
-        RunError: a file or a folder of the team is a link. It may lead to anything on this machine.
-    """
-    files: dict[str, Path] = {}
-    left_out = []
-    for policy, own in policies.items():
-        inner = tuple(f"{other}/" for other in policies if other.startswith(f"{policy}/"))
-        for path in sorted(own.rglob("*")):
-            inside = path.relative_to(own).as_posix()
-            folder = path.parent.relative_to(own).as_posix()
-            wanted = folder in FOLDERS and any(fnmatchcase(path.name, known) for known in (*WEIGHTS, *TEXTS))
-            if path.is_symlink() and (wanted or inside == "critic"):
-                raise RunError(
-                    f"{path}: is a link, and what it leads to may not be the team's; put a copy of the file in its place"
-                )
-            if wanted and path.is_file():
-                files[f"{policy}/{inside}"] = path
-            elif (path.is_symlink() or not path.is_dir()) and not f"{policy}/{inside}".startswith(inner):
-                left_out.append(f"{policy}/{inside}")
-    return files, left_out
-
-
-def must_not_be_links(*paths: Path) -> None:
-    """Check that none of ``paths`` is a link.
-
-    Raises:
-        RunError: one is. The message names it.
-    """
-    for path in paths:
-        if path.is_symlink():
-            raise RunError(f"{path}: is a link, and what it leads to may not be the team's; put a copy in its place")
 
 
 @dataclass

@@ -14,8 +14,9 @@ from maporl import Team
 from maporl.cli.main import app
 from maporl.config.parse import to_yaml
 from maporl.errors import RunError
+from maporl.hub.pack import pack
+from maporl.hub.push import push
 from maporl.report.read import read_run
-from maporl.runs.push import pack, push
 from maporl.runs.train import train
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict
@@ -194,20 +195,20 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     ],
 )  # fmt: skip
 def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, reach):
-    from maporl.team import pretrained
+    from maporl.hub import pull
 
     config = {"output_dir": "/home/someone", "task": {"name": "toy_sum"}, "agents": {**reach, "zoe": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(tmp_path))
+    monkeypatch.setattr(pull, "snapshot_download", lambda name, **options: str(tmp_path))
     name = next(iter(reach)) if "chat_template" not in reach["ann"] else "bob"
     with pytest.raises(
         RunError, match=rf"org/team: its config.yaml sets agents\.{name}\.\w+.*if you trust it: hf download"
     ):
-        pretrained.read_team("org/team")
+        pull.read_team("org/team")
     harmless = {**config, "agents": {"ann": {"tiny": {}}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(harmless))
-    assert pretrained.read_team("org/team")[0].output_dir == "team", "and not where its author had it"
-    assert pretrained.read_team(tmp_path)[0].output_dir == str(tmp_path)
+    assert pull.read_team("org/team")[0].output_dir == "team", "and not where its author had it"
+    assert pull.read_team(tmp_path)[0].output_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +220,13 @@ def test_a_strangers_configuration_does_not_reach_out(tmp_path, monkeypatch, rea
     ],
 )
 def test_a_strangers_tools_have_no_options_and_no_code(tmp_path, monkeypatch, given):
-    from maporl.team import pretrained
+    from maporl.hub import pull
 
     config = {"output_dir": "x", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}}} | given
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(pretrained, "snapshot_download", lambda name, **options: str(tmp_path))
+    monkeypatch.setattr(pull, "snapshot_download", lambda name, **options: str(tmp_path))
     with pytest.raises(RunError, match=r"org/team: its config.yaml sets (tools|environments)\."):
-        pretrained.read_team("org/team")
+        pull.read_team("org/team")
 
 
 @pytest.mark.parametrize(

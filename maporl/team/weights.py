@@ -1,16 +1,36 @@
-"""The weights with which a run began, in the folder ``initial`` of its output folder."""
+"""Load the weights that a run's folder has: those with which it began, in ``initial``, and those that it trained."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from maporl.hub.folder import weights_of
+from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
-from maporl.team.pretrained import has_weights
 from trl_ext.files.manifest import MANIFEST, DamagedCheckpoint, verify
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError, load_weights
 from trl_ext.models.forward import base_of
 
-INITIAL = "initial"
+
+def has_weights(folder: Path) -> bool:
+    """Return whether ``folder`` is that of a saved model or adapter, and not of a tokenizer alone."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+
+
+def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
+    """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
+
+    Frozen policies are not saved at a run's end. They have at most the weights that they began with, in ``initial/``.
+
+    Raises:
+        CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
+    """
+    for name, policy in policies.items():
+        places = (below(weights_of(folder), name), below(folder / INITIAL, name))
+        own = next((path for path in places if has_weights(path)), None)
+        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
+        if own is not None and not known:
+            load_weights(policy.model, policy.adapter, own)
 
 
 def load_initial(policies: Iterable[Policy], initial: Path) -> None:

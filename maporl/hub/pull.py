@@ -1,4 +1,4 @@
-"""Read a trained team from a run's folder or from the hub, for evaluation, play or further training."""
+"""Find a team's folder here or on the hub, and read its configuration. No model is loaded."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,15 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from maporl.config import Config, parse_config, read_yaml
+from maporl.config.agents import name_faults, section_faults
 from maporl.config.imports import with_imports
 from maporl.config.parse import override
-from maporl.errors import RunError, one_line, refuse
+from maporl.errors import RunError, refuse
+from maporl.hub.folder import first_line, own_places, weights_of
+from maporl.hub.reach import reach_of
+from maporl.protocols import policy_names
 from maporl.rewards.likelihood import asks_untrained
-from maporl.storage.run_folder import has_final
-from maporl.team import check
-from maporl.team.agents import Policy
-from maporl.team.loading import policy_names
-from maporl.team.pulled import reach_of
-from trl_ext.files.paths import UnsafeName, below, within
-from trl_ext.learning.checkpoint import load_weights
+from trl_ext.files.paths import below
 
 
 def find_run(name: str | Path) -> Path:
@@ -47,17 +45,12 @@ def find_run(name: str | Path) -> Path:
         ) from None
 
 
-def weights_of(folder: Path) -> Path:
-    """Return the folder with the policies' folders: ``final`` in a run, and ``folder`` itself in a pushed team."""
-    return folder / "final" if has_final(folder) else folder
-
-
 def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, Path]:
     """Return the configuration of the team ``name``, and its folder.
 
     What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
     started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration from
-    the hub may name things on the hub only (:mod:`maporl.team.pulled`). What ``overrides`` set is the user's own, and may
+    the hub may name things on the hub only (:mod:`maporl.hub.reach`). What ``overrides`` set is the user's own, and may
     name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
     ``only_in_python`` is left with what playing needs.
 
@@ -71,7 +64,7 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
     given = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
-    refuse(check.names(parsed), str(file))
+    refuse(name_faults(parsed), str(file))
     for agent, section in values["agents"].items():
         if section:
             kept = (given.get("agents") or {}).get(agent) or {}
@@ -87,30 +80,10 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
             f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
         )
     config = with_imports(parse_config(values, str(file)), str(file))
-    refuse(check.agents(config), str(file))
+    refuse(section_faults(config), str(file))
     needed = {key: what for key, what in config.only_in_python.items() if not key.startswith("training.")}
     output = str(folder) if local else Path(str(name)).name
     return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder
-
-
-def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
-    """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
-
-    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team that
-    was pushed.
-    """
-    found = {}
-    for key in ("model", "tokenizer", "adapter"):
-        value = section.get(key)
-        for start in (f"{output_dir}/", "./"):
-            if isinstance(value, str) and value.startswith(start):
-                try:
-                    place = within(folder, value.removeprefix(start))
-                except UnsafeName:  # it leads elsewhere, so it is not one of the folder's own places
-                    continue
-                if place.is_dir():
-                    found[key] = str(place)
-    return found
 
 
 def _trained(section: Mapping[str, Any], own: Path) -> dict[str, Any]:
@@ -138,29 +111,3 @@ def check_complete(config: Config, folder: Path) -> None:
     missing = [policy for policy in policies if not below(root, policy).is_dir()]
     if missing:
         raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
-
-
-def has_weights(folder: Path) -> bool:
-    """Return whether ``folder`` is that of a saved model or adapter, and not of a tokenizer alone."""
-    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
-
-
-def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
-    """Load the weights of each policy from the folder of its name in ``policies``, if the run ``folder`` has one.
-
-    Frozen policies are not saved at a run's end. They have at most the weights that they began with, in ``initial/``.
-
-    Raises:
-        CheckpointError: the weights cannot be read, or they are not exactly those of their policy.
-    """
-    for name, policy in policies.items():
-        places = (below(weights_of(folder), name), below(folder / "initial", name))
-        own = next((path for path in places if has_weights(path)), None)
-        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
-        if own is not None and not known:
-            load_weights(policy.model, policy.adapter, own)
-
-
-def first_line(error: BaseException) -> str:
-    """Return a library's error message, which may have many lines, as one line of at most 200 characters."""
-    return one_line(error, 200)

@@ -1,0 +1,113 @@
+"""What is wrong with the sections of agents, before their models are loaded. Imports no torch."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from maporl.config.engines import ENGINES
+from maporl.config.schema import AgentSection, Config
+from maporl.errors import Fault, install_command
+from trl_ext.files.paths import fault_of_name
+from trl_ext.models.attention import fault
+
+
+def section_faults(config: Config) -> Iterator[Fault]:
+    """Yield what is wrong with agents' sections, or differs between agents of one policy."""
+    yield from name_faults(config)
+    for name, agent in config.agents.items():
+        yield from _engine(name, agent)
+        if agent.weights:
+            yield from _weights(name, agent)
+    yield from _policies(config)
+
+
+def name_faults(config: Config) -> Iterator[Fault]:
+    """Yield the names of agents and policies that cannot be those of folders, in which their weights are."""
+    for name, agent in config.agents.items():
+        yield from _folder_name(name, "agents")
+        if agent.policy is not None:
+            yield from _folder_name(agent.policy, f"agents.{name}.policy")
+        if isinstance(agent.policy_per, list):
+            if not agent.policy_per:
+                yield Fault(f"agents.{name}.policy_per", "names no policy", "list one for each turn, or remove it")
+            for policy in agent.policy_per:
+                yield from _folder_name(policy, f"agents.{name}.policy_per")
+
+
+def _folder_name(name: str, key: str) -> Iterator[Fault]:
+    if fault_of_name(name) or not name.replace("_", "").replace("-", "").isalnum():
+        yield Fault(key, f"{name!r} cannot be the name of a folder", "use letters, digits, '-' and '_'")
+
+
+def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
+    """Yield what is wrong with the model of an agent, its files and its quantisation."""
+    key = f"agents.{name}"
+    if (agent.model is None) == (agent.tiny is None):
+        both = "both" if agent.model else "neither"
+        remedy = f"remove one of them, for example with {key}.tiny=null" if agent.model else ""
+        yield Fault(key, f"give either 'model' (a hub name or folder) or 'tiny', got {both}", remedy)
+    for option in ("model", "tokenizer", "adapter"):
+        value = getattr(agent, option)
+        if value is not None and _looks_like_path(value) and not os.path.isdir(value):
+            yield Fault(f"{key}.{option}", f"no folder {value!r}", "expected a folder or a hub name like org/name")
+    for option, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
+        value = getattr(agent, option)
+        if value is not None and os.path.isdir(value) and not os.path.exists(os.path.join(value, file)):
+            yield Fault(
+                f"{key}.{option}",
+                f"the folder {value!r} has no {file}",
+                "expected a folder that save_pretrained wrote, such as a policy's in the folder 'final' of a run",
+            )
+    if agent.attn_implementation is not None and (why := fault(agent.attn_implementation)):
+        yield Fault(f"{key}.attn_implementation", why)
+    bits = [option for option in ("load_in_4bit", "load_in_8bit") if getattr(agent, option)]
+    if len(bits) > 1:
+        yield Fault(key, "load_in_4bit and load_in_8bit exclude each other", "set one of them")
+    if bits and agent.tiny is not None:
+        yield Fault(f"{key}.{bits[0]}", "a tiny model is not quantised", "remove it, or give 'model'")
+    if bits and find_spec("bitsandbytes") is None:
+        command = install_command("quantized")
+        yield Fault(f"{key}.{bits[0]}", "needs the package bitsandbytes", f"install it with: {command}")
+    if bits and agent.lora is None and agent.adapter is None and agent.trainable:
+        remedy = "add lora: {} or set trainable: false"
+        yield Fault(f"{key}.{bits[0]}", "quantised weights cannot be trained", remedy)
+
+
+def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:
+    """Yield what an agent has of another engine's section or lacks of its own, and a model that the engine cannot read."""
+    key = f"agents.{name}"
+    for engine, entry in ENGINES.items():
+        if entry.section is None:
+            continue
+        present = getattr(agent, entry.section) is not None
+        if present and agent.engine != engine:
+            what = f"goes with engine: {engine}, got engine {agent.engine!r}"
+            yield Fault(f"{key}.{entry.section}", what, "give both or neither")
+        if agent.engine == engine and not present:
+            section = f"{key}.{entry.section}, for example {entry.section}: {entry.example}"
+            yield Fault(f"{key}.engine", f"{engine} needs {section}")
+    if agent.engine_options and ENGINES[agent.engine].section is not None:
+        what = f"engine {agent.engine!r} takes its options from {key}.{ENGINES[agent.engine].section}"
+        yield Fault(f"{key}.engine_options", what, "move them there")
+    if ENGINES[agent.engine].serves_folders and agent.tiny is not None:
+        yield Fault(key, f"a tiny model has no folder that {agent.engine} could serve", "give 'model'")
+
+
+def _policies(config: Config) -> Iterator[Fault]:
+    """Yield what agents of one policy say differently of its weights, which they share."""
+    first: dict[str, str] = {}
+    for name, agent in config.agents.items():
+        policy = agent.policy or name
+        other = first.setdefault(policy, name)
+        for key in (
+            "model", "tiny", "lora", "adapter", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "policy_per", "trainable",
+            "learning_rate", "critic",
+        ):  # fmt: skip
+            mine, theirs = getattr(agent, key), getattr(config.agents[other], key)
+            if mine != theirs:
+                what = f"{other!r} and {name!r} share policy {policy!r} but differ in {key}: {theirs!r} and {mine!r}"
+                yield Fault("agents", what, "give them the same, or policies of their own")
+
+
+def _looks_like_path(value: str) -> bool:
+    return value.startswith((".", "/", "~")) or value.count("/") > 1

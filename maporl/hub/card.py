@@ -1,0 +1,102 @@
+"""The README of a pushed team, its card on the hub: how it was trained, how good it is, and how to use it."""
+
+import re
+
+from huggingface_hub import ModelCardData
+
+from maporl.report.failures import failures
+from maporl.report.page import results
+from maporl.report.read import Run
+from maporl.report.story import story
+
+_CARD = """---
+{data}
+---
+
+# {name}
+
+A team of language models that talk to each other, {made} with `maporl`.
+
+{story}
+
+{failures}
+
+{results}
+
+## Use
+
+```python
+from maporl import Team
+
+team = Team.from_pretrained("{name}")  # to evaluate, play with, or train further
+```
+
+```bash
+maporl play {name}    # play in place of one of the agents
+maporl eval {name}    # held-out accuracy per turn
+```
+
+Each policy has a folder with a model or an adapter: {policies}. The folder `critic` in it is for further training
+only. `config.yaml` is what is recorded of the run, and `report.html` is its report.
+
+{method}
+
+## Citation
+
+MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement Learning*, ACL
+2025, arXiv:2502.18439.
+"""
+
+
+def card(run: Run, name: str, policies: list[str]) -> str:
+    """Return the README of a pushed team."""
+    bases = sorted({a["model"] for a in run.agents().values() if is_hub_name(a.get("model") or "")})
+    data = ModelCardData(
+        library_name="maporl",
+        base_model=bases or None,
+        tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
+    )
+    summary = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
+    failed = failures(run)
+    lines = "\n".join(f"- {line['text']}" for line in failed["lines"])
+    return _CARD.format(
+        data=data.to_yaml(),
+        name=name,
+        story=summary,
+        failures=f"**Where it still fails** (counted over {failed['scope']}):\n\n{lines}" if lines else "",
+        results=_results(run),
+        policies=", ".join(f"`{policy}`" for policy in policies),
+        made="trained together" if run.updates() else "saved",
+        method=_method(run),
+    )
+
+
+def _method(run: Run) -> str:
+    """Return the card's section on the training, with what the run's folder tells of it."""
+    updates = run.updates()
+    if not updates:
+        return ""
+    ppo = run.section("ppo")
+    known = {
+        "protocol": run.section("protocol").get("name"),
+        "task": run.section("task").get("name"),
+        "updates": updates[-1]["step"],
+        "objective": ppo.get("objective"),
+        "KL coefficient": ppo.get("kl_coef"),
+    }
+    told = ", ".join(f"{what} `{value}`" for what, value in known.items() if value is not None)
+    return f"## Method\n\nReinforcement learning on the team's own dialogues: {told}."
+
+
+def _results(run: Run) -> str:
+    """Return the report's table of results as Markdown."""
+    shown = [(row, row["after"]) for row in results(run) if row["after"] and row["after"]["value"] is not None]
+    if not shown:
+        return ""
+    rows = [f"| {r['turn']} | {r['who']} | {s['value']:.1%} | {s['low']:.1%} to {s['high']:.1%} |" for r, s in shown]
+    return "\n".join(["| turn | who | right, held out | 95% interval |", "|---|---|---|---|", *rows])
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether ``name`` has the form ORG/NAME."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None
