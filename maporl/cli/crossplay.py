@@ -42,9 +42,10 @@ def crossplay(
     names, overrides = split_words(runs)
     quiet_libraries()
     from maporl.cli.screen import Screen
+    from maporl.crossplay.entrants import read_entrants
+    from maporl.crossplay.play import play_crossplay, write_crossplay
     from maporl.evaluation.tables import crossplay_table
     from maporl.report.crossplay import how, told
-    from maporl.runs.crossplay import play_crossplay, read_entrants, write_crossplay
 
     entrants = read_entrants(names, [*(set_ or []), *overrides])
     play = play_crossplay(entrants, teams)

@@ -13,12 +13,13 @@ from maporl.backends.logs import log_of, write_stacks
 from maporl.config import parse_config
 from maporl.config.agents import section_faults
 from maporl.config.loops import SFTStage, TurnCriticStage
+from maporl.crossplay import entrants
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.errors import ConfigError, RunError, refuse
 from maporl.hub import pull
 from maporl.hub.folder import own_places
 from maporl.loops import stages
-from maporl.runs import build, crossplay, loop_stage
+from maporl.runs import build, loop_stage
 from maporl.storage.disk_cache import DiskCache
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
@@ -192,7 +193,7 @@ PLACES = {
     "maporl/runs/build.py:load_checkpoint_weights": lambda folder, patch: build.load_checkpoint_weights({"a": policy()}, folder),
     "maporl/runs/build.py:_begin_once": lambda folder, patch: begin(folder, patch, exists=False),
     "maporl/runs/build.py:_begin_once, again": lambda folder, patch: begin(folder, patch, exists=True),
-    "maporl/runs/crossplay.py:_check_frozen": lambda folder, patch: crossplay._check_frozen(
+    "maporl/crossplay/entrants.py:_check_frozen": lambda folder, patch: entrants._check_frozen(
         Thing(folder=folder, config=config(folder, {"tiny": {}, "trainable": False}))
     ),
     "maporl/runs/loop_stage.py:team_with": lambda folder, patch: (
