@@ -114,7 +114,8 @@ def random_model(tokenizer: str, folder: str) -> str:
 def cost(name: str, model: str) -> float:
     """Return how many times the tokens of plain PPO an update of the recipe ``name`` costs, with the model in a folder."""
     from maporl.config.parse import read_yaml
-    from maporl.config.recipes import recipe_file, tiny_version
+    from maporl.config.recipes import recipe_file
+    from maporl.playground.tiny_versions import tiny_version
 
     own, values = read_yaml(recipe_file(name)), tiny_version(name, "")
     values |= {"branching": own.get("branching", {}), "evaluation": {"questions": 0}}

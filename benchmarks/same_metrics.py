@@ -34,7 +34,10 @@ RUN = """
 import sys
 from pathlib import Path
 from maporl.config.parse import read_yaml
-from maporl.config.recipes import tiny_version
+try:
+    from maporl.playground.tiny_versions import tiny_version
+except ModuleNotFoundError:  # a checkout from before the playground was a room
+    from maporl.config.recipes import tiny_version
 from maporl.runs.loop import run_loop
 from maporl.runs.train import train
 from maporl.validation.load import from_dict

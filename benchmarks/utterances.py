@@ -19,10 +19,10 @@ from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from maporl.config.schema import TinySection
+from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols.debate import Debate
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks.arithmetic import Arithmetic
 from maporl.team.agents import Agent
 from maporl.team.team import Team
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer

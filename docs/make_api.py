@@ -35,7 +35,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Arithmetic Skills GSM8K Mathematics HotpotQA TinyHops Parts MBPP HumanEval TinyPrograms Triplets Verifiers ANLI TinyGSM FANToM Prompts PromptDataset Mixture Documents Episodes Example Grade TaskError",
+        "Task TASKS Lessons Arithmetic Skills GSM8K Mathematics HotpotQA TinyHops Parts MBPP HumanEval TinyPrograms Triplets Verifiers ANLI TinyGSM FANToM Prompts PromptDataset Mixture Documents Episodes Example Grade TaskError",
     ),
     (
         "Say who speaks when",

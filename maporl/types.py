@@ -137,7 +137,7 @@ class Ask:
         tags: values that the utterance keeps. ``game``, ``seed``, ``state`` and ``action`` are columns for grouping
             advantages.
         taught: the texts of which a warm start teaches the agent a random one here, such as the legal moves of a game.
-            By default the task writes what the agent says (:meth:`maporl.Task.write_reply`).
+            By default the task writes what the agent says (:meth:`maporl.Lessons.write_reply`).
         turn: the number of the agent's new turn, from 0. An agent that was silent in turns skips their numbers. By
             default it is the number after that of its last turn.
         continues: the id of the agent's utterance whose turn goes on, because it called tools. The messages are the

@@ -4,9 +4,9 @@ import pytest
 
 import maporl.run
 from maporl import Chain, Debate
-from maporl.config.recipes import tiny_version
 from maporl.decoding import Sampling
 from maporl.errors import ConfigError
+from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict

@@ -80,7 +80,7 @@ def show(name: Name) -> None:
 def try_(name: Name) -> None:
     """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page. It goes to a new temporary folder."""
     quiet_libraries()
-    from maporl.config.recipes import tiny_version
+    from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report
     from maporl.runs.train import train
     from maporl.storage.run_folder import RunFolder

@@ -952,7 +952,7 @@ class PupilSection:
     gives_in: Share = option(
         0.0,
         "Probability that the agent says what another agent said, where it is shown words of others. A solver of "
-        "protocol `code` writes a program that passes the tests that it is shown (Task.write_agreeing).",
+        "protocol `code` writes a program that passes the tests that it is shown (Lessons.write_agreeing).",
     )
     calls: Share = option(
         0.5,
@@ -975,7 +975,7 @@ class WarmStartSection:
     wrong: Share = option(
         0.3,
         "Probability that an agent is taught something wrong. What it is taught depends on its role "
-        "(Task.write_reply).",
+        "(Lessons.write_reply).",
     )
     agents: dict[str, PupilSection] = option(
         {},
@@ -984,7 +984,7 @@ class WarmStartSection:
     calls: Share = option(
         0.5,
         "Probability that an agent with tools calls one before it answers, where the task writes calls "
-        "(Task.write_calls). After a call it answers rightly.",
+        "(Lessons.write_calls). After a call it answers rightly.",
     )
 
     def pupil(self, agent: str) -> PupilSection:

@@ -12,6 +12,8 @@ from transformers import set_seed
 from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
+from maporl.playground.checks import check_taught
+from maporl.playground.warm_start import warm_start
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
@@ -25,9 +27,7 @@ from maporl.team.team import Team
 from maporl.team.weights import check_initial, has_weights, load_initial, load_unless_received
 from maporl.training.backend import Backend
 from maporl.training.trainer import MultiAgentPPOTrainer
-from maporl.training.warm_start import warm_start
 from maporl.validation.preflight import training_arguments
-from maporl.validation.taught import check_taught
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import write_manifest
 from trl_ext.files.paths import below

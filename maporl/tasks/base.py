@@ -2,16 +2,15 @@
 
 import difflib
 import json
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
-from maporl.types import Call, Example, Grade, Message
+from maporl.types import Example, Grade, Message
 
 
 class TaskError(UserError, ValueError):
@@ -25,6 +24,7 @@ class Task(ABC):
 
     A task is a sequence of :class:`Example`. It is a frozen dataclass whose fields are its options, and it knows its
     ``split`` ("train" or "eval"). To add one, derive a class and put it into ``maporl.tasks.TASKS``.
+    :class:`maporl.Lessons` has what a task may write besides for tiny models, which know nothing before a warm start.
     """
 
     name: ClassVar[str] = "task"
@@ -33,11 +33,6 @@ class Task(ABC):
     """Whether its examples are questions. If not, they only count episodes, and the protocol brings what is asked."""
     answer_form = "Answer: <final answer>"
     """The form in which agents are asked for a final answer."""
-    skills: tuple[str, ...] = ()
-    """The skills that its questions ask for, where a pupil can be taught one of them alone (:meth:`write_by_skill`)."""
-    roles: ClassVar[frozenset[str]] = frozenset()
-    """The roles for which :meth:`write_reply` writes something of their own. Warm starts teach it even where it
-    does not answer the question and is asked for apart from a conversation."""
     mixed: ClassVar[bool] = False
     """Whether its questions are those of several other tasks, each graded by its own."""
     labelled: ClassVar[bool] = True
@@ -88,58 +83,6 @@ class Task(ABC):
     def remark(self) -> str | None:
         """A line for people about how this split was read, or None. ``maporl check`` prints it."""
         return None
-
-    def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
-        """A right or a wrong answer, as a pupil would write it. Warm starts train on such answers.
-
-        Raises:
-            NotImplementedError: the task cannot write answers, and so cannot serve for a warm start.
-        """
-        raise NotImplementedError(f"task {type(self).__name__} cannot write example answers")
-
-    def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """What a pupil says in ``role``, rightly or wrongly, where the protocol does not teach it (``Ask.taught``).
-
-        By default it is an answer in every role, so that whatever a pupil hears can be repeated. A task overrides this
-        where a planner is to learn plans and a solver answers. Roles come from the protocol, or from ``agents.NAME.role``.
-
-        Raises:
-            NotImplementedError: the task cannot write what is said in this role.
-        """
-        return self.write_answer(example, rng, right)
-
-    def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
-        """What a pupil says in ``role`` that agrees with another agent's ``words``, right or wrong. By default it repeats them.
-
-        A task overrides this where to agree is not to repeat: a program agrees with tests that it passes.
-        """
-        return words
-
-    def write_calls(
-        self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
-    ) -> Sequence[tuple[str, dict[str, Any]]]:
-        """The next calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
-
-        ``made`` has the calls that the pupil has made in this turn, with their results. A warm start teaches an agent with
-        tools to make the calls before it answers rightly: one after the other, or at once (``limits.parallel``).
-        """
-        return ()
-
-    def part(self, example: Example, asked: str, role: str | None) -> Example:
-        """The part of ``example`` for which an agent is asked in the words ``asked``. By default it is all of it.
-
-        A warm start teaches an agent that another agent calls to answer the part that it is asked for. It teaches the
-        part in the task's own :attr:`roles` too.
-        """
-        return example
-
-    def write_by_skill(self, example: Example, skill: str) -> str:
-        """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.
-
-        Raises:
-            NotImplementedError: the task has no skills.
-        """
-        raise NotImplementedError(f"task {type(self).__name__} has no skills")
 
     def __iter__(self) -> Iterator[Example]:
         return (self[i] for i in range(len(self)))

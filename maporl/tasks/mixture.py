@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.tasks.base import Task
+from maporl.tasks.lessons import Lessons, lessons_of
 from maporl.tasks.registry import build_task
 from maporl.types import Call, Example, Grade, Message
 
 
 @dataclass(frozen=True)
-class Mixture(Task):
+class Mixture(Lessons, Task):
     """The questions of several tasks, asked and graded each as its own task does it.
 
     ``tasks`` has their sections by a name of your choice: ``{sums: {name: toy_sum}, products: {name: toy_times}}``. The name is
@@ -66,7 +67,7 @@ class Mixture(Task):
     @property
     def roles(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the parts
         """The roles of all parts."""
-        return frozenset[str]().union(*(task.roles for task in self.parts.values()))
+        return frozenset[str]().union(*(lessons_of(task).roles for task in self.parts.values()))
 
     def __len__(self) -> int:
         return sum(self._sizes.values())
@@ -127,22 +128,22 @@ class Mixture(Task):
 
     def write_answer(self, example: Example, rng: random.Random, right: bool) -> str:
         """What a pupil of its own task writes."""
-        return self.part_of(example).write_answer(example, rng, right)
+        return lessons_of(self.part_of(example)).write_answer(example, rng, right)
 
     def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
         """What a pupil of its own task says in ``role``."""
-        return self.part_of(example).write_reply(example, rng, right, role)
+        return lessons_of(self.part_of(example)).write_reply(example, rng, right, role)
 
     def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
         """What a pupil of its own task says in agreement with ``words``."""
-        return self.part_of(example).write_agreeing(example, rng, words, role)
+        return lessons_of(self.part_of(example)).write_agreeing(example, rng, words, role)
 
     def write_calls(
         self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
     ) -> Sequence[tuple[str, dict[str, Any]]]:
         """The calls that its own task teaches."""
-        return self.part_of(example).write_calls(example, tools, made)
+        return lessons_of(self.part_of(example)).write_calls(example, tools, made)
 
     def part(self, example: Example, asked: str, role: str | None) -> Example:
         """The part of the example for which an agent is asked, as its own task finds it."""
-        return self.part_of(example).part(example, asked, role)
+        return lessons_of(self.part_of(example)).part(example, asked, role)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maporl.sandbox.pool import shared_pool
 from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, read_rows
+from maporl.tasks.lessons import Lessons
 from maporl.text import code_of
 from maporl.types import Example, Grade
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ProgramTask(Task):
+class ProgramTask(Lessons, Task):
     """Functions to write, which hidden tests grade in the sandbox.
 
     ``meta`` of an example has the ``entry_point`` (the function's name), the ``reference`` solution, the hidden

@@ -14,6 +14,7 @@ from maporl.rewards import check as rewards
 from maporl.rollout import check as rollout
 from maporl.run import ResolvedRun
 from maporl.tasks import TASKS, build_task
+from maporl.tasks.lessons import lessons_of
 from maporl.team import check as team
 from maporl.team import exchange
 from maporl.team import sampling as team_sampling
@@ -88,6 +89,7 @@ def _task(run: ResolvedRun) -> Iterator[Fault]:
     for agent, pupil in config.warm_start.agents.items():
         if agent not in config.agents:
             yield Fault("warm_start.agents", unknown(agent, config.agents))
-        if pupil.skill is not None and pupil.skill not in task.skills:
-            what = unknown(pupil.skill, task.skills) if task.skills else f"task {name!r} has no skills; remove it"
+        skills = lessons_of(task).skills
+        if pupil.skill is not None and pupil.skill not in skills:
+            what = unknown(pupil.skill, skills) if skills else f"task {name!r} has no skills; remove it"
             yield Fault(f"warm_start.agents.{agent}.skill", what)

@@ -19,6 +19,7 @@ from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.errors import ConfigError, install_command, one_line, refuse
 from maporl.loops.plan import check_loop
+from maporl.playground.checks import check_taught, check_taught_calls
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
@@ -34,7 +35,6 @@ from maporl.validation.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
 from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
-from maporl.validation.taught import check_taught, check_taught_calls
 from maporl.validation.threads import threads_of
 from maporl.validation.tool_checks import check_tools
 from trl_ext.process.devices import accelerator

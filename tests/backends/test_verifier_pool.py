@@ -9,6 +9,7 @@ import pytest
 import torch
 from fake_groups import Thread, config_of
 
+from maporl import Arithmetic
 from maporl.backends.ray_backend import RayBackend
 from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_pool import VerifierPool
@@ -19,7 +20,6 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.model import Verifier
 from maporl.rewards.verifier.source import ServedVerifier, load_verifier
 from maporl.run import ResolvedRun
-from maporl.tasks import Arithmetic
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.cluster import check_cluster

@@ -422,7 +422,12 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     config = from_dict(values_of(tmp_path, "py_h"))
     assert config.pythonpath == [str(tmp_path / "project")]
-    assert from_dict(values_of(tmp_path, "py_h", task={"name": "maporl.tasks:Arithmetic"}, schedule={})).seed == 0
+    assert (
+        from_dict(
+            values_of(tmp_path, "py_h", task={"name": "maporl.playground.arithmetic:Arithmetic"}, schedule={})
+        ).seed
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

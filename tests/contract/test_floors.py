@@ -22,7 +22,8 @@ FRONT = {"maporl", "maporl.__main__", "trl_ext"}
 LIGHT = (
     "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
-    "maporl.evaluation", "maporl.tasks", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
+    "maporl.evaluation", "maporl.tasks", "maporl.playground.tiny_programs", "maporl.playground.parts", "maporl.playground.hops",
+    "maporl.playground.arithmetic", "maporl.playground.tiny_versions", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
     "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
     "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip

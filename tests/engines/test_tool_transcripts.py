@@ -3,6 +3,7 @@
 import pytest
 from tool_models import SayingEngine, characters, digest, trl_template
 
+from maporl import Arithmetic
 from maporl.engines.transcript import conversations
 from maporl.environments.base import Tool
 from maporl.environments.build import ToolGrant
@@ -11,7 +12,6 @@ from maporl.protocols import Protocol
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import Arithmetic
 from maporl.team.agents import Voice
 from maporl.types import Ask, Example, TurnEnd
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE

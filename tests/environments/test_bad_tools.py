@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from folders import SUPPORT
 
+from maporl import Arithmetic
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import EnvironmentSection
 from maporl.engines.scripted import ScriptedEngine
@@ -22,7 +23,6 @@ from maporl.protocols import Chain
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import Arithmetic
 from maporl.types import Example, Result, TurnEnd, from_json, to_json
 from trl_ext.ppo.options import Decoding
 

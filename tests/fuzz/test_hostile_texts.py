@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 from hostile_texts import MADE, MATHEMATICS
 
+from maporl import Arithmetic, Skills
 from maporl.config.schema import ArenaSection, JudgeSection
 from maporl.environments.games import plans
 from maporl.evaluation.metrics import evaluate_dialogues
@@ -17,7 +18,7 @@ from maporl.report.read import Recorded
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import label, near, readable
-from maporl.tasks import ANLI, GSM8K, Arithmetic, Episodes, Mathematics, Skills, TinyGSM
+from maporl.tasks import ANLI, GSM8K, Episodes, Mathematics, TinyGSM
 from maporl.tasks.grading.answers import LONGEST_LABEL, LONGEST_TEXT, same_answer
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.tinygsm import labelling_function, whole_number

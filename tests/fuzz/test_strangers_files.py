@@ -291,7 +291,7 @@ def test_a_team_from_the_hub_imports_nothing(hub, monkeypatch, tmp_path, key, va
 def test_what_the_user_names_for_a_team_from_the_hub_is_the_users_own(hub, tmp_path, monkeypatch):
     """A module in the present folder, never one that came with the team."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_n.py").write_text("from maporl.tasks import Arithmetic\n\nReversal = Arithmetic\n")
+    (tmp_path / "own_n.py").write_text("from maporl import Arithmetic\n\nReversal = Arithmetic\n")
     (tmp_path / "cache/snapshot/own_n.py").write_text(SPY)
     hub(put(HARMLESS, "task.name", "own_n:Reversal"))
     with pytest.raises(RunError, match=r"sets task\.name='own_n:Reversal'"):

@@ -5,6 +5,7 @@ import json
 import pytest
 from scripted_training import recipe_values
 
+from maporl import Arithmetic
 from maporl.config.schema import TinySection
 from maporl.errors import ConfigError
 from maporl.loops.flattened import encoded
@@ -12,7 +13,6 @@ from maporl.loops.plan import stages_of
 from maporl.loops.stages import sft_rows
 from maporl.methods.chain_of_agents import Flatten
 from maporl.runs.loop import run_loop
-from maporl.tasks import Arithmetic
 from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Call, Dialogue, Example, Result, Utterance
 from maporl.validation.load import from_dict

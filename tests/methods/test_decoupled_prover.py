@@ -9,6 +9,7 @@ import pytest
 import torch
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
+from maporl import Arithmetic
 from maporl.config.schema import RewardSection, TinySection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.methods.prover_verifier import faithful
@@ -16,7 +17,6 @@ from maporl.protocols import build_protocol
 from maporl.rewards import build_sources
 from maporl.rewards.rules import build_rules
 from maporl.rewards.verifier import cotraining
-from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 

@@ -13,7 +13,7 @@ from maporl import Dialogue, Example, Utterance
 from maporl.config.schema import AnnotatorSection
 from maporl.errors import ConfigError
 from maporl.methods.oni import Annotator, observed
-from maporl.tasks.arithmetic import Arithmetic
+from maporl.playground.arithmetic import Arithmetic
 from maporl.types import Call, Result
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -10,7 +10,6 @@ import torch
 from scripted_training import recipe_values, sampled
 
 from maporl.config.loops import DPOStage
-from maporl.config.recipes import tiny_version
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError, RunError
 from maporl.loops import stages
@@ -18,6 +17,7 @@ from maporl.loops.rows import Pair, Row
 from maporl.loops.singles import BestOf, Threshold
 from maporl.loops.stages import completion_logprobs, train_stage
 from maporl.methods.agent_rlvr import Repair
+from maporl.playground.tiny_versions import tiny_version
 from maporl.rewards import assign_credit, build_sources
 from maporl.rewards.scoring import weighted_scores
 from maporl.run import ResolvedRun

@@ -15,8 +15,9 @@ from recipe_lengths import BRIEF, LONGER
 
 from maporl.config import files
 from maporl.config.files import recipe_folder
-from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, index_page, recipe_files, tiny_version
+from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, index_page, recipe_files
 from maporl.errors import ConfigError
+from maporl.playground.tiny_versions import tiny_version
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict, load

@@ -3,13 +3,13 @@
 import pytest
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
+from maporl import Arithmetic
 from maporl.config.schema import JudgementSection
 from maporl.errors import ConfigError
 from maporl.methods.reseek import Judgement, similarity
 from maporl.protocols import CallReturn
 from maporl.runs.build import build_trainer
 from maporl.storage.run_folder import RunFolder
-from maporl.tasks import Arithmetic
 from maporl.types import Call, Dialogue, Example, Result, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from scripted_training import played, recipe_values, rows, sampled, scripted_trainer
 
+from maporl import Arithmetic
 from maporl.config.loops import PPOStage, RewardStage, SFTStage
 from maporl.errors import ConfigError, RunError
 from maporl.loops.pairs import Comparisons
@@ -22,7 +23,6 @@ from maporl.rewards.verifier.encoding import chat_of, joint_text
 from maporl.rewards.verifier.model import last_outputs
 from maporl.rewards.verifier.source import dialogue_source
 from maporl.runs.loop import run_loop
-from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Utterance, from_json
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -8,8 +8,8 @@ from folders import ROOT
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.parse import read_yaml
-from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
+from maporl.playground.tiny_versions import tiny_version
 from maporl.protocols import turns_of
 from maporl.run import ResolvedRun
 from maporl.validation.load import from_dict, load

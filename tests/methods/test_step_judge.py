@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
 from maporl import Debate
-from maporl.config.recipes import tiny_version
 from maporl.errors import ConfigError
 from maporl.methods.rl_anything import Consistency
+from maporl.playground.tiny_versions import tiny_version
 from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.runs.train import train

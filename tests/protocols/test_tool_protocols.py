@@ -2,6 +2,7 @@
 
 import pytest
 
+from maporl import Arithmetic
 from maporl.config.call_options import CallLimits
 from maporl.config.schema import BranchingSection
 from maporl.engines.scripted import ScriptedEngine
@@ -15,7 +16,6 @@ from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import Arithmetic
 from maporl.types import Act, Ask, Example, Result, TurnEnd
 from trl_ext.ppo.options import Decoding
 

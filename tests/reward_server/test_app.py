@@ -24,10 +24,10 @@ from served_verifiers import (
     verifier_folder,  # noqa: F401  # fixtures
 )
 
+from maporl import Arithmetic
 from maporl.cli.main import app as cli
 from maporl.rewards.verifier.encoding import CHARACTERS_PER_TOKEN, chat_of
 from maporl.rewards.verifier.model import Verifier
-from maporl.tasks import Arithmetic
 from reward_server import app as serving_app
 from reward_server.options import ServerError, ServerOptions, read_token
 from reward_server.schemas import MOST_CHATS, ItemError

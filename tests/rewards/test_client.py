@@ -12,6 +12,7 @@ import yaml
 from fake_verifiers import CHATS, TRUTHS, Fake, client, ready, serve, wait_for
 from safetensors.torch import load_file
 
+from maporl import Arithmetic
 from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
@@ -19,7 +20,6 @@ from maporl.rewards.verifier.client import Servers, Unavailable, VerifierFailure
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
 from maporl.rewards.verifier.source import ServedVerifier, load_verifier
-from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 

@@ -11,6 +11,7 @@ from learning_verifiers import TINY, learner
 from scripted_training import played, recipe_values, rows, scripted_trainer
 from tiny_run import assert_same_end, end_of
 
+from maporl import Arithmetic
 from maporl.config.schema import RewardSection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards import build_sources
@@ -18,7 +19,6 @@ from maporl.rewards.rules import build_rules
 from maporl.rewards.verifier.cotraining import pair_loss
 from maporl.rewards.verifier.model import last_outputs
 from maporl.runs.train import train
-from maporl.tasks import Arithmetic
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 

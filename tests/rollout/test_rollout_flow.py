@@ -16,11 +16,11 @@ from maporl.engines.base import Engine, Pending, Reply
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.errors import ConfigError
+from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
-from maporl.tasks.arithmetic import Arithmetic
 from maporl.types import Stop
 from maporl.validation import engine_choice
 from maporl.validation.load import from_dict

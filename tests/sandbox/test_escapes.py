@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from maporl.environments.python import Python
+from maporl.playground.tiny_programs import TinyPrograms
 from maporl.sandbox import sandbox as module
 from maporl.sandbox.bubblewrap import find_bubblewrap
 from maporl.sandbox.sandbox import Limits, Outcome, Sandbox, SandboxError
 from maporl.sandbox.sandboxed import kernel
-from maporl.tasks import TinyPrograms
 
 BUBBLEWRAP, WHY_NOT = find_bubblewrap()
 KINDS = ["restricted", pytest.param("bubblewrap", marks=pytest.mark.skipif(BUBBLEWRAP is None, reason=WHY_NOT))]

@@ -3,7 +3,7 @@
 import time
 from typing import ClassVar
 
-from maporl import Debate
+from maporl import Arithmetic, Debate
 from maporl.config.schema import EnvironmentSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
@@ -12,7 +12,6 @@ from maporl.environments.rooms import EnvironmentSpec
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks import Arithmetic
 from maporl.types import Example, Result
 from trl_ext.ppo.options import Decoding
 

@@ -16,7 +16,8 @@ from second_device import waits
 from tiny_run import assert_same_end, config_of, end_of
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl.config.recipes import recipe_files, tiny_version
+from maporl.config.recipes import recipe_files
+from maporl.playground.tiny_versions import tiny_version
 from maporl.rewards.verifier.model import Verifier
 from maporl.runs import doctor
 from maporl.runs.build import build_trainer

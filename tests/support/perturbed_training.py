@@ -19,9 +19,10 @@ from transformers import TrainerCallback
 
 from maporl.advantages import BASELINES, RETURNS, SCALES, TRANSFORMS
 from maporl.config.parse import read_yaml
-from maporl.config.recipes import recipe_file, shrunk
+from maporl.config.recipes import recipe_file
 from maporl.engines.base import Request
 from maporl.errors import ConfigError, RunError
+from maporl.playground.tiny_versions import shrunk
 from maporl.rewards import RewardFailure
 from maporl.rewards.rules import RULES
 from maporl.rollout.branching import BRANCHINGS

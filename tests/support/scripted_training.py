@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.parse import read_yaml
-from maporl.config.recipes import recipe_file, tiny_version
+from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transformers import reply_of
 from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.loops.shards import dialogues_of
+from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.runs.loop import Loop

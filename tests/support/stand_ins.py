@@ -7,8 +7,8 @@ import pytest
 from folders import ROOT
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from maporl.config import recipes
 from maporl.config.parse import read_yaml
+from maporl.playground import tiny_versions
 from maporl.validation.load import from_dict
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -80,5 +80,5 @@ FOLDER = ROOT / "configs/ppo/reproduce"
 
 def tiny_values(name, folder, monkeypatch):
     """The tiny version of a configuration of this folder."""
-    monkeypatch.setattr(recipes, "recipe_file", lambda name: FOLDER / f"{name}.yaml")
-    return recipes.tiny_version(name, folder)
+    monkeypatch.setattr(tiny_versions, "recipe_file", lambda name: FOLDER / f"{name}.yaml")
+    return tiny_versions.tiny_version(name, folder)

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from maporl import Arithmetic
 from maporl.evaluation.crossplay import final_right
 from maporl.evaluation.metrics import evaluate_dialogues
-from maporl.tasks import ANLI, GSM8K, Arithmetic, Mathematics, TaskError, TinyGSM
+from maporl.tasks import ANLI, GSM8K, Mathematics, TaskError, TinyGSM
 from maporl.tasks.grading import canonical, find_label, grade_label, grade_mathematics, same_answer
 from maporl.types import Dialogue, Example, Grade, Utterance
 

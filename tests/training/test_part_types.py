@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from maporl import Arithmetic
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import _must_be_advantages, estimate
 from maporl.config.schema import AdvantageConfig, RewardSection
@@ -16,7 +17,6 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.credit import credit_by_rules
 from maporl.rewards.functions import CompletionReward
 from maporl.rewards.scoring import fill_in
-from maporl.tasks import Arithmetic
 from maporl.types import Ask, Dialogue, Example, Utterance
 
 

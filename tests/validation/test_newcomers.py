@@ -19,10 +19,11 @@ from maporl.advantages.estimator import GroupOfOne
 from maporl.advantages.transforms import TRANSFORMS, Transform
 from maporl.cli.main import app
 from maporl.config.parse import parse_config, read_values, to_yaml
-from maporl.config.recipes import recipe_files, tiny_version
+from maporl.config.recipes import recipe_files
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError, install_command, refuse
+from maporl.playground.tiny_versions import tiny_version
 from maporl.protocols import PROTOCOLS, Protocol
 from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule

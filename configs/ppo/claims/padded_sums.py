@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from maporl.tasks import Arithmetic
+from maporl import Arithmetic
 from maporl.types import Example
 
 

@@ -13,12 +13,12 @@ from transformers import BertConfig, BertModel
 from maporl.engines.base import Engine
 from maporl.engines.transcript import Transcript, conversations
 from maporl.engines.transformers import reply_of
+from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rewards.verifier.encoding import answer_start, chat_of
 from maporl.rewards.verifier.encoding import encode as encode_for_verifier
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.tasks.arithmetic import Arithmetic
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.training.samples import _critic_prompt
 from maporl.types import Dialogue, Example, Utterance

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Agent, Arithmetic, Team
 from maporl.config.schema import VerifierSection, WarmStartSection
+from maporl.playground.warm_start import warm_start
 from maporl.protocols import build_protocol
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
@@ -28,7 +29,6 @@ from maporl.runs.build import build_trainer
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.training.sft import solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
-from maporl.training.warm_start import warm_start
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer

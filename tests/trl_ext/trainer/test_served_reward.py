@@ -6,13 +6,12 @@ import pytest
 from one_policy import QUESTIONS, config
 from served_verifiers import free_port, serving, verifier_folder  # noqa: F401  # a fixture
 
-from maporl import ServedReward
+from maporl import Arithmetic, ServedReward
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import VerifierFailure
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
-from maporl.tasks import Arithmetic
 from reward_server.scorers import LabelScorer
 from reward_server.serve import verifier_scorers
 from trl_ext import PPOv2Trainer

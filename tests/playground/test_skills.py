@@ -14,13 +14,14 @@ from maporl.config import read_values
 from maporl.config.schema import PupilSection, WarmStartSection
 from maporl.engines.transcript import Transcript
 from maporl.errors import ConfigError
+from maporl.playground import warm_start
+from maporl.playground.skills import Skills
 from maporl.protocols import Chain, Collaboration, Debate
 from maporl.runs.train import train
-from maporl.tasks import Skills, build_task
+from maporl.tasks import build_task
 from maporl.team.agents import Agent
 from maporl.team.loading import load_tokenizers
 from maporl.team.team import Team
-from maporl.training import warm_start
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 

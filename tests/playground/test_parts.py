@@ -10,20 +10,20 @@ from folders import ROOT
 
 from maporl import Parts, TinyHops
 from maporl.config.call_options import CallLimits
-from maporl.config.recipes import BARE
 from maporl.config.schema import EnvironmentSection, PupilSection, RewardSection, WarmStartSection
 from maporl.environments.build import ToolGrant
 from maporl.environments.search import QuestionSearch
 from maporl.environments.world import EnvironmentSpec, World
 from maporl.errors import ConfigError
+from maporl.playground.hops import names_in
+from maporl.playground.teacher import is_taught, play_teacher
+from maporl.playground.tiny_versions import BARE
 from maporl.protocols import CallReturn, Debate, Route
 from maporl.rewards.build import build_sources
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.episode import SpeakerSpec
 from maporl.run import ResolvedRun
 from maporl.tasks import build_task
-from maporl.tasks.hops import names_in
-from maporl.training.teacher import is_taught, play_teacher
 from maporl.types import Dialogue, Utterance
 
 
@@ -210,9 +210,9 @@ class TestCallsThatNobodyCanWrite:
         """Check a searcher whose chat template writes calls in its own way."""
         from tool_models import characters, trl_template
 
+        from maporl.playground.checks import check_taught_calls
         from maporl.team.agents import Voice
         from maporl.validation.load import from_dict
-        from maporl.validation.taught import check_taught_calls
 
         values = {
             "output_dir": str(tmp_path / "run"), "task": {"name": "tiny_hops"}, "agents": {"ann": {"tiny": {}}},

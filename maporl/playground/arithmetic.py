@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from maporl.tasks.base import Task
 from maporl.tasks.grading import canonical, final_answer, number
+from maporl.tasks.lessons import Lessons
 from maporl.text import check_placeholders
 from maporl.types import Call, Example, Grade
 
@@ -17,7 +18,7 @@ _SYMBOL = {"sum": "+", "times": "*"}
 
 
 @dataclass(frozen=True)
-class Arithmetic(Task):
+class Arithmetic(Lessons, Task):
     """All pairs of operands ``smallest .. largest``, in a seeded order. The share ``held_out`` is the evaluation split.
 
     Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out, training

@@ -14,6 +14,7 @@ from maporl.protocols.base import Protocol
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
+from maporl.tasks.lessons import Lessons, lessons_of
 from maporl.types import Call, Dialogue, Example, Utterance
 from trl_ext.ppo.options import GREEDY
 
@@ -35,6 +36,7 @@ def play_teacher(
         ConfigError: the task cannot write what an agent says; names the agent and its role.
     """
 
+    lessons = lessons_of(task)
     turns: dict[int, _Turn] = {}  # by their conversations, which no two turns have at the same time
 
     def script(request: Request) -> str:
@@ -42,15 +44,15 @@ def play_teacher(
         pupil, tools, role = section.pupil(agent), specs[agent].tools, request.ask.role or specs[agent].role
         try:
             if request.ask.continues is None:
-                turns[id(request.transcript)] = _begun(task, request, pupil, tools, role, rng)
+                turns[id(request.transcript)] = _begun(lessons, request, pupil, tools, role, rng)
             turn = turns[id(request.transcript)]
             turn.made += [c for u in request.heard if u.id == request.ask.continues for c in u.calls]
-            if tools is not None and (calls := _calls(task, turn, tools)):
+            if tools is not None and (calls := _calls(lessons, turn, tools)):
                 return calls
             said = (
                 rng.choice(request.ask.taught)
                 if request.ask.taught
-                else _written(task, request, turn.example, pupil, role, rng)
+                else _written(lessons, request, turn.example, pupil, role, rng)
             )
         except Exception as error:
             what = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
@@ -81,23 +83,28 @@ class _Turn:
 
 
 def _begun(
-    task: Task, request: Request, pupil: PupilSection, tools: AgentTools | None, role: str | None, rng: random.Random
+    lessons: Lessons,
+    request: Request,
+    pupil: PupilSection,
+    tools: AgentTools | None,
+    role: str | None,
+    rng: random.Random,
 ) -> _Turn:
     """Return a pupil's new turn."""
     example = request.example
-    if _is_part(task, request.ask.caller, role):
+    if _is_part(lessons, request.ask.caller, role):
         asked = "\n".join(message["content"] for message in request.ask.messages if message["role"] == "user")
-        example = task.part(example, asked, role)
+        example = lessons.part(example, asked, role)
     calls = tools is not None and rng.random() < pupil.calls
     several = tools is not None and tools.limits.parallel
     return _Turn(example, calls, several and rng.random() < pupil.together)
 
 
-def _calls(task: Task, turn: _Turn, tools: AgentTools) -> str:
+def _calls(lessons: Lessons, turn: _Turn, tools: AgentTools) -> str:
     """Return the calls that a pupil makes next, as it writes them, or "" if it makes none."""
     if not turn.calls:
         return ""
-    calls = task.write_calls(turn.example, tools.checks.keys(), turn.made)
+    calls = lessons.write_calls(turn.example, tools.checks.keys(), turn.made)
     return "\n".join(tools.format.write(name, given) for name, given in calls[: None if turn.together else 1])
 
 
@@ -106,11 +113,11 @@ def is_taught(task: Task, utterance: Utterance) -> bool:
 
     It teaches answers, what helpers reply, and what is said in roles for which the task writes.
     """
-    return utterance.answers or _is_part(task, utterance.caller, utterance.role)
+    return utterance.answers or _is_part(lessons_of(task), utterance.caller, utterance.role)
 
 
-def _is_part(task: Task, caller: int | None, role: str | None) -> bool:
-    return caller is not None or role in task.roles
+def _is_part(lessons: Lessons, caller: int | None, role: str | None) -> bool:
+    return caller is not None or role in lessons.roles
 
 
 def _whose(task: Task, agent: str, role: str | None) -> str:
@@ -118,13 +125,13 @@ def _whose(task: Task, agent: str, role: str | None) -> str:
 
 
 def _written(
-    task: Task, request: Request, example: Example, pupil: PupilSection, role: str | None, rng: random.Random
+    lessons: Lessons, request: Request, example: Example, pupil: PupilSection, role: str | None, rng: random.Random
 ) -> str:
     """Return what a pupil says: what another agent said, the answer by its own skill, or what the task writes."""
     others = [u for u in request.heard if u.agent != request.ask.agent]
     if pupil.gives_in and others and rng.random() < pupil.gives_in:
-        return task.write_agreeing(example, rng, rng.choice(others).words(), role)
+        return lessons.write_agreeing(example, rng, rng.choice(others).words(), role)
     right = request.ask.continues is not None or rng.random() >= pupil.wrong
     if pupil.skill is not None and right and request.ask.continues is None:  # after a call it answers rightly
-        return task.write_by_skill(example, pupil.skill)
-    return task.write_reply(example, rng, right, role)
+        return lessons.write_by_skill(example, pupil.skill)
+    return lessons.write_reply(example, rng, right, role)

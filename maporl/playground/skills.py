@@ -8,6 +8,7 @@ from typing import Literal
 
 from maporl.tasks.base import Task
 from maporl.tasks.grading import final_answer
+from maporl.tasks.lessons import Lessons
 from maporl.types import Example, Grade
 
 Skill = Literal["next", "reversed", "previous"]
@@ -26,7 +27,7 @@ SKILLS: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @dataclass(frozen=True)
-class Skills(Task):
+class Skills(Lessons, Task):
     """Questions of digits and a sign. The sign says which skill is asked for, and no two skills ever agree.
 
     ``472+`` asks for the ``next`` of every digit (583, where 0 follows 9), ``472*`` for the digits ``reversed`` (274)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.tasks.base import Task
+from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
 
 LETTERS = "bdgkmprt"
@@ -26,7 +27,7 @@ def names_in(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class TinyHops(Task):
+class TinyHops(Lessons, Task):
     """Questions such as ``bd>`` (whom does bd like?) and ``bd>>`` (whom does the one like whom bd likes?).
 
     Every question has its own ``people``, and its facts are drawn for it alone. So nobody can know them by heart. Each

@@ -10,12 +10,12 @@ from maporl.environments.build import ToolGrant
 from maporl.environments.calculator import calculator
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.playground.arithmetic import Arithmetic
+from maporl.playground.teacher import play_teacher
 from maporl.protocols import Debate
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import build_task
-from maporl.tasks.arithmetic import Arithmetic
-from maporl.training.teacher import play_teacher
 from maporl.types import Example
 
 SUMS = {"smallest": 10, "largest": 59, "easy": 0.5}

@@ -9,12 +9,12 @@ import pytest
 from maporl import PROTOCOLS, TASKS, Arithmetic, Ask, Protocol
 from maporl.config.schema import WarmStartSection
 from maporl.errors import ConfigError
+from maporl.playground.teacher import play_teacher
 from maporl.protocols import CallReturn, PlayGame, Refine
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs.build import build_trainer
 from maporl.tasks import Episodes
-from maporl.training.teacher import play_teacher
 from maporl.types import Example
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -156,7 +156,7 @@ def test_a_task_without_a_writer_is_refused(values, tmp_path):
 def test_the_warm_start_shows_the_system_prompt_as_training_does(values, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "maporl.training.warm_start._step", lambda policy, optimizer, dialogues, *rest: seen.extend(dialogues)
+        "maporl.playground.warm_start._step", lambda policy, optimizer, dialogues, *rest: seen.extend(dialogues)
     )
     build_trainer(from_dict(values | {"agents": {"ann": {"system": "12"}, "bob": {}}}), quiet=True)
     assert seen and {d.utterances[0].messages[0]["content"] for d in seen} == {"12"}

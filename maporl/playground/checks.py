@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.playground.teacher import play_teacher
 from maporl.rollout.episode import SpeakerSpec
 from maporl.run import ResolvedRun
-from maporl.training.teacher import play_teacher
+from maporl.tasks.lessons import lessons_of
 
 TRIED = 8
 """How many questions the teacher plays."""
@@ -39,7 +40,7 @@ def check_taught_calls(run: ResolvedRun, tools: Mapping[str, AgentTools]) -> Non
     for agent, own in tools.items():
         if not config.warm_start.steps or not config.warm_start.pupil(agent).calls:
             continue
-        for name, arguments in task.write_calls(task[0], own.checks.keys()):
+        for name, arguments in lessons_of(task).write_calls(task[0], own.checks.keys()):
             try:
                 own.format.write(name, arguments)
             except ConfigError as error:

@@ -3,7 +3,7 @@
 Tiny random models know neither the questions nor the form of an answer. A teacher that is wrong with probability
 ``wrong`` therefore plays the protocol, and every policy learns to say what the teacher said for its agents, each in its
 role: what the protocol teaches there (:attr:`maporl.types.Ask.taught`), or else what the task writes for the role
-(:meth:`maporl.Task.write_reply`). Everything that a team reaches beyond this comes from reinforcement learning.
+(:meth:`maporl.Lessons.write_reply`). Everything that a team reaches beyond this comes from reinforcement learning.
 
 Agents may learn different things. One may know a single skill of the task, and one may often say what another said. A
 team of such specialists knows together what no member knows, and can only gain by learning when to listen.
@@ -20,12 +20,12 @@ from maporl.config.schema import WarmStartSection
 from maporl.engines.transcript import conversations
 from maporl.environments.build import TeamTools
 from maporl.environments.calls import CallFormat
+from maporl.playground.teacher import is_taught, play_teacher
 from maporl.protocols.base import Protocol
 from maporl.rollout.agent_tools import tools_of_team
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
-from maporl.training.teacher import is_taught, play_teacher
 from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sharding.master_weights import MasterAdamW

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from maporl.playground.skills import SKILLS, Skill
 from maporl.tasks.base import Task
-from maporl.tasks.skills import SKILLS, Skill
+from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
 
 
 @dataclass(frozen=True)
-class Parts(Task):
+class Parts(Lessons, Task):
     """Questions such as ``47+36*``: each part is digits and a sign, which asks for a skill (:class:`Skills`).
 
     ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. ``parts`` is the
