@@ -1,4 +1,5 @@
-"""The documented entry: ``accelerate launch train_multi_agent.py --config configs/ppo/quickstart.yaml [--set a.b=c ...]``."""
+"""The documented entry: ``accelerate launch train_multi_agent.py --config configs/ppo/quickstart.yaml [--set a.b=c
+...]``."""
 
 import sys
 

@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoints.py MODEL [--rounds 3]
 
-``MODEL`` is a folder or the hub name of a causal language model, whose weights are all trained in float32. The ways take
-turns in one run. For each it prints the median seconds until training goes on, and until the checkpoint is whole.
+``MODEL`` is a folder or the hub name of a causal language model, whose weights are all trained in float32. The ways
+take turns in one run. For each it prints the median seconds until training goes on, and until the checkpoint is whole.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 """Test what papers claim, each claim with one command, over five seeds or more.
 
-    python benchmarks/claims.py run co_training             # every arm and seed that is not finished yet, then the table
-    python benchmarks/claims.py run co_training --jobs 1 --seeds 0 1 2 3 4
-    python benchmarks/claims.py page                        # write docs/claims.md and its drawings from benchmarks/results/
+    python benchmarks/claims.py run co_training             # every arm and seed that is not finished yet, then the
+    table python benchmarks/claims.py run co_training --jobs 1 --seeds 0 1 2 3 4 python benchmarks/claims.py page
+    # write docs/claims.md and its drawings from benchmarks/results/
 
 A claim is data (``benchmarks/claims_data.py``): what is expected, written down before the run, a world, and the arms as
 overrides of the world's configuration. All arms of a seed start from the same warm-started weights and answer the same
-held-out questions. So arms are compared seed by seed. The interval on a difference is that of Student's t over the seeds.
+held-out questions. So arms are compared seed by seed. The interval on a difference is that of Student's t over the
+seeds.
 
-Runs stand in ``runs/claims`` (``--keep``). A finished run is not run again, and claims that have an arm in common share it.
-The figures are written to ``benchmarks/results/NAME.json``.
+Runs stand in ``runs/claims`` (``--keep``). A finished run is not run again, and claims that have an arm in common share
+it. The figures are written to ``benchmarks/results/NAME.json``.
 """
 
 import argparse
@@ -39,11 +40,11 @@ LEAST_SEEDS = 5
 WIDTH = 138
 PROVENANCE = ("commit", "machine", "date")
 ABOUT = (
-    "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written down before "
-    "the run, and what falls the other way stays here. A difference is taken seed by seed, between runs that start from the "
-    "same weights and answer the same held-out questions. Its interval is that of Student's t over the seeds. Tiny worlds say "
-    "nothing about the size of an effect with real models. In the drawings a dot is a seed, an upright bar is a mean, and a "
-    "line is the interval of a difference."
+    "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written "
+    "down before the run, and what falls the other way stays here. A difference is taken seed by seed, between runs "
+    "that start from the same weights and answer the same held-out questions. Its interval is that of Student's t "
+    "over the seeds. Tiny worlds say nothing about the size of an effect with real models. In the drawings a dot is a "
+    "seed, an upright bar is a mean, and a line is the interval of a difference."
 )
 
 
@@ -197,8 +198,9 @@ def total(reports: dict[str, dict[str, Any]]) -> str:
     against = verdicts.count("moves in the other direction")
     return (
         f"Of {len(verdicts)} differences, {moved} move in the claimed direction, {against} in the other direction, and "
-        f"{len(verdicts) - moved - against} by no more than chance. An interval of 95% misses the true difference one time in twenty: among "
-        f"{len(verdicts)} intervals, {0.05 * len(verdicts):.1f} are wrong on average. Nothing here corrects for that."
+        f"{len(verdicts) - moved - against} by no more than chance. An interval of 95% misses the true difference one "
+        f"time in twenty: among {len(verdicts)} intervals, {0.05 * len(verdicts):.1f} are wrong on average. Nothing "
+        "here corrects for that."
     )
 
 
@@ -219,7 +221,8 @@ def section(name: str, report: dict[str, Any]) -> str:
             f"![{report['claim']}: every seed, and the paired differences](images/claims/{name}.svg)",
             tables(report),
             fill(
-                f"`{report['command']}`, with `{report['world']}`. {len(runs)} runs, {dates}, at commit {commits}, on {machines}.",
+                f"`{report['command']}`, with `{report['world']}`. {len(runs)} runs, {dates}, at commit {commits}, on "
+                f"{machines}.",
                 WIDTH,
                 break_on_hyphens=False,
             ),

@@ -23,7 +23,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A run that an arm builds on. It starts from the warm-started weights of its world, or it is only the warm start."""
+    """A run that an arm builds on.
+
+    It starts from the warm-started weights of its world, or it is only the warm start.
+    """
 
     world: str
     sets: list[str] | None
@@ -33,8 +36,8 @@ class Lesson:
 class Claim:
     """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it.
 
-    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. With ``verifier``, a verifier is
-    made for each seed from answers of the world's warm-started agents, and all arms know the URL of its server.
+    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. With ``verifier``, a verifier
+    is made for each seed from answers of the world's warm-started agents, and all arms know the URL of its server.
     """
 
     title: str
@@ -47,7 +50,10 @@ class Claim:
     lessons: dict[str, Lesson] = field(default_factory=dict)
     verifier: bool = False
     remark: Callable[[Means], str] | None = None
-    """Words that follow the verdicts, such as on an expectation without a comparison. They are made from the means of all arms."""
+    """Words that follow the verdicts, such as on an expectation without a comparison.
+
+    They are made from the means of all arms.
+    """
 
 
 def flips(kind: str) -> Callable[[Run], float]:
@@ -151,8 +157,8 @@ def letters_right(done: Run) -> float:
 def fidelity(done: Run) -> float:
     """The correlation of a signal's advantage with what the signal is worth, over the signals of all updates.
 
-    A signal's worth is the mean score of the guesses after *other* signals of the update that say the same of the same number,
-    minus the mean over all other signals of that number.
+    A signal's worth is the mean score of the guesses after *other* signals of the update that say the same of the same
+    number, minus the mean over all other signals of that number.
     """
     pairs = []
     for sent in signals_sent(done):
@@ -165,7 +171,8 @@ def fidelity(done: Run) -> float:
 
 
 def signals_sent(done: Run) -> list[list[tuple[str, str, float, float]]]:
-    """For each update, its signals: the number, the letter, the advantage and the mean score of the guesses that follow it."""
+    """For each update, its signals: the number, the letter, the advantage and the mean score of the guesses that follow
+    it."""
     updates: dict[int, dict[tuple, list[tuple]]] = {}
     for line in (done.folder / "dialogues.jsonl").read_text().splitlines():
         dialogue = json.loads(line)
@@ -201,8 +208,8 @@ CLAIMS = {
         title="Training both agents gains more than training one",
         paper="MAPoRL (arXiv 2502.18439)",
         expectation="Two specialists are each right on half of the questions, and can gain only by listening. If both learn, the "
-        "team's final turn is right on more of the held-out questions than if ann alone or bob alone learns. The first turn "
-        "stays at 50% in all arms.",
+        "team's final turn is right on more of the held-out questions than if ann alone or bob alone learns. The "
+        "first turn stays at 50% in all arms.",
         world=LISTENERS,
         arms={"both": [], "ann only": frozen("bob"), "bob only": frozen("ann")},
         measures={FINAL: team(-1), "first turn, %": team(0), "ann, %": of_agent("ann"), "bob, %": of_agent("bob")},
@@ -222,9 +229,10 @@ CLAIMS = {
         title="The bonus for collaboration makes answers change for the better, where nothing else does",
         paper="MAPoRL (arXiv 2502.18439)",
         expectation="For two agents that are paid for their labels, the bonus makes the gain of a right second answer 1 + alpha "
-        "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening removes "
-        "(the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from a bad one. With "
-        "alpha 3 more wrong answers become right, and fewer right answers become wrong, than with alpha 0.",
+        "instead of 1, whatever the first was: it changes the size of rewards and not their order, which whitening "
+        "removes (the claim above). Here a right answer pays nothing, so the bonus alone can tell a good change from "
+        "a bad one. With alpha 3 more wrong answers become right, and fewer right answers become wrong, than with "
+        "alpha 0.",
         world=LISTENERS,
         remark=lambda mean: "In other words: where labels pay, the bonus only makes the reward of a right second answer larger, and "
         "whitening divides the size out again.",
@@ -236,8 +244,8 @@ CLAIMS = {
         title="Listening that was learned with one partner is of use with another",
         paper="MAPoRL (arXiv 2502.18439), transfer to other data sets",
         expectation="Ann knows one skill. She learns to listen to a partner with a second skill, on questions of these two "
-        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the third. Her "
-        "final answer is right more often than before she had learned to listen.",
+        "skills. Then she is asked for her own and for a third skill, beside an untrained partner who knows the "
+        "third. Her final answer is right more often than before she had learned to listen.",
         world="configs/ppo/claims/first_pair.yaml",
         arms={"taught to listen": ["agents.ann.model=<pair>/final/ann", *SECOND_PAIR], "as at first": SECOND_PAIR},
         measures={"ann's final answer, %": of_agent("ann"), "ann's first answer, %": of_agent("ann", turn=0)},
@@ -251,8 +259,9 @@ CLAIMS = {
         title="Words that only a partner can use are learned from the partner's later reward",
         paper="MAPoRL (arXiv 2502.18439), influence-aware reward",
         expectation="Each of two players must guess a number that only the other sees. Both can read a code, and at first say random "
-        "letters, which pay nobody. With credit shared over the later turn both learn to say what they see, and their guesses "
-        "are right far more often than by chance, which is 33%. With the reward of their own turn alone they stay there.",
+        "letters, which pay nobody. With credit shared over the later turn both learn to say what they see, and their "
+        "guesses are right far more often than by chance, which is 33%. With the reward of their own turn alone they "
+        "stay there.",
         world="configs/ppo/claims/exchange.yaml",
         arms={
             "shared later reward": [],
@@ -265,8 +274,9 @@ CLAIMS = {
         title="Statistics of each agent's own rewards lower the peaks of the gradient",
         paper="Dr. MAS (github.com/langfengQ/DrMAS)",
         expectation="Four agents answer sums. Three of them share one policy and are right about nine times in ten. The fourth "
-        "gives one answer in four and is right about one time in four, so its rewards lie far from the others'. The largest norm "
-        "of its gradient in a run is smaller with each agent's own mean and spread than with shared ones, and so is the mean.",
+        "gives one answer in four and is right about one time in four, so its rewards lie far from the others'. The "
+        "largest norm of its gradient in a run is smaller with each agent's own mean and spread than with shared "
+        "ones, and so is the mean.",
         world="configs/ppo/claims/rare_agent.yaml",
         arms={"own statistics": [], "shared statistics": ["advantage.key=[prompt]"]},
         measures={
@@ -284,9 +294,9 @@ CLAIMS = {
         title="A pair that exchanges roles stays nearer to its reference than an agent trained alone",
         paper="CORY (arXiv 2410.06101)",
         expectation="A model is right one time in five. Two copies of it learn as pioneer and observer, for the sum of their "
-        "rewards, or one copy learns alone, with the same PPO and as many answers of its own. Over the last 10 updates CORY's KL "
-        "to the reference is lower (the paper: less than half) and its first speaker is right more often. With a learning rate "
-        "five times as large, PPO alone collapses, and CORY does not.",
+        "rewards, or one copy learns alone, with the same PPO and as many answers of its own. Over the last 10 "
+        "updates CORY's KL to the reference is lower (the paper: less than half) and its first speaker is right more "
+        "often. With a learning rate five times as large, PPO alone collapses, and CORY does not.",
         world="configs/ppo/claims/cory.yaml",
         arms={"CORY": CORY, "PPO alone": ALONE, "CORY, large steps": CORY + LARGE_STEPS, "PPO alone, large steps": ALONE + LARGE_STEPS},
         measures={
@@ -306,9 +316,9 @@ CLAIMS = {
         title="Training only a collaborator raises the accuracy of a frozen actor",
         paper="AgentPO (openreview 5L8uyzjn2l)",
         expectation="An actor knows one skill, and repeats what it hears eight times in ten. A collaborator knows another skill, and "
-        "says that or repeats the actor's draft, at random. The actor never learns. After the collaborator has learned, the "
-        "actor's second answer is right on more held-out questions than beside the untrained collaborator, and on more than the "
-        "actor alone answers right.",
+        "says that or repeats the actor's draft, at random. The actor never learns. After the collaborator has "
+        "learned, the actor's second answer is right on more held-out questions than beside the untrained "
+        "collaborator, and on more than the actor alone answers right.",
         world="configs/ppo/claims/critic.yaml",
         arms={
             "trained collaborator": [],
@@ -324,8 +334,8 @@ CLAIMS = {
         title="A learned verifier can take the place of labels",
         paper="MAPoRL (arXiv 2502.18439)",
         expectation="A verifier is trained on labelled answers of the untrained agents to the training questions, and served by "
-        "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by the labels. "
-        "It ends within 10 points of the team that learns from labels.",
+        "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by "
+        "the labels. It ends within 10 points of the team that learns from labels.",
         world="configs/ppo/claims/judged.yaml",
         arms={"verifier": ["reward.sources={verifier: 1.0}", "reward.verifier={}"], "labels": [], "untrained": STILL},
         measures={FINAL: team(-1), "first turn, %": team(0)},
@@ -338,8 +348,8 @@ CLAIMS = {
         title="Candidates compared in one state teach more than whole games compared with each other",
         paper="AT-GRPO (github.com/pettingllms-ai/PettingLLMs)",
         expectation="Two agents walk a token through a grid, in turns. With as many sampled answers (50 and 40 updates), the team that compares four "
-        "candidates for each move, all made in the same state, solves more of the held-out grids than the team that compares "
-        "four whole games from the same start.",
+        "candidates for each move, all made in the same state, solves more of the held-out grids than the team that "
+        "compares four whole games from the same start.",
         world="configs/ppo/claims/small_grid.yaml",
         arms={"AT-GRPO": [], "GRPO": [*GRPO_ON_GAMES, "updates=40"]},
         measures={"solved, %": team(0), "answers that ended, thousands": ended("shared")},
@@ -349,10 +359,10 @@ CLAIMS = {
         title="Continuing a message several times says more of its worth than sampling more messages",
         paper="C3 (arXiv 2603.06859)",
         expectation="A sender learns which letter a hot guesser, who errs often, takes for which number. C3 samples two letters for each "
-        "number and four guesses to each; flat sampling takes five letters with one guess each, which are as many utterances. "
-        "The advantages of C3's letters agree better with what the letters are worth, and after 80 updates its sender is right more "
-        "often. With a guesser who never errs, replaying adds nothing, and the gain vanishes. In a run with another seed the flat sender "
-        "ended ahead.",
+        "number and four guesses to each; flat sampling takes five letters with one guess each, which are as many "
+        "utterances. The advantages of C3's letters agree better with what the letters are worth, and after 80 "
+        "updates its sender is right more often. With a guesser who never errs, replaying adds nothing, and the gain "
+        "vanishes. In a run with another seed the flat sender ended ahead.",
         world="configs/ppo/claims/signals.yaml",
         arms={"C3": [], "flat": FLAT, "C3, sure guesser": SURE, "flat, sure guesser": [*FLAT, *SURE]},
         measures={"letters, %": letters_right, "agreement with the worth": fidelity},
@@ -365,9 +375,10 @@ CLAIMS = {
         title="Pay for asking, which fades, teaches an orchestrator to ask",
         paper="PARL (Kimi K2.5 report)",
         expectation="An orchestrator can answer only if it asks two frozen specialists. It knows how to ask, and has learned to do so hardly ever, "
-        "because steps cost and nothing else counted. Now right answers pay. With 0.2 for starting sub-agents and 0.2 for their finishing, "
-        "which fade to 0 in 20 updates, it asks more often after 40 updates and is right on more held-out questions than if only right answers "
-        "pay. If asking is paid to the end, it is right no more often than if the pay fades.",
+        "because steps cost and nothing else counted. Now right answers pay. With 0.2 for starting sub-agents and 0.2 "
+        "for their finishing, which fade to 0 in 20 updates, it asks more often after 40 updates and is right on more "
+        "held-out questions than if only right answers pay. If asking is paid to the end, it is right no more often "
+        "than if the pay fades.",
         world="configs/ppo/claims/rare_calls.yaml",
         arms={"outcome alone": WEANED, "fading pay": [*WEANED, asking("fade: 20")], "lasting pay": [*WEANED, asking()]},
         measures={"right, %": team(-1), "calls a question": calls_asked},
@@ -388,10 +399,11 @@ CLAIMS = {
         title="A challenger and a solver teach themselves without data",
         paper="R-Zero (arXiv 2508.05004)",
         expectation="A solver of sums is right about a third of the time. A challenger writes sums, and the majority of ten answers counts as right. After 80 "
-        "updates, of which each learns in half, the solver is right on more of the held-out sums than before, although nobody told it an answer. It is "
-        "right more often than with a challenger that goes on writing any sums, after as many updates of its own. In trials on seeds 10 and 11 it rose "
-        "by 15 and by 2 points. The first run of this claim, at the fast rate, was expected to rise too: it fell by 10.2 points, which chance may do "
-        "(-22.3 to +1.8), and is kept here as an arm.",
+        "updates, of which each learns in half, the solver is right on more of the held-out sums than before, "
+        "although nobody told it an answer. It is right more often than with a challenger that goes on writing any "
+        "sums, after as many updates of its own. In trials on seeds 10 and 11 it rose by 15 and by 2 points. The "
+        "first run of this claim, at the fast rate, was expected to rise too: it fell by 10.2 points, which chance "
+        "may do (-22.3 to +1.8), and is kept here as an arm.",
         world="configs/ppo/claims/self_posed.yaml",
         arms={
             "untrained": STILL,
@@ -410,9 +422,10 @@ CLAIMS = {
         title="A pipeline learns offline from a tree of its own answers",
         paper="MALT (arXiv 2412.01928)",
         expectation="A generator, a verifier and a refiner answer sums, and each is wrong three times in ten. One round of SFT on what mostly led to right "
-        "answers raises the final answers over those of the untrained team. DPO of the verifier and the refiner after it lowers the share of right drafts that "
-        "are spoilt, and raises the final answers further. The paper reports both. Training on policy with the same tree, on as many utterances, "
-        "does as well as SFT and DPO. In a run with another seed both raised the final answers by 23 points, and DPO added one.",
+        "answers raises the final answers over those of the untrained team. DPO of the verifier and the refiner after "
+        "it lowers the share of right drafts that are spoilt, and raises the final answers further. The paper reports "
+        "both. Training on policy with the same tree, on as many utterances, does as well as SFT and DPO. In a run "
+        "with another seed both raised the final answers by 23 points, and DPO added one.",
         world="configs/ppo/claims/checked_sums.yaml",
         arms={"untrained": STILL, "SFT": [offline(SFT)], "SFT and DPO": [offline(SFT, DPO)], "on policy": ["updates=20"]},
         measures={"final answers, %": last_right, "spoilt, %": spoilt},
@@ -427,9 +440,10 @@ CLAIMS = {
         title="Rewards that are normalised apart improve each of them",
         paper="GDPO (arXiv 2601.05242)",
         expectation="An agent is paid for right answers, which differ much in a group, and for short ones, which differ little. GRPO adds the "
-        "two rewards and then normalises; GDPO normalises each alone and then adds. The paper reports more of every reward: answers "
-        "over the last 10 updates are right more often and are shorter. In one run with another seed GDPO gave up right answers for short "
-        "ones instead, since both weigh alike; with a tenth of the weight on shortness it should do neither worse.",
+        "two rewards and then normalises; GDPO normalises each alone and then adds. The paper reports more of every "
+        "reward: answers over the last 10 updates are right more often and are shorter. In one run with another seed "
+        "GDPO gave up right answers for short ones instead, since both weigh alike; with a tenth of the weight on "
+        "shortness it should do neither worse.",
         world="configs/ppo/claims/two_rewards.yaml",
         arms={"GRPO": [], "GDPO": [GDPO], "GDPO, a tenth": [GDPO, "reward.sources={label: 1.0, brevity: 0.1}"]},
         measures={"right, %": lambda done: 100 * late("reward/label")(done), "length, tokens": late("ann/completions/mean_length")},

@@ -57,7 +57,7 @@ def main() -> None:
         formatters=[lambda row: row["prompt"]] * 2,
         args=IACConfig(
             num_train_epochs=1, rollout_buffer_size=options.prompts, max_new_tokens=options.new_tokens, temperature=1.0,
-            top_p=1.0, num_turns=1, use_separate_critic=options.critic == "model", eval_interval=10**9, eval_num_samples=1,
+            top_p=1.0, num_turns=1, use_separate_critic=options.critic == "model", eval_interval=10**9, eval_num_samples=1,  # noqa: E501
         ),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
     python benchmarks/compiled_update.py --model DIR --dtype bfloat16 --rounds 6 --shapes 8
 
-Two learners with the same weights compute the gradient of the same minibatches, one of them with ``trunk.compile()``, in
-turns. The result has the processor seconds of each (the median over ``--rounds``), the processor seconds of the first
-compiled minibatch, which compiles, and of each of ``--shapes`` further minibatches of other lengths, with the number of
-graphs that were compiled until then. A C++ compiler is needed. ``--model tiny`` is a random Llama.
+Two learners with the same weights compute the gradient of the same minibatches, one of them with ``trunk.compile()``,
+in turns. The result has the processor seconds of each (the median over ``--rounds``), the processor seconds of the
+first compiled minibatch, which compiles, and of each of ``--shapes`` further minibatches of other lengths, with the
+number of graphs that were compiled until then. A C++ compiler is needed. ``--model tiny`` is a random Llama.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Train a tiny model of every causal architecture of transformers, each with an adapter, a critic and ways to read and sample.
+"""Train a tiny model of every causal architecture of transformers, each with an adapter, a critic and ways to read and
+sample.
 
     python benchmarks/conformance.py                # all, into benchmarks/results/conformance.json and docs/models.md
     python benchmarks/conformance.py llama mixtral  # only these; the file keeps what was found of the others
     python benchmarks/conformance.py --page         # only write the page again
 
-The options are dealt so that every one meets every other one (a Latin square). An update at learning rate 0 must have ratio 1,
-KL 0 and engine gap 0, and give every trainable parameter a gradient, if a plain forward of the same rows gives it one. After two
-updates at a real rate all these have moved, and what is saved and loaded again computes the same.
+The options are dealt so that every one meets every other one (a Latin square). An update at learning rate 0 must have
+ratio 1, KL 0 and engine gap 0, and give every trainable parameter a gradient, if a plain forward of the same rows gives
+it one. After two updates at a real rate all these have moved, and what is saved and loaded again computes the same.
 """
 
 import argparse
@@ -133,7 +134,10 @@ MORE: dict[str, dict[str, Any]] = {
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
         "original_max_position_embeddings": 16}},
 }  # fmt: skip
-"""What architectures need besides :data:`SIZE` to be built tiny. Bidirectional ones are decoders only if they are told so."""
+"""What architectures need besides :data:`SIZE` to be built tiny.
+
+Bidirectional ones are decoders only if they are told so.
+"""
 
 METHODS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "all weights": None,
@@ -165,7 +169,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]] | None] = {
         {"token_indices": list(range(3, 15)), "target_modules": "embeddings"},
     ),
 }
-"""The adapters of the sweep by name: PEFT's class and its options. Where ``target_modules`` is not given it is all linear layers."""
+"""The adapters of the sweep by name: PEFT's class and its options.
+
+Where ``target_modules`` is not given it is all linear layers.
+"""
 
 NO_CHECKPOINTING = ("ctrl", "jetmoe", "xlm", "openai-gpt", "cpmant")
 """Architectures that transformers cannot recompute."""
@@ -173,7 +180,8 @@ CONV1D = ("LoraConfig", "AdaLoraConfig", "IA3Config", "VeraConfig")
 """The options of PEFT that know the linear layers of GPT-2, whose weights are transposed."""
 CRITICS = ("head", "adapter", "model", "none")
 PATHS = ("own", "mixed", "plain")
-"""How completions are sampled: as the trainer does (merged where that suits), in a batch of several adapters, or as it is."""
+"""How completions are sampled: as the trainer does (merged where that suits), in a batch of several adapters, or as it
+is."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +398,8 @@ def unmoved(cell: Cell, folder: Path, noise: bool) -> list[str]:
 
 
 def unused(model: Any, ids: torch.Tensor, lengths: list[int]) -> set[str]:
-    """The parameters that a plain forward of these rows does not use: experts that no token reaches, parts for images, ..."""
+    """The parameters that a plain forward of these rows does not use: experts that no token reaches, parts for images,
+    ..."""
     model.zero_grad(set_to_none=True)
     generator = torch.Generator().manual_seed(5)
     for row, length in zip(ids, lengths, strict=True):
@@ -429,7 +438,10 @@ def moved(cell: Cell, folder: Path) -> list[str]:
 
 
 def tried(cell: Cell) -> tuple[Cell, str, str]:
-    """Try a cell, with a plain LoRA where PEFT has not its own adapter for the model. Return what was tried, and :func:`conform`."""
+    """Try a cell, with a plain LoRA where PEFT has not its own adapter for the model.
+
+    Return what was tried, and :func:`conform`.
+    """
     outcome, reason = conform(cell)
     if outcome == "unbuilt" and reason.startswith("PEFT:"):
         cell = replace(cell, method="LoRA")

@@ -1,9 +1,9 @@
 """Measure one update of a team of LoRA agents on one base model, against the naive way, and the cost of turns and
 agents.
 
-    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds 2] [--json]
-    python benchmarks/debate_step.py sweep --model DIR --json > points.json
-    python benchmarks/debate_step.py sweep --model DIR --points points.json --plot docs/images/debate_cost.png
+    python benchmarks/debate_step.py compare --model DIR [--agents 3 --turns 3 --questions 16 --new-tokens 64 --rounds
+    2] [--json] python benchmarks/debate_step.py sweep --model DIR --json > points.json python benchmarks/debate_step.py
+    sweep --model DIR --points points.json --plot docs/images/debate_cost.png
 
 ``compare``: the naive way samples with one call of generate for each agent and turn, reads every prompt again, and
 trains on one row for each agent and turn. All variants get the same questions and random numbers, and force every
@@ -32,7 +32,8 @@ VARIANTS = {
     "and conversations read once": {"adapters": "mixed", "states": True, "prefixes": True, "joint": False},
     "and adapters updated together": {"adapters": "mixed", "states": True, "prefixes": True, "joint": True},
 }
-"""How adapters sample (merged ones need float32), and whether the KV cache is kept, rows share prefixes, and adapters share an update."""
+"""How adapters sample (merged ones need float32), and whether the KV cache is kept, rows share prefixes, and adapters
+share an update."""
 
 
 def parse() -> argparse.Namespace:
@@ -82,7 +83,7 @@ def once(options: argparse.Namespace) -> dict:
         model.add_adapter(name, lora, autocast_adapter_dtype=False)
     team = Team([Agent(name, model, tokenizer, adapter=name) for name in names])
     args = MultiAgentPPOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=8, gradient_accumulation_steps=options.questions // 8,
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=8, gradient_accumulation_steps=options.questions // 8,  # noqa: E501
         total_episodes=options.questions, response_length=options.new_tokens, stop_token="none", temperature=1.0,
         num_ppo_epochs=options.epochs, learning_rate=1e-5, report_to=[], save_strategy="no", disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(), keep_states=variant["states"], joint_adapters=variant["joint"],
@@ -119,7 +120,7 @@ def once(options: argparse.Namespace) -> dict:
 def run(options: argparse.Namespace, variant: str, **changes: int) -> dict:
     """Run :func:`once` with one variant in another process. ``changes`` replace options."""
     values = vars(options) | changes
-    flags = [(f"--{key.replace('_', '-')}", str(values[key])) for key in ("model", "agents", "turns", "questions", "new_tokens", "epochs", "dtype", "threads")]  # fmt: skip
+    flags = [(f"--{key.replace('_', '-')}", str(values[key])) for key in ("model", "agents", "turns", "questions", "new_tokens", "epochs", "dtype", "threads")]  # fmt: skip  # noqa: E501
     command = [sys.executable, __file__, "once", "--variants", variant, *(word for flag in flags for word in flag)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -139,7 +140,8 @@ def compare(options: argparse.Namespace) -> None:
         return
     first = statistics.median(result["seconds"] for result in results[options.variants[0]])
     print(
-        "| | s per update | times as fast | rollout s | advantage s | update s | tokens read by the update |\n|---|---|---|---|---|---|---|"
+        "| | s per update | times as fast | rollout s | advantage s | update s | tokens read by the update "
+        "|\n|---|---|---|---|---|---|---|"
     )
     for name, runs in results.items():
         seconds = statistics.median(result["seconds"] for result in runs)
@@ -167,7 +169,7 @@ def sweep(options: argparse.Namespace) -> None:
         tokens, seconds = [p["tokens_read_by_the_update"] for p in found], [p["seconds"] for p in found]
         slope, start = np.polyfit(tokens, seconds, 1)
         explained = np.corrcoef(tokens, seconds)[0, 1] ** 2
-        print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}")  # fmt: skip
+        print(f"{what} 1..6: seconds {[round(s, 1) for s in seconds]}, tokens {tokens}: {1000 * slope:.2f} ms a token + {start:.1f} s, R^2 {explained:.3f}")  # fmt: skip  # noqa: E501
     if options.plot:
         from matplotlib.figure import Figure
 

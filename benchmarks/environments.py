@@ -1,13 +1,13 @@
 """Measure tools and environments: search, TRL's classes, servers of MCP and of OpenEnv, and what they cost a rollout.
 
     python benchmarks/environments.py search --corpus FILE   # index and query; without a file 66,000 made-up paragraphs
-    python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each, closed
-    python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their own
-    python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by side
-    python benchmarks/environments.py mcp                    # start and calls of a server by its command line
-    python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each
-    python benchmarks/environments.py slow                   # one call of 5 s among 256 of 1 ms, in one step
-    python benchmarks/environments.py rollout --model DIR    # 64 dialogues of a model, with and without calls and stop strings
+    python benchmarks/environments.py trl                    # 256 instances of a class for TRL: opened, 10 calls each,
+    closed python benchmarks/environments.py isolated               # 256 instances, 32 at once, in processes of their
+    own python benchmarks/environments.py textarena              # 256 games of TextArena of up to 30 moves, side by
+    side python benchmarks/environments.py mcp                    # start and calls of a server by its command line
+    python benchmarks/environments.py openenv                # 256 sessions of one server, 10 steps each python
+    benchmarks/environments.py slow                   # one call of 5 s among 256 of 1 ms, in one step python
+    benchmarks/environments.py rollout --model DIR    # 64 dialogues of a model, with and without calls and stop strings
 
 It prints one JSON line for each section. ``rollout`` plays the same number of tokens in two ways, in turn: two turns
 without tools, and one turn with a call of a tool that does nothing between its two segments. Its shares are the seconds
@@ -318,7 +318,10 @@ def rollout(model: str, dialogues: int, tokens: int, repeats: int) -> dict:
         return made
 
     def calls_once(read: Any) -> Any:
-        """Let the first segment of each turn call the tool, because this model does not. Its text is read all the same."""
+        """Let the first segment of each turn call the tool, because this model does not.
+
+        Its text is read all the same.
+        """
 
         def reads(text: str, prompt: list[int], response: list[int]) -> list[Written]:
             read(text, prompt, response)

@@ -109,10 +109,12 @@ def main() -> None:
     tokens = options.batch * options.response_len
     print("| | maporl | bare model | fraction |\n|---|---|---|---|")
     print(
-        f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | {middle['bare'] / middle['update']:.0%} |"
+        f"| update, GFLOP/s | {flops / middle['update'] / 1e9:.0f} | {flops / middle['bare'] / 1e9:.0f} | "
+        f"{middle['bare'] / middle['update']:.0%} |"
     )
     print(
-        f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | {middle['generate'] / middle['collect']:.0%} |"
+        f"| rollout, tokens/s | {tokens / middle['collect']:.0f} | {tokens / middle['generate']:.0f} | "
+        f"{middle['generate'] / middle['collect']:.0%} |"
     )
 
 

@@ -3,8 +3,9 @@
     python benchmarks/games.py configs/ppo/learning/tictactoe.yaml --seeds 0 1 2 3 4 --output tictactoe.json
     python benchmarks/games.py configs/ppo/learning/dilemma.yaml --seeds 0 1 2 3 4 --output dilemma.json
 
-For each seed a team is trained. Before is its warm start. Each seat in turn keeps its policy, and the others make random moves
-(``engine: random``), or those of ``--moves``. All teams play the same games. The table has the mean payment of the seats that keep their policy, and the difference with its 95% t interval over the seeds.
+For each seed a team is trained. Before is its warm start. Each seat in turn keeps its policy, and the others make
+random moves (``engine: random``), or those of ``--moves``. All teams play the same games. The table has the mean
+payment of the seats that keep their policy, and the difference with its 95% t interval over the seeds.
 """
 
 import argparse
@@ -61,7 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     seats = list(read_yaml(options.config)["agents"])
     print(
-        f"{options.config}: mean payment of a player among random ones, {options.games} games in each of {len(seats)} seats"
+        f"{options.config}: mean payment of a player among random ones, {options.games} games in each of {len(seats)} "
+        "seats"
     )
     print("| seed | before | after | gain | s |\n|---|---|---|---|---|")
     rows = []

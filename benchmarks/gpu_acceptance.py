@@ -7,16 +7,17 @@ The first command is made for one H200 and takes less than ten minutes. It works
 ``torch.accelerator`` knows. The second command runs the parts on the CPU with tiny models. Models are random and have
 the shapes of Qwen3, so nothing is downloaded.
 
-Standard output has one JSON object: ``passed``, ``failed`` and ``skipped`` with reasons, ``figures``, ``seconds`` of each
-part, the ``device``, the ``date`` and the ``versions``. The exit status is 1 if a check failed, and standard error names
-the checks. A part that raises is a failed check. A part that does not begin within ``--limit`` seconds is one too.
+Standard output has one JSON object: ``passed``, ``failed`` and ``skipped`` with reasons, ``figures``, ``seconds`` of
+each part, the ``device``, the ``date`` and the ``versions``. The exit status is 1 if a check failed, and standard error
+names the checks. A part that raises is a failed check. A part that does not begin within ``--limit`` seconds is one
+too.
 
 Where a machine has only torch and transformers, unpack wheels of the other packages into a folder and name the folder::
 
     python -m pip download --no-deps -d wheels trl datasets dill multiprocess xxhash peft accelerate pydantic pydantic-core
     for wheel in wheels/*.whl; do unzip -qo $wheel -d wheels/unpacked; done
     PYTHONPATH=.:wheels/unpacked python benchmarks/gpu_acceptance.py
-"""
+"""  # noqa: E501
 
 import argparse
 import contextlib
@@ -63,7 +64,10 @@ SIZES = {  # width, layers, heads, heads of keys, width of a head, width of the 
     "1.7B": (2048, 28, 16, 8, 128, 6144, 151936),
 }
 PEAK_TFLOPS = {"H100": 989, "H200": 989}
-"""What the manufacturer states for dense bfloat16. For other devices the measured speed of a matrix product is the peak."""
+"""What the manufacturer states for dense bfloat16.
+
+For other devices the measured speed of a matrix product is the peak.
+"""
 
 
 class Skipped(Exception):
@@ -148,7 +152,7 @@ class Run:
         } | more  # fmt: skip
         args = PPOv2Config(
             output_dir=folder or tempfile.mkdtemp(dir=self.folder), use_cpu=self.cpu, total_episodes=batch * updates,
-            per_device_train_batch_size=micro, gradient_accumulation_steps=batch // micro, response_length=new, **options,
+            per_device_train_batch_size=micro, gradient_accumulation_steps=batch // micro, response_length=new, **options,  # noqa: E501
         )  # fmt: skip
         rows = [{"input_ids": ids(prompt - number % 5, number)} for number in range(batch * updates)]
         return PPOv2Trainer(args, tokenizer(), model, train_dataset=rows, reward_funcs=reward)
@@ -274,8 +278,8 @@ def resume(run: Run) -> None:
 def masters(run: Run) -> None:
     """500 steps of 1e-6 on bfloat16 weights add up to 5e-4.
 
-    That is several times the distance of neighbouring weights, so rounding at the end matters little. A single step is far
-    below that distance, so weights without master weights would hardly move.
+    That is several times the distance of neighbouring weights, so rounding at the end matters little. A single step is
+    far below that distance, so weights without master weights would hardly move.
     """
     trainer = run.trainer(run.model("tiny", torch.bfloat16), learning_rate=1e-6)
     policy = trainer.learners["policy"]
@@ -412,7 +416,7 @@ def grouped_updates(run: Run, way: str) -> float:
     sizes = (2, 4, 24, 8, 8) if run.small else (8, 8, 256, 64, 16)
     names = ("groups", "answers", "prompt_len", "answer_len", "micro")
     work = argparse.Namespace(
-        **dict(zip(names, sizes, strict=True)), model=str(folder), dtype="bfloat16", epochs=2, updates=2, variants=[way],
+        **dict(zip(names, sizes, strict=True)), model=str(folder), dtype="bfloat16", epochs=2, updates=2, variants=[way],  # noqa: E501
         highest=1000, cpu=run.cpu,
     )  # fmt: skip
     with patch.object(learner, "tree_limits", learner.tree_limits):  # the way "rows" replaces it
@@ -466,7 +470,7 @@ def vllm(run: Run) -> None:
     tokenizer().save_pretrained(folder)
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     args = PPOv2Config(
-        output_dir=tempfile.mkdtemp(dir=run.folder), per_device_train_batch_size=8, total_episodes=24, response_length=64,
+        output_dir=tempfile.mkdtemp(dir=run.folder), per_device_train_batch_size=8, total_episodes=24, response_length=64,  # noqa: E501
         temperature=1.0, stop_token="none", learning_rate=1e-4, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     rows = [{"input_ids": ids(24, n)} for n in range(24)]
@@ -479,7 +483,10 @@ def vllm(run: Run) -> None:
 
 
 def trl(run: Run) -> None:
-    """The updates of ``trees`` by TRL's GRPOTrainer. 2 is what the CPU shows, and reading a third of tokens allows 3."""
+    """The updates of ``trees`` by TRL's GRPOTrainer.
+
+    2 is what the CPU shows, and reading a third of tokens allows 3.
+    """
     if tuple(map(int, version("trl").split(".")[:2])) < (1, 16):
         raise Skipped(f"the comparison is with TRL 1.16 or later, and {version('trl')} is installed")
     took = {way: grouped_updates(run, way) for way in ("trl", "trees")}
@@ -510,7 +517,7 @@ def static(run: Run) -> None:
 PARTS: dict[str, Callable[[Run], None]] = {
     part.__name__: part
     for part in (
-        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, speed, adapters, trees, two_agents, vllm, trl,
+        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, speed, adapters, trees, two_agents, vllm, trl,  # noqa: E501
         static,
     )
 }  # fmt: skip
@@ -558,7 +565,7 @@ def main() -> None:
             attempt(run, name, part)
     result = {
         "date": str(datetime.date.today()), "device": device_name(run), "small": run.small, "versions": versions(),
-        "passed": run.passed, "failed": run.failed, "skipped": run.skipped, "figures": run.figures, "seconds": run.seconds,
+        "passed": run.passed, "failed": run.failed, "skipped": run.skipped, "figures": run.figures, "seconds": run.seconds,  # noqa: E501
     }  # fmt: skip
     print(json.dumps(result))
     if options.out is not None:

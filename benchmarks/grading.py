@@ -4,18 +4,19 @@ r"""Which answers the graders pay and refuse on real labels, and how long they t
     python benchmarks/grading.py DATA --other ANOTHER_CHECKOUT          # the time too, as a ratio
     python benchmarks/grading.py DATA --out benchmarks/results/grading.json
 
-``DATA`` is a folder with files of JSON lines (``question``, ``answer``, ``meta``): ``math``, ``math500``, ``olympiadbench``,
-``minerva_math`` and ``gsm8k``, and ``anli_r1`` to ``anli_r3``. A folder that is missing is named before anything is measured.
+``DATA`` is a folder with files of JSON lines (``question``, ``answer``, ``meta``): ``math``, ``math500``,
+``olympiadbench``, ``minerva_math`` and ``gsm8k``, and ``anli_r1`` to ``anli_r3``. A folder that is missing is named
+before anything is measured.
 
 - **Labels**: each label is graded as an answer to itself.
-- **Changes**: one sign, digit, bracket or part of a label is changed (``--changes`` of each label, drawn by ``--seed``). An
-  accepted change is judged by :func:`written_the_same`, which knows nothing of the grader: it rewrites texts. Those that it
-  does not call the same are wrongly accepted. Both lists are written to ``--out``.
+- **Changes**: one sign, digit, bracket or part of a label is changed (``--changes`` of each label, drawn by
+  ``--seed``). An accepted change is judged by :func:`written_the_same`, which knows nothing of the grader: it rewrites
+  texts. Those that it does not call the same are wrongly accepted. Both lists are written to ``--out``.
 - **Forms**: a right answer in each way in which models write it, on ``--each`` labels.
 - **ANLI and multiple choice**: the right label in each form, and every wrong label in the same forms.
-- **Time**: each row is graded with its right answer in two forms and with the next row's answer. The two checkouts take turns,
-  and the fastest of the rounds counts, because a shared machine only ever adds time. The other checkout needs the packages that
-  it names itself.
+- **Time**: each row is graded with its right answer in two forms and with the next row's answer. The two checkouts take
+  turns, and the fastest of the rounds counts, because a shared machine only ever adds time. The other checkout needs
+  the packages that it names itself.
 """
 
 import argparse
@@ -61,7 +62,7 @@ grades = [task.grade(example, text) for example, text in texts]
 seconds = time.perf_counter() - loaded
 right = sum(g.correct is True for g in grades)
 print(json.dumps({"grades": len(grades), "right": right, "seconds": seconds, "start": loaded - started}))
-"""
+"""  # noqa: E501
 WORDS = re.compile(r"\\(?:text|mbox|mathrm|textnormal)\s*\{[^{}]*\}")
 LAYOUT = frozenset(str.split(r"\left \right \text \mbox \mathbf \textnormal \phantom \quad \mathrm"))
 TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+|[A-Za-z]|[^\s]")
@@ -81,7 +82,8 @@ def meta_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes(label: str, rng: random.Random, most: int) -> list[tuple[str, str]]:
-    """At most so many texts that differ from ``label`` in one sign, digit, bracket or part, each with the kind of change."""
+    """At most so many texts that differ from ``label`` in one sign, digit, bracket or part, each with the kind of
+    change."""
     found = {("sign", label[1:] if label.startswith("-") else "-" + label)}
     for match in re.finditer(r"(?<![eE_{])[+-]", label):
         found.add(("sign", label[: match.start()] + ("-" if match[0] == "+" else "+") + label[match.end() :]))
@@ -117,9 +119,10 @@ def changes(label: str, rng: random.Random, most: int) -> list[tuple[str, str]]:
 def written_the_same(changed: str, label: str) -> bool:
     r"""Whether two texts are the same once they are rewritten by rules that keep what mathematics means.
 
-    The rules: blanks, commands that only set the type and a closing full stop go. So do a zero before a decimal point, zeros
-    and a point at the end of a decimal, the sign of a zero, commas between thousands, a percent sign, brackets around the letter
-    of an option, and the bracket signs of a group. The parts of a list have no order. The argument of a function has any name.
+    The rules: blanks, commands that only set the type and a closing full stop go. So do a zero before a decimal point,
+    zeros and a point at the end of a decimal, the sign of a zero, commas between thousands, a percent sign, brackets
+    around the letter of an option, and the bracket signs of a group. The parts of a list have no order. The argument of
+    a function has any name.
     """
     return _rewritten(changed) == _rewritten(label)
 
@@ -293,8 +296,8 @@ def measure_forms(data: Path, each: int) -> dict[str, Any]:
 def measure_choices(data: Path, each: int) -> dict[str, Any]:
     """Right labels that are accepted and wrong ones that are, of ANLI and of multiple choice."""
     tellings = (
-        "Answer: {0}", "Answer: {0}, not {1}", "Answer: {0} (not {1})", "It is {0}, not {1}.", "Answer: {0}, neither {1} nor {2}",
-        "Answer：{0}", "Answer: <{0}>", r"\boxed {{{0}}}", "<think>Answer: {1}</think>Answer: {0}", "Answer: not {1}, {0}",
+        "Answer: {0}", "Answer: {0}, not {1}", "Answer: {0} (not {1})", "It is {0}, not {1}.", "Answer: {0}, neither {1} nor {2}",  # noqa: E501
+        "Answer：{0}", "Answer: <{0}>", r"\boxed {{{0}}}", "<think>Answer: {1}</think>Answer: {0}", "Answer: not {1}, {0}",  # noqa: E501
     )  # fmt: skip
     rows = [row for folder in INFERENCE for row in rows_of(data, folder)]
     random.Random(0).shuffle(rows)
@@ -348,19 +351,21 @@ def show(result: dict[str, Any]) -> None:
     """Print the figures as lines for people."""
     for folder, found in result["changes"].items():
         print(
-            f"{folder}: {found['labels'] - len(found['labels_refused'])} of {found['labels']} labels grade themselves right; of "
-            f"{sum(found['changes'].values())} changes {found['accepted']} are accepted, {found['wrongly_accepted']} of them wrongly "
-            f"({found['share_wrongly_accepted']:.3%})"
+            f"{folder}: {found['labels'] - len(found['labels_refused'])} of {found['labels']} labels grade themselves "
+            f"right; of {sum(found['changes'].values())} changes {found['accepted']} are accepted, "
+            f"{found['wrongly_accepted']} of them wrongly ({found['share_wrongly_accepted']:.3%})"
         )
     for name, found in result["forms"].items():
         print(f"{found['accepted']} of {found['labels']}: {name}")
     for name, found in result["choices"].items():
         print(
-            f"{name}: {found['right_accepted']} of {found['right']} right, {found['wrong_accepted']} of {found['wrong']} wrong accepted"
+            f"{name}: {found['right_accepted']} of {found['right']} right, {found['wrong_accepted']} of "
+            f"{found['wrong']} wrong accepted"
         )
     for name, found in result.get("time", {}).items():
         print(
-            f"{name}: this {found['this']['seconds']:.3f} s, other {found['other']['seconds']:.3f} s: {found['ratio']:.3f}"
+            f"{name}: this {found['this']['seconds']:.3f} s, other {found['other']['seconds']:.3f} s: "
+            f"{found['ratio']:.3f}"
         )
 
 
@@ -378,7 +383,8 @@ def main() -> None:
     missing = [name for name in (*MATHEMATICS, *INFERENCE, "gsm8k") if not rows_of(arguments.data, name)]
     if missing:
         raise SystemExit(
-            f"{arguments.data}: no *.jsonl with rows in {', '.join(missing)}; each is a folder of JSON lines with 'answer'"
+            f"{arguments.data}: no *.jsonl with rows in {', '.join(missing)}; each is a folder of JSON lines with "
+            "'answer'"
         )
     started = time.perf_counter()
     result = {

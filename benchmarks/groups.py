@@ -1,14 +1,16 @@
-"""What groups of processes on Ray cost and bring on one machine: starting, memory, learning at the same time, sending weights.
+"""What groups of processes on Ray cost and bring on one machine: starting, memory, learning at the same time, sending
+weights.
 
     python benchmarks/groups.py [--rounds 5]
 
-Two tiny policies of 256 hidden units and 4 layers, a group for each, on CPUs, one thread for each process. Prints one JSON object:
+Two tiny policies of 256 hidden units and 4 layers, a group for each, on CPUs, one thread for each process. Prints one
+JSON object:
 
 - ``start_s``: seconds from the beginning to groups that can sample, of which Ray itself takes ``ray_s``.
-- ``ray_mb``: the main memory of Ray's own processes, in which memory that several processes share counts once in all (PSS);
-  ``ray_rss_mb``: the same where it counts for each of them; ``ray_processes``: the first by process.
-- ``together_s``, ``in_turn_s``: the median seconds of an update of both groups at the same time, and of one after the other,
-  which take turns; ``ratio`` of the two.
+- ``ray_mb``: the main memory of Ray's own processes, in which memory that several processes share counts once in all
+  (PSS); ``ray_rss_mb``: the same where it counts for each of them; ``ray_processes``: the first by process.
+- ``together_s``, ``in_turn_s``: the median seconds of an update of both groups at the same time, and of one after the
+  other, which take turns; ``ratio`` of the two.
 - ``send_s``: the median seconds until both engines of a policy have new weights of ``send_mb``.
 """
 

@@ -2,9 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/joint_preferences.py [SEEDS]
 
-Arms that start from the same untaught weights and train on as many sampled moves: joint DPO without a reference, the same
-for each agent alone (the others' log-ratios left out), and joint DPO against the weights at the start of the stage. For
-each arm it prints one JSON line with the share of held-out games that are won, before and after, of every seed.
+Arms that start from the same untaught weights and train on as many sampled moves: joint DPO without a reference, the
+same for each agent alone (the others' log-ratios left out), and joint DPO against the weights at the start of the
+stage. For each arm it prints one JSON line with the share of held-out games that are won, before and after, of every
+seed.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Measure what configurations learn over several seeds. The README's learning figures come from here.
 
-    python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2
-    python benchmarks/learning.py run configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR
-    python benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | search | orchestrator | coder_tester | call_cost [--seeds 0 1 2]
+    python benchmarks/learning.py run configs/ppo/quickstart.yaml --seeds 0 1 2 python benchmarks/learning.py run
+    configs/ppo/smollm2_times.yaml --seeds 0 --set agents.ann.model=DIR --set agents.bob.model=DIR python
+    benchmarks/learning.py compare at_grpo | dr_mas | agentpo | spiral | maporl | search | orchestrator | coder_tester |
+    call_cost [--seeds 0 1 2]
 
 Each run is a separate process, one after the other. ``run`` prints the held-out accuracy of all agents together in the
 first and the final turn, before and after training, and the run's seconds. ``compare`` runs two methods on one
@@ -70,7 +71,8 @@ def train(config: str, seed: int, sets: list[str], folder: Path, variables: dict
 def run(options: argparse.Namespace, root: Path) -> None:
     """Train a configuration with each seed, and print a table of accuracies."""
     print(
-        "| seed | first turn before | final turn before | first turn after | final turn after | gain | final - first | s |"
+        "| seed | first turn before | final turn before | first turn after | final turn after | gain | final - first "
+        "| s |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for seed in options.seeds:
@@ -79,7 +81,8 @@ def run(options: argparse.Namespace, root: Path) -> None:
             [done.evaluation(when)["turns"][i]["team"]["value"] for i in (0, -1)] for when in ("before", "after")
         )
         print(
-            f"| {seed} | {a:.1%} | {b:.1%} | {c:.1%} | {d:.1%} | {100 * (d - b):+.1f} | {100 * (d - c):+.1f} | {done.seconds:.0f} |",
+            f"| {seed} | {a:.1%} | {b:.1%} | {c:.1%} | {d:.1%} | {100 * (d - b):+.1f} | {100 * (d - c):+.1f} | "
+            f"{done.seconds:.0f} |",
             flush=True,
         )
 
@@ -107,7 +110,8 @@ def calls(when: str, agent: str) -> Callable[[Run], float]:
 
 
 def on_sums(easy: bool, when: str, what: str) -> Callable[[Run], float]:
-    """The percentage of ``easy`` or of all other sums that are answered after a call ("calls"), or rightly ("right")."""
+    """The percentage of ``easy`` or of all other sums that are answered after a call ("calls"), or rightly
+    ("right")."""
 
     def share(done: Run) -> float:
         asked = [d for d in done.dialogues(when) if d["example"]["question"].endswith("0=") == easy]
@@ -244,14 +248,14 @@ COMPARISONS: dict[str, tuple[str, dict[str, list[str]], dict[str, Callable[[Run]
     ),
     "maporl": (
         "configs/ppo/toy_sum.yaml",
-        {"one agent alone trained": [*HALVES, "schedule.freeze=[{agent: bob, first: 1, last: 1000}]"], "co-trained": HALVES},
+        {"one agent alone trained": [*HALVES, "schedule.freeze=[{agent: bob, first: 1, last: 1000}]"], "co-trained": HALVES},  # noqa: E501
         {"final turn, held out, %": team(-1), "ann, %": of_agent("ann"), "bob, %": of_agent("bob")},
     ),
     "coder_tester": (
         "configs/ppo/coder_tester.yaml",
         {"coder and tester": []},
         {
-            f"{what}, {when}, %": partial(lambda name, last, done: 100 * statistics.fmean(done.updates(name)[last]), name, last)
+            f"{what}, {when}, %": partial(lambda name, last, done: 100 * statistics.fmean(done.updates(name)[last]), name, last)  # noqa: E501
             for what, name in (
                 ("right tests", "reward/tests/tester/turn_1"),
                 ("first program", "reward/solved/coder/turn_1"),

@@ -2,14 +2,15 @@
 
     python benchmarks/mutants.py [--mutants 200] [--seed 0] [--jobs 2] [--only FILE]
 
-A mutant is the code with one mistake: another operator, another constant, or a statement that is left out. It is killed if a fast
-test fails or takes too long, and it survives if none does. A survivor is either as right as the code, or a test is missing.
+A mutant is the code with one mistake: another operator, another constant, or a statement that is left out. It is killed
+if a fast test fails or takes too long, and it survives if none does. A survivor is either as right as the code, or a
+test is missing.
 
-Nothing is changed in the working tree: each job has a copy of it. The test files that import the mutated module come first. Each
-is run once without a mutant, which says which of its tests pass and which lines each reaches; a mutant meets the tests that reach
-its line, the quickest of a file first. Lines that only a process of its own runs are not seen. A job forks from a process that has
-imported torch, but nothing of this package. The same command goes on where it was stopped, if no tracked file has changed since;
-with another limit, survivors are tried again. Linux only.
+Nothing is changed in the working tree: each job has a copy of it. The test files that import the mutated module come
+first. Each is run once without a mutant, which says which of its tests pass and which lines each reaches; a mutant
+meets the tests that reach its line, the quickest of a file first. Lines that only a process of its own runs are not
+seen. A job forks from a process that has imported torch, but nothing of this package. The same command goes on where it
+was stopped, if no tracked file has changed since; with another limit, survivors are tried again. Linux only.
 """
 
 import argparse
@@ -442,8 +443,8 @@ class Tests:
     def ordered(self, mutant: Mutant, steps: int) -> list[str]:
         """Return the files whose tests may see a mutant: those closest to it first, and among those the shortest.
 
-        The module comes first, for its doctests. A file is close if it imports the module directly, if it has the name of
-        the module or of its folder, and if it mentions the function.
+        The module comes first, for its doctests. A file is close if it imports the module directly, if it has the name
+        of the module or of its folder, and if it mentions the function.
         """
         module = _module(mutant.file)
         distance, edge = {module: 0}, {module}

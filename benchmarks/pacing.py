@@ -1,11 +1,12 @@
-"""How long a learner waits for dialogues that are played ahead: whole batches in order, or the dialogues that end first.
+"""How long a learner waits for dialogues that are played ahead: whole batches in order, or the dialogues that end
+first.
 
     python benchmarks/pacing.py
 
 Simulated: dialogues take log-normal times, as long answers do, and an update takes one unit. Both rules hold the bound:
-no dialogue is trained on by weights more than ``depth`` updates younger. ``in order`` is what ``training.async_depth`` does.
-``first ended`` makes a batch of the dialogues that ended first, and waits for those that would otherwise pass the bound
-(pacing as in AReaL, arXiv 2505.24298, with a strict bound). Every seed plays the same dialogues under both rules.
+no dialogue is trained on by weights more than ``depth`` updates younger. ``in order`` is what ``training.async_depth``
+does. ``first ended`` makes a batch of the dialogues that ended first, and waits for those that would otherwise pass the
+bound (pacing as in AReaL, arXiv 2505.24298, with a strict bound). Every seed plays the same dialogues under both rules.
 """
 
 import random
@@ -69,8 +70,8 @@ def main() -> None:
                 found["in order"].append(in_order(times, depth))
                 found["first ended"].append(first_ended(times, depth))
             told = "; ".join(
-                f"{name} {statistics.mean(p for p, *_ in own):.2f} a update, age {statistics.mean(a for _, a, _ in own):.2f} (at most "
-                f"{max(m for *_, m in own):.0f})"
+                f"{name} {statistics.mean(p for p, *_ in own):.2f} a update, age "
+                f"{statistics.mean(a for _, a, _ in own):.2f} (at most {max(m for *_, m in own):.0f})"
                 for name, own in found.items()
             )
             print(f"spread {spread}, depth {depth}: {told}", flush=True)

@@ -91,7 +91,7 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     args = PPOv2Config(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=options.micro, num_ppo_epochs=options.epochs,
-        learning_rate=1e-6, temperature=1.0, kl_coef=KL, kl_in="loss", kl_estimator="k3", report_to=[], use_cpu=options.cpu,
+        learning_rate=1e-6, temperature=1.0, kl_coef=KL, kl_in="loss", kl_estimator="k3", report_to=[], use_cpu=options.cpu,  # noqa: E501
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     policy = learner.Learner("policy", model, tokenizer, args, critic="none")

@@ -1,6 +1,7 @@
 """Measure seconds, memory and work of PPO updates on one policy with a forced completion length.
 
-    python benchmarks/ppo_step.py --model DIR --batch 8 --prompt-len 64 --response-len 64 --epochs 4 --critic head --json
+    python benchmarks/ppo_step.py --model DIR --batch 8 --prompt-len 64 --response-len 64 --epochs 4 --critic head
+    --json
 
 ``--model tiny`` is a random Llama (width 64, 2 layers, 1024 ids). The work is fixed: prompts are random ids, every
 completion has exactly ``--response-len`` tokens, and the reward is a function of the text's length. The result has

@@ -89,7 +89,7 @@ def measure(way: str, options: argparse.Namespace) -> dict:
         torch.save(torch.cat([m.flatten() for m in moved]), Path(options.folder) / f"{name}-{WAYS.index(way)}.pt")
     state = [v for entries in learner.optimizer.state.values() for v in entries.values() if torch.is_tensor(v)]
     held = {
-        "weights": size(model.parameters()), "masters": size(m for _, m in learner.strategy.masters), "optimizer": size(state),
+        "weights": size(model.parameters()), "masters": size(m for _, m in learner.strategy.masters), "optimizer": size(state),  # noqa: E501
         "gradients": gradients,
     }  # fmt: skip
     return {what: round(number / count, 2) for what, number in held.items()} | {

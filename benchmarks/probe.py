@@ -1,12 +1,14 @@
-"""What ``maporl plan --probe`` measures of a model here, and how well the formulas then predict what it has not measured.
+"""What ``maporl plan --probe`` measures of a model here, and how well the formulas then predict what it has not
+measured.
 
     python benchmarks/probe.py --model DIR [--dtype float32] [--rows 4 8 16 48] [--updates 2 4 8] [--clock processor]
 
-The probe measures two decoding steps, the reading of prompts and one update. Then decoding steps of ``--rows`` rows, prompts and updates
-of other sizes are measured and compared with the prediction. With ``--memory``, a run of one update of two policies follows in a
-process of its own, whose peak of main memory is compared with the estimate of ``maporl check``. ``--clock processor`` counts the
-seconds of the processor instead of those on the clock, which other programs on the machine do not lengthen so much; it needs
-OMP_NUM_THREADS=1. Probe and measurements are repeated ``--rounds`` times; the Markdown table that is printed has the medians, and all ratios.
+The probe measures two decoding steps, the reading of prompts and one update. Then decoding steps of ``--rows`` rows,
+prompts and updates of other sizes are measured and compared with the prediction. With ``--memory``, a run of one update
+of two policies follows in a process of its own, whose peak of main memory is compared with the estimate of ``maporl
+check``. ``--clock processor`` counts the seconds of the processor instead of those on the clock, which other programs
+on the machine do not lengthen so much; it needs OMP_NUM_THREADS=1. Probe and measurements are repeated ``--rounds``
+times; the Markdown table that is printed has the medians, and all ratios.
 """
 
 import argparse

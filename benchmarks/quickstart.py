@@ -6,8 +6,8 @@
         --set agents.ann.model=DIR --set agents.bob.model=DIR
 
 Each seed of the quickstart is trained twice, one run after the other: with both agents learning, and with one of them
-frozen (bob for even seeds, ann for odd ones). ``maporl eval`` then lets each agent of the first run answer alone, and by
-a majority vote over as many sampled tokens as the dialogues have. The configuration of the real model, which takes
+frozen (bob for even seeds, ann for odd ones). ``maporl eval`` then lets each agent of the first run answer alone, and
+by a majority vote over as many sampled tokens as the dialogues have. The configuration of the real model, which takes
 longer, is only trained once a seed, with both agents learning.
 
 The file holds the commit, the machine, the date and, for each run, its accuracies in percent, its seconds and the CPU
@@ -46,7 +46,8 @@ What is not expected of a configuration is not measured.
 
 
 def about() -> dict[str, str]:
-    """Where and when the figures were measured, and with which code: the last commit that changed what a run depends on."""
+    """Where and when the figures were measured, and with which code: the last commit that changed what a run depends
+    on."""
     git, code = ["git", "-C", str(ROOT)], ["--", "maporl", "trl_ext", "configs"]
     last = [*git, "log", "-1", "--format=%h", *code]
     commit = subprocess.run(last, capture_output=True, text=True, check=True).stdout

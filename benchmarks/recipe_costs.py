@@ -1,19 +1,20 @@
 """Count what an update of each recipe costs, relative to plain PPO.
 
-    python benchmarks/recipe_costs.py --tokenizer MODEL              # all recipes, into benchmarks/results/recipe_costs.json
-    python benchmarks/recipe_costs.py --tokenizer MODEL gdpo rloo    # only these; the file keeps the figures of the others
+    python benchmarks/recipe_costs.py --tokenizer MODEL              # all recipes, into
+    benchmarks/results/recipe_costs.json python benchmarks/recipe_costs.py --tokenizer MODEL gdpo rloo    # only these;
+    the file keeps the figures of the others
 
 The unit is a token that passes through a model: once where it is read or sampled, and three times where it is trained,
-because the backward pass does twice the work of the forward pass. Tokens of policies, references, critics and judges count
-alike. Plain PPO is the same team with the same questions, protocol, rewards and lengths: each dialogue is played once, every
-policy has a critic and a reference, and a batch is passed once. An update of an outer loop is one round.
+because the backward pass does twice the work of the forward pass. Tokens of policies, references, critics and judges
+count alike. Plain PPO is the same team with the same questions, protocol, rewards and lengths: each dialogue is played
+once, every policy has a critic and a reference, and a batch is passed once. An update of an outer loop is one round.
 
-Both train three updates as ``maporl recipes try`` does, with the recipe's own group sizes, rounds and drafts. The models are
-tiny and random, with the tokenizer of ``--tokenizer`` (a folder, or a name on the Hub; docs/recipes.md has the figures of
-SmolLM2's), so that prompts have as many tokens as in real runs, and answers are as long as they may be. Where agents propose,
-call, plan or write programs, or answers are paired, the models are those of ``try`` after their warm start, because random ones
-ask for nothing and give no answers. Real
-dialogues have other lengths, so the ratio is a guide and no promise.
+Both train three updates as ``maporl recipes try`` does, with the recipe's own group sizes, rounds and drafts. The
+models are tiny and random, with the tokenizer of ``--tokenizer`` (a folder, or a name on the Hub; docs/recipes.md has
+the figures of SmolLM2's), so that prompts have as many tokens as in real runs, and answers are as long as they may be.
+Where agents propose, call, plan or write programs, or answers are paired, the models are those of ``try`` after their
+warm start, because random ones ask for nothing and give no answers. Real dialogues have other lengths, so the ratio is
+a guide and no promise.
 """
 
 import argparse
@@ -70,8 +71,8 @@ def tokens(values: dict[str, Any], name: str) -> float:
 def plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration of plain PPO for the same team, questions, protocol, rewards and lengths.
 
-    A tournament compares the dialogues of a question, of which plain PPO has one. It is paid for labels instead. What an
-    agent contributed is not known without ablations, and pays nothing.
+    A tournament compares the dialogues of a question, of which plain PPO has one. It is paid for labels instead. What
+    an agent contributed is not known without ablations, and pays nothing.
     """
     from maporl.rewards.rules import build_rules
 
@@ -112,7 +113,8 @@ def random_model(tokenizer: str, folder: str) -> str:
 
 
 def cost(name: str, model: str) -> float:
-    """Return how many times the tokens of plain PPO an update of the recipe ``name`` costs, with the model in a folder."""
+    """Return how many times the tokens of plain PPO an update of the recipe ``name`` costs, with the model in a
+    folder."""
     from maporl.config.parse import read_yaml
     from maporl.config.recipes import recipe_file
     from maporl.playground.tiny_versions import tiny_version
@@ -128,7 +130,8 @@ def cost(name: str, model: str) -> float:
     # several forwards, as in real runs: the graph of a batch that one forward reads is kept, which saves a forward
     values["training"] |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": QUESTIONS, "save_steps": 0}
     if "loop" in own:
-        # a round's updates ask as many questions as it samples, in the recipe and here, and of a tenth of the dialogues one must be whole
+        # a round's updates ask as many questions as it samples, in the recipe and here, and of a tenth of the dialogues
+        # one must be whole
         updates = any(stage["train"] == "ppo" for stage in own["loop"]["stages"])
         kept = [
             {"updates": 1, "group": stage["group"]} if stage["train"] == "ppo" else {"epochs": stage.get("epochs", 1)}

@@ -3,11 +3,11 @@
     python benchmarks/roofline.py --model DIR [--batch 8 --prompt-len 64 --response-len 64 --epochs 4 --lora 16]
 
 The products of every linear layer, and the attention of every layer, run alone on random inputs of the sizes that an
-update has. Norms, activations, losses and the optimizer are left out. Weights come from memory, layer after layer, as in a
-model. An update with these kernels cannot take less, so the seconds of another trainer divided by the sum bound how many
-times as fast an update can be. With ``--lora``, gradients go through the layers to adapters of this rank, and not to the
-weights. The script prints a Markdown table with the machine, the date, the rate of a large product and the bandwidth of
-memory.
+update has. Norms, activations, losses and the optimizer are left out. Weights come from memory, layer after layer, as
+in a model. An update with these kernels cannot take less, so the seconds of another trainer divided by the sum bound
+how many times as fast an update can be. With ``--lora``, gradients go through the layers to adapters of this rank, and
+not to the weights. The script prints a Markdown table with the machine, the date, the rate of a large product and the
+bandwidth of memory.
 """
 
 import argparse
@@ -53,7 +53,8 @@ def seconds(work: Callable[[], object]) -> float:
 def products(weights: list[Tensor], rows: int, backward: bool, trained: bool, rank: int = 0) -> float:
     """Return the seconds of the products of ``rows`` tokens with each of ``weights`` [out, in], perhaps with gradients.
 
-    ``trained`` says whether the weights take a gradient. ``rank`` is that of an adapter beside each of them. 0: no adapters.
+    ``trained`` says whether the weights take a gradient. ``rank`` is that of an adapter beside each of them. 0: no
+    adapters.
     """
     inputs = {w.shape[1]: torch.randn(rows, w.shape[1], dtype=w.dtype) for w in weights}
     gradients = {w.shape[0]: torch.randn(rows, w.shape[0], dtype=w.dtype) for w in weights}
@@ -82,7 +83,8 @@ def products(weights: list[Tensor], rows: int, backward: bool, trained: bool, ra
 
 
 def attention(config: Any, batch: int, queries: int, keys: int, backward: bool, dtype: torch.dtype) -> float:
-    """Return the seconds of one layer's attention of the last ``queries`` of ``keys`` tokens, perhaps with gradients."""
+    """Return the seconds of one layer's attention of the last ``queries`` of ``keys`` tokens, perhaps with
+    gradients."""
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     sizes = [(batch, heads, queries, width), (batch, shared, keys, width), (batch, shared, keys, width)]

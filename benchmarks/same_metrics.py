@@ -1,9 +1,10 @@
-"""Whether two updates of the quickstart and of recipes of different kinds have the same metrics with two checkouts' code.
+"""Whether two updates of the quickstart and of recipes of different kinds have the same metrics with two checkouts'
+code.
 
     python benchmarks/same_metrics.py ANOTHER_CHECKOUT [NAME ...]
 
-A move of code must change no number: every metric is compared to the last bit, but those of time and memory. Recipes run in their
-tiny versions, a loop for one round.
+A move of code must change no number: every metric is compared to the last bit, but those of time and memory. Recipes
+run in their tiny versions, a loop for one round.
 """
 
 import argparse
@@ -29,7 +30,8 @@ NAMES = (
     "rema",
     "spiral",
 )
-"""PPO with critics, games, groups of turns, two roles of one policy, branching, callers, central critics, a loop, self-play."""
+"""PPO with critics, games, groups of turns, two roles of one policy, branching, callers, central critics, a loop,
+self-play."""
 RUN = """
 import sys
 from pathlib import Path

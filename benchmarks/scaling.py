@@ -1,16 +1,17 @@
 """Predict the time and cost of an update for other teams, models and ranks, by a model that is fitted to measured
 points.
 
-    python benchmarks/debate_step.py sweep --model DIR --json > points.json     # twelve measured points
-    python benchmarks/scaling.py check points.json                              # fit on eight of them, predict the other four
+    python benchmarks/debate_step.py sweep --model DIR --json > points.json     # twelve measured points python
+    benchmarks/scaling.py check points.json                              # fit on eight of them, predict the other four
     python benchmarks/scaling.py predict points.json --agents 4 --turns 3 --questions 256 --new-tokens 512 \
         --parameters 1.7e9 --ranks 8 --speed 400 --price 2.5
 
 With N agents, T turns, Q questions and L new tokens in each completion, all agents on one base:
 
-    rollout = a L T + b (tokens sampled) + c (tokens read before sampling)      decoding: a per step, b per token; prefill: c
-    update  = d + e (tokens read by the update)                                  forward, backward, reference, old log-probabilities
-    over R ranks: tokens / R, plus the sum of gradients: 2 (R - 1) / R * trained bytes / bandwidth
+    rollout = a L T + b (tokens sampled) + c (tokens read before sampling)      decoding: a per step, b per token;
+    prefill: c update  = d + e (tokens read by the update)                                  forward, backward,
+    reference, old log-probabilities over R ranks: tokens / R, plus the sum of gradients: 2 (R - 1) / R * trained bytes
+    / bandwidth
 
 ``--parameters`` scales b, c and e in proportion to the measured model's parameters. ``--speed`` divides all seconds by
 how many times as fast the other machine multiplies matrices. The model is rough. It does not consider memory, and
@@ -63,7 +64,8 @@ def check(points: list[dict]) -> None:
     for point in held_out:
         measured, predicted = sum(point["phases"].values()), sum(seconds_of(point, model))
         print(
-            f"| {point['agents']} | {point['turns']} | {measured:.1f} | {predicted:.1f} | {predicted / measured - 1:+.0%} |"
+            f"| {point['agents']} | {point['turns']} | {measured:.1f} | {predicted:.1f} | "
+            f"{predicted / measured - 1:+.0%} |"
         )
 
 
@@ -85,7 +87,8 @@ def predict(points: list[dict], options: argparse.Namespace) -> None:
     step = play + learn + sync
     print(f"rollout {play:.1f} s, update {learn:.1f} s, gradients between ranks {sync:.2f} s: {step:.1f} s per update")
     print(
-        f"{step * options.ranks / 3600 * options.price * options.updates:.2f} for {options.updates} updates at {options.price} an hour and rank"
+        f"{step * options.ranks / 3600 * options.price * options.updates:.2f} for {options.updates} updates at "
+        f"{options.price} an hour and rank"
     )
 
 

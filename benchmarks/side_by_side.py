@@ -2,10 +2,10 @@
 
     python benchmarks/side_by_side.py [--rounds 3] [--updates 80] [--spin] [--config FILE] [--set KEY=VALUE]
 
-A round times one run, and then two runs that start together, until both have ended; every second round does the two first.
-The ratio of a round is the seconds of the two divided by those of the one. Two runs that share two cores without a loss have
-a ratio of at most 2. ``--spin`` measures torch's own way beside it: a thread for each core, and threads that spin while they
-wait. That can take very long, so give it few ``--updates``.
+A round times one run, and then two runs that start together, until both have ended; every second round does the two
+first. The ratio of a round is the seconds of the two divided by those of the one. Two runs that share two cores without
+a loss have a ratio of at most 2. ``--spin`` measures torch's own way beside it: a thread for each core, and threads
+that spin while they wait. That can take very long, so give it few ``--updates``.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from trl_ext.process.threads import WAITING, usable_cores
 AS_CHOSEN = "threads as maporl chooses them"
 SPINNING = "a thread for each core, spinning"
 DEFAULT_SPINS = 300_000
-"""How often a thread of GNU's OpenMP looks whether it may go on before it sleeps, where no variable says how it waits."""
+"""How often a thread of GNU's OpenMP looks whether it may go on before it sleeps, where no variable says how it waits.
+"""
 
 
 def variables(spin: bool) -> dict[str, str]:

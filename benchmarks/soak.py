@@ -51,8 +51,8 @@ def main() -> None:
     task, held_out = Arithmetic(largest=49), Arithmetic(largest=49, split="eval")
     args = MultiAgentPPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=64, total_episodes=64 * 10**6, response_length=16,
-        temperature=1.0, num_ppo_epochs=2, learning_rate=1e-4, lr_scheduler_type="constant", report_to=[], disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), save_steps=10, save_total_limit=2, eval_strategy="steps", eval_steps=10, eval_questions=64,
+        temperature=1.0, num_ppo_epochs=2, learning_rate=1e-4, lr_scheduler_type="constant", report_to=[], disable_tqdm=True,  # noqa: E501
+        use_cpu=not torch.cuda.is_available(), save_steps=10, save_total_limit=2, eval_strategy="steps", eval_steps=10, eval_questions=64,  # noqa: E501
     )  # fmt: skip
     debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
     trainer = MultiAgentPPOTrainer(args, Team(agents), task, debate, held_out, RewardSection(), callbacks=[Watch()])

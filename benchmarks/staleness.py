@@ -1,12 +1,13 @@
 """What the quickstart ends at if its answers are some updates old, with and without importance weights.
 
-    OMP_NUM_THREADS=1 python benchmarks/staleness.py --seeds 0 1 2 3 4 --age 2 --output benchmarks/results/staleness.json
+    OMP_NUM_THREADS=1 python benchmarks/staleness.py --seeds 0 1 2 3 4 --age 2 --output
+    benchmarks/results/staleness.json
 
-In a run with ``training.async_depth: N`` answers are at most N updates older than the weights that they train. Here they are
-all exactly N old, which is the worst case and can be repeated to the bit: an engine keeps copies of the last weights, and plays
-training dialogues with the oldest. Evaluations have the newest. Each seed is trained with answers that are not old, and with old ones
-in each mode of ``engine_tis_cap: 2.0`` and without it. Prints, and writes after each run, the percent of right answers in the final
-turn. Runs that the file has already are not made again.
+In a run with ``training.async_depth: N`` answers are at most N updates older than the weights that they train. Here
+they are all exactly N old, which is the worst case and can be repeated to the bit: an engine keeps copies of the last
+weights, and plays training dialogues with the oldest. Evaluations have the newest. Each seed is trained with answers
+that are not old, and with old ones in each mode of ``engine_tis_cap: 2.0`` and without it. Prints, and writes after
+each run, the percent of right answers in the final turn. Runs that the file has already are not made again.
 """
 
 import argparse

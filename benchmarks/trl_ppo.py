@@ -60,7 +60,7 @@ def main() -> None:
     policy = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     words = policy.config.vocab_size
     rewards = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=words, num_labels=1,
+        hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=words, num_labels=1,  # noqa: E501
         max_position_embeddings=4096, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     shape = (options.batch * options.updates, options.prompt_len)

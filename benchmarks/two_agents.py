@@ -53,7 +53,7 @@ def once(options: argparse.Namespace) -> dict:
     args = MultiAgentPPOConfig(
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=options.prompts, total_episodes=options.prompts,
         response_length=options.new_tokens, temperature=1.0, num_ppo_epochs=1, kl_coef=0.0, learning_rate=1e-6,
-        critic=options.critic, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=not torch.cuda.is_available(),
+        critic=options.critic, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=not torch.cuda.is_available(),  # noqa: E501
     )  # fmt: skip
     lengths: list[int] = []
 
@@ -62,13 +62,13 @@ def once(options: argparse.Namespace) -> dict:
         return [[float(len(u.text) % 7) / 7 for u in d.utterances] for d in dialogues]
 
     trainer = MultiAgentPPOTrainer(
-        args, team, Arithmetic(largest=99, template=QUESTION), Debate(turns=1), None, RewardSection(), sources={"label": score}
+        args, team, Arithmetic(largest=99, template=QUESTION), Debate(turns=1), None, RewardSection(), sources={"label": score}  # noqa: E501
     )  # fmt: skip
     started = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "tokens": sum(lengths), "tokens_per_second": sum(lengths) / seconds, "peak_rss_bytes": peak}  # fmt: skip
+    return {"seconds": seconds, "tokens": sum(lengths), "tokens_per_second": sum(lengths) / seconds, "peak_rss_bytes": peak}  # fmt: skip  # noqa: E501
 
 
 def run(command: list[str]) -> dict:

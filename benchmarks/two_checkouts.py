@@ -4,8 +4,8 @@
 
 With `--check` it is the CPU time of `maporl check quickstart` beyond the imports.
 
-Says whether a change made training slower. A shared machine's speed drifts by more than the differences that matter, so the
-two run at the same time, and change cores from round to round. Linux only.
+Says whether a change made training slower. A shared machine's speed drifts by more than the differences that matter, so
+the two run at the same time, and change cores from round to round. Linux only.
 """
 
 import argparse
@@ -82,7 +82,8 @@ def main() -> None:
     # one pair of rounds has each checkout once on each core
     pairs = [(a * b) ** 0.5 for a, b in zip(ratios[::2], ratios[1::2], strict=False)]
     print(
-        f"this / other: {statistics.geometric_mean(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}, {len(pairs)} pairs)"
+        f"this / other: {statistics.geometric_mean(pairs):.3f} ({min(pairs):.3f} to {max(pairs):.3f}, {len(pairs)} "
+        "pairs)"
     )
 
 

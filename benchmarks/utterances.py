@@ -2,9 +2,10 @@
 
     python benchmarks/utterances.py [--dialogues 256] [--turns 2]
 
-Debates of two agents, so that each has ``2 * turns`` utterances. The pool of engines is that of ``cluster.backend: ray``; its
-two processes are threads here, which answer at once. Counted are protocols, transcripts, tokenizers, requests, the queue of the
-pool, and reading answers. Prints milliseconds an utterance, for ``batching`` in steps and in flow.
+Debates of two agents, so that each has ``2 * turns`` utterances. The pool of engines is that of ``cluster.backend:
+ray``; its two processes are threads here, which answer at once. Counted are protocols, transcripts, tokenizers,
+requests, the queue of the pool, and reading answers. Prints milliseconds an utterance, for ``batching`` in steps and in
+flow.
 """
 
 import argparse
@@ -76,7 +77,8 @@ def main() -> None:
         said = sum(len(dialogue.utterances) for dialogue in dialogues)
         sizes = pool.take_counts()["rows_per_call"]
         print(
-            f"{'flow' if flow else 'steps'}: {1000 * min(times) / said:.2f} ms an utterance ({said} utterances, {sizes:.0f} a call)"
+            f"{'flow' if flow else 'steps'}: {1000 * min(times) / said:.2f} ms an utterance ({said} utterances, "
+            f"{sizes:.0f} a call)"
         )
 
 

@@ -35,14 +35,16 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Give it questions",
         "A task gives questions and grades answers. [Your own task](howto/task.md) shows how to write one.",
-        "Task TASKS Lessons Arithmetic Skills GSM8K Mathematics HotpotQA TinyHops Parts MBPP HumanEval TinyPrograms Triplets Verifiers ANLI TinyGSM FANToM Prompts PromptDataset Mixture Documents Episodes Example Grade TaskError",
+        "Task TASKS Lessons Arithmetic Skills GSM8K Mathematics HotpotQA TinyHops Parts MBPP HumanEval TinyPrograms "
+        "Triplets Verifiers ANLI TinyGSM FANToM Prompts PromptDataset Mixture Documents Episodes Example Grade "
+        "TaskError",
     ),
     (
         "Say who speaks when",
         "A protocol decides who speaks when, and what each speaker sees. [Your own protocol](howto/protocol.md) "
         "shows how to write one. A dialogue is the record of what was said.",
-        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Code Attempts Design Propose Route Orchestrate PlayGame PlayWorld Ask Sampling TeamSampling Utterance Stop "
-        "Dialogue to_json from_json",
+        "Protocol PROTOCOLS Debate Chain Collaboration Refine Forum CallReturn Code Attempts Design Propose Route "
+        "Orchestrate PlayGame PlayWorld Ask Sampling TeamSampling Utterance Stop Dialogue to_json from_json",
     ),
     (
         "Play games",
@@ -52,12 +54,14 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Let agents act",
         "[Agents that call tools](howto/tools.md), and [environments](howto/environments.md).",
-        "Tool Toolbox Environment check_environment maporl.environments.trial.Trial TOOLS ENVIRONMENTS ToolSection EnvironmentSection CallLimits CallTexts Act Call Result",
+        "Tool Toolbox Environment check_environment maporl.environments.trial.Trial TOOLS ENVIRONMENTS ToolSection "
+        "EnvironmentSection CallLimits CallTexts Act Call Result",
     ),
     (
         "Tools and environments of others",
-        "[A team that searches](howto/search.md), [an orchestrator](howto/orchestrator.md), and [tools from an MCP server](howto/mcp.md). A class for TRL's "
-        "`environment_factory` needs no adapter of its own: [tools](howto/tools.md) names it.",
+        "[A team that searches](howto/search.md), [an orchestrator](howto/orchestrator.md), and [tools from an MCP "
+        "server](howto/mcp.md). A class for TRL's `environment_factory` needs no adapter of its own: "
+        "[tools](howto/tools.md) names it.",
         "maporl.environments.search.bm25 maporl.environments.search.QuestionSearch "
         "maporl.environments.adapters.mcp.MCPTools maporl.environments.adapters.mcp.MCPEnvironment "
         "maporl.environments.adapters.mcp_server.ServerOptions maporl.environments.adapters.open_env.OpenEnv "
@@ -75,14 +79,15 @@ GROUPS: list[tuple[str, str, str]] = [
         "Branch, and compute advantages",
         "[Advantages](advantages.md) explains returns, baselines, scales, transforms and keys. [Your own "
         "advantage](howto/advantage.md) shows how to write one.",
-        "BranchingSection AblateSection AdvantageConfig AdvantageTerm estimate TurnBatch RETURNS Return BASELINES Baseline SCALES Scale "
-        "TRANSFORMS Transform",
+        "BranchingSection AblateSection AdvantageConfig AdvantageTerm estimate TurnBatch RETURNS Return BASELINES "
+        "Baseline SCALES Scale TRANSFORMS Transform",
     ),
     (
         "Train in Python",
         "The README has a first script. These options have the names of the YAML keys.",
-        "MultiAgentPPOTrainer MultiAgentPPOConfig RayBackend ClusterSection GroupSection LearnerPlaces EnginePlaces FailuresSection Schedule Freeze Swap RoundRobin OpponentPool Stage Growth Span "
-        "recipe_parts warm_start WarmStartSection PupilSection",
+        "MultiAgentPPOTrainer MultiAgentPPOConfig RayBackend ClusterSection GroupSection LearnerPlaces EnginePlaces "
+        "FailuresSection Schedule Freeze Swap RoundRobin OpponentPool Stage Growth Span recipe_parts warm_start "
+        "WarmStartSection PupilSection",
     ),
     (
         "Run a configuration",
@@ -108,10 +113,10 @@ GROUPS: list[tuple[str, str, str]] = [
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Learner "
         "trl_ext.ValueHead trl_ext.OBJECTIVES trl_ext.ppo.losses.importance_ratio trl_ext.ppo.maths.masked_mean "
-        "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae trl_ext.ppo.maths.clipped_policy_loss "
-        "trl_ext.ppo.maths.clipped_value_loss trl_ext.ppo.maths.kl_estimate trl_ext.ppo.maths.token_logprobs "
-        "trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler trl_ext.sampling.options.Sampling "
-        "trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",
+        "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae "
+        "trl_ext.ppo.maths.clipped_policy_loss trl_ext.ppo.maths.clipped_value_loss trl_ext.ppo.maths.kl_estimate "
+        "trl_ext.ppo.maths.token_logprobs trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler "
+        "trl_ext.sampling.options.Sampling trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",
     ),
 ]
 """The groups of the page: a heading, what it is for, and its names. A name without a dot is one of ``maporl``."""
@@ -146,8 +151,9 @@ def page() -> str:
     """Return the text of docs/api.md."""
     parts = [
         "# Python API\n",
-        "Every public name, by what you want to do. `from maporl import NAME` works for each name that stands without a module. Names\n"
-        "load on first use, so `import maporl` is quick. `make reference` writes this page from the signatures and docstrings.\n",
+        "Every public name, by what you want to do. `from maporl import NAME` works for each name that stands without "
+        "a module. Names\nload on first use, so `import maporl` is quick. `make reference` writes this page from the "
+        "signatures and docstrings.\n",
         "| to | names |\n|---|---|",
     ]
     for heading, _, names in GROUPS:

@@ -2,8 +2,8 @@
 
     python docs/make_base.py
 
-The help texts are those of :func:`trl_ext.ppo.options.option`, in the classes of ``maporl.config``. What a key may name is
-listed from the registries. tests/contract/test_house.py says when the file is stale.
+The help texts are those of :func:`trl_ext.ppo.options.option`, in the classes of ``maporl.config``. What a key may name
+is listed from the registries. tests/contract/test_house.py says when the file is stale.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from these values automatically. It needs output_dir, task and agents, and whate
 checks it. Two keys are about the file itself: `extends: other.yaml` overlays another file, and `agent_defaults:` is merged \
 into every agent. The mappings of an overlay, and those of --set, are merged key by key. There are exceptions: \
 reward.sources replaces all earlier sources, and a task, protocol or game with another name drops the options of the \
-earlier one. `make reference` writes this file from the code."""
+earlier one. `make reference` writes this file from the code."""  # noqa: E501
 EXAMPLE = {"output_dir": "runs/base", "task": {"name": "toy_sum"}, "agents": {"ann": {"tiny": {}}}}
 """What a configuration must give; the file shows the defaults of all else."""
 REGISTRIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {

@@ -2,9 +2,9 @@
 
     python docs/make_house.py
 
-The order of the rooms is the page's own, and what a room is for is the first line of its docstring. tests/contract/test_floors.py
-reads the same table, so that the map, the docstrings and the rule of imports are one fact. What stands above the table of
-decisions is the page's own, and the rows are the first lines of the decisions.
+The order of the rooms is the page's own, and what a room is for is the first paragraph of its docstring.
+tests/contract/test_floors.py reads the same table, so that the map, the docstrings and the rule of imports are one
+fact. What stands above the table of decisions is the page's own, and the rows are the first lines of the decisions.
 """
 
 import ast
@@ -39,7 +39,7 @@ def rooms() -> list[Room]:
 
 
 def purpose(path: str) -> str:
-    """Return the first line of a room's docstring, as it stands in the table.
+    """Return the first paragraph of a room's docstring, as it stands in the table.
 
     Raises:
         ValueError: the room has no docstring.
@@ -47,8 +47,11 @@ def purpose(path: str) -> str:
     file = ROOT / path if path.endswith(".py") else ROOT / path / "__init__.py"
     words = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     if not words:
-        raise ValueError(f"{file.relative_to(ROOT)}: begin it with a docstring whose first line says what it is for")
-    return re.sub(r":\w+:`([\w.]+)`", r"`\1`", words.split("\n")[0]).replace("``", "`")
+        raise ValueError(
+            f"{file.relative_to(ROOT)}: begin it with a docstring whose first paragraph says what it is for"
+        )
+    summary = " ".join(words.partition("\n\n")[0].split())
+    return re.sub(r":\w+:`([\w.]+)`", r"`\1`", summary).replace("``", "`")
 
 
 def text() -> str:
@@ -58,7 +61,8 @@ def text() -> str:
 
 
 class Decision(NamedTuple):
-    """The first lines of a page of ``docs/decisions``: number, title, days, and the rooms that it binds; none means all."""
+    """The first lines of a page of ``docs/decisions``: number, title, days, and the rooms that it binds; none means
+    all."""
 
     file: Path
     number: int
@@ -78,8 +82,8 @@ def decisions() -> list[Decision]:
         begins = DECISION.match(file.read_text(encoding="utf-8"))
         if begins is None or not file.name.startswith(f"{int(begins[1]):03}-"):
             raise ValueError(
-                f"{file.relative_to(ROOT)}: begin it with '# N. Title', where its name begins with N in three digits, an "
-                "empty line, and 'Date: YEAR-MONTH-DAY. Binds: `room`, `room`.' or 'Binds: all rooms.'"
+                f"{file.relative_to(ROOT)}: begin it with '# N. Title', where its name begins with N in three digits, "
+                "an empty line, and 'Date: YEAR-MONTH-DAY. Binds: `room`, `room`.' or 'Binds: all rooms.'"
             )
         pages.append(Decision(file, int(begins[1]), begins[2], re.findall(r"`(.+?)`", begins[4]), begins[3]))
     return pages

@@ -2,8 +2,8 @@
 
     python examples/01_tiny_debate.py
 
-Eighty updates take two to three minutes on two quiet CPU cores. It is the quickstart, written in Python. The notebook of
-the same name has the same code, with its outputs.
+Eighty updates take two to three minutes on two quiet CPU cores. It is the quickstart, written in Python. The notebook
+of the same name has the same code, with its outputs.
 """
 
 import os
@@ -32,8 +32,8 @@ torch.manual_seed(0)
 UPDATES = int(os.environ.get("UPDATES", "80"))  # tests set lower values
 WARM_START = int(os.environ.get("WARM_START", "400"))
 
-# Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a chat
-# template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
+# Two agents. Each has its own weights, architecture and tokenizer. You can use any causal language model that has a
+# chat template instead: Agent("ann", AutoModelForCausalLM.from_pretrained(...), AutoTokenizer.from_pretrained(...)).
 agents = []
 for name, architecture, alphabet in (("ann", "llama", "0123456789+*;"), ("bob", "qwen3", ";*+9876543210")):
     section = TinySection(architecture=architecture, alphabet=alphabet, hidden_size=96, layers=2)
@@ -41,14 +41,15 @@ for name, architecture, alphabet in (("ann", "llama", "0123456789+*;"), ("bob", 
     agents.append(Agent(name, build_tiny_model(section, tokenizer), tokenizer))
 team = Team(agents)
 
-# `472+` asks for the next of every digit (583), and `472*` for the digits reversed (274). A fifth of the numbers is held out.
+# `472+` asks for the next of every digit (583), and `472*` for the digits reversed (274). A fifth of the numbers is
+# held out.
 task, held_out = Skills(), Skills(split="eval")
 
 # In the second turn each agent reads the other agent's answer and then the question again.
 debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
 
-# Before PPO each agent is taught one skill, which it uses whatever the question asks for. In the second turn it repeats the
-# other's answer three times in ten, at random. PPO then teaches it when to.
+# Before PPO each agent is taught one skill, which it uses whatever the question asks for. In the second turn it repeats
+# the other's answer three times in ten, at random. PPO then teaches it when to.
 pupils = {"ann": PupilSection(skill="next", gives_in=0.3), "bob": PupilSection(skill="reversed", gives_in=0.3)}
 warm_start(team, task, debate, WarmStartSection(steps=WARM_START, learning_rate=2e-3, agents=pupils), seed=0)
 

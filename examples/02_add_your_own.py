@@ -1,9 +1,10 @@
-"""Your own task, protocol, reward rule, advantage baseline and objective. Each is one class or function and one line that names it.
+"""Your own task, protocol, reward rule, advantage baseline and objective. Each is one class or function and one line
+that names it.
 
     python examples/02_add_your_own.py
 
-The line adds each part to the dict of its kind, so that a configuration can choose it. A team of tiny models then trains three
-updates with all five parts. The script prints how many lines each part takes.
+The line adds each part to the dict of its kind, so that a configuration can choose it. A team of tiny models then
+trains three updates with all five parts. The script prints how many lines each part takes.
 """
 
 import inspect
@@ -59,7 +60,10 @@ class Reversal(Task):
 
 @dataclass(frozen=True)
 class Relay(Protocol):
-    """The agents answer one after the other. Each sees the previous answer; an agent that repeats it ends the dialogue."""
+    """The agents answer one after the other.
+
+    Each sees the previous answer; an agent that repeats it ends the dialogue.
+    """
 
     turns: int = 2
 
@@ -131,5 +135,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         before, after = train(from_dict({**CONFIG, "output_dir": f"{folder}/run"}), resume=False, quiet=True)
     print(
-        f"held out, first turn: {before.turns[0].team.value:.0%} before, {after.turns[0].team.value:.0%} after three updates"
+        f"held out, first turn: {before.turns[0].team.value:.0%} before, {after.turns[0].team.value:.0%} after three "
+        "updates"
     )

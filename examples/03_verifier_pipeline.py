@@ -1,8 +1,10 @@
-"""A learned verifier from nothing: sample answers, balance them, train the verifier, serve it, and train a team with its scores.
+"""A learned verifier from nothing: sample answers, balance them, train the verifier, serve it, and train a team with
+its scores.
 
     python examples/03_verifier_pipeline.py [--folder runs/verifier_pipeline] [--updates 20]
 
-All models are tiny, and the script takes a few minutes on two CPU cores. The same five commands make a verifier of any size.
+All models are tiny, and the script takes a few minutes on two CPU cores. The same five commands make a verifier of any
+size.
 """
 
 import argparse
@@ -20,7 +22,7 @@ TEAM = {
     "task": {"name": "toy_sum", "largest": 19},
     "agents": {"ann": {"tiny": TINY}, "bob": {"tiny": {**TINY, "architecture": "qwen3"}}},
     "protocol": {"name": "debate", "later": "{others};{question}", "quote": "{text}", "separator": ";"},
-    "ppo": {"response_length": 3, "temperature": 1.0, "num_mini_batches": 8, "num_ppo_epochs": 2, "kl_coef": 0.03, "vf_coef": 0.5},
+    "ppo": {"response_length": 3, "temperature": 1.0, "num_mini_batches": 8, "num_ppo_epochs": 2, "kl_coef": 0.03, "vf_coef": 0.5},  # noqa: E501
     "training": {
         "per_device_train_batch_size": 128, "gradient_accumulation_steps": 1, "learning_rate": 3e-4,
         "value_learning_rate": 3e-3, "lr_scheduler_type": "constant", "adam_beta2": 0.99, "use_cpu": True,

@@ -1,7 +1,8 @@
-"""Runs the notebooks of this folder and stores them with their outputs: ``python examples/make_notebooks.py [NAME ...]``.
+"""Runs the notebooks of this folder and stores them with their outputs: ``python examples/make_notebooks.py [NAME
+...]``.
 
-Each notebook runs in a kernel of its own, on one thread. What would differ from run to run or from machine to machine is
-left out: progress bars and warnings, folders, and times. A test compares what was run with what is stored.
+Each notebook runs in a kernel of its own, on one thread. What would differ from run to run or from machine to machine
+is left out: progress bars and warnings, folders, and times. A test compares what was run with what is stored.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """How each agent's answers are sampled: by agent, role and turn. Imports no torch.
 
-The nearest value wins. The order is: the protocol's request (``Ask.sampling``), the role (``protocol.sampling``), the agent
-(``agents.NAME.sampling``), and the run. Evaluations take ``evaluation.sampling`` first, and then how evaluations draw
-tokens.
+The nearest value wins. The order is: the protocol's request (``Ask.sampling``), the role (``protocol.sampling``), the
+agent (``agents.NAME.sampling``), and the run. Evaluations take ``evaluation.sampling`` first, and then how evaluations
+draw tokens.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Event loops of a process, each in a thread of its own, for coroutines of users and of libraries. Imports no torch.
 
-What one coroutine opens, such as a connection, others can use only in the same loop. So a loop is shared, and no coroutine
-may end it for the others: what one raises goes to whoever waits for it, a loop that is stopped is started again, and one
-that is blocked by code that does not give way is left alone while a new one takes its place.
+What one coroutine opens, such as a connection, others can use only in the same loop. So a loop is shared, and no
+coroutine may end it for the others: what one raises goes to whoever waits for it, a loop that is stopped is started
+again, and one that is blocked by code that does not give way is left alone while a new one takes its place.
 """
 
 import asyncio
@@ -91,8 +91,8 @@ class Loop:
 
     Args:
         name: the name of its thread.
-        replaceable: whether another loop takes the place of one that is blocked. What connections belong to is not: they
-            would be lost, and nothing but code of this package runs beside them.
+        replaceable: whether another loop takes the place of one that is blocked. What connections belong to is not:
+            they would be lost, and nothing but code of this package runs beside them.
     """
 
     def __init__(self, name: str, replaceable: bool = True):

@@ -39,9 +39,9 @@ def __getattr__(name: str) -> Any:
 class RowsAsTheyAre:
     """Stands before a trainer of TRL that prepares its rows. They have token ids and the reference's log-probabilities.
 
-    TRL's own preparation would encode texts again, end answers with EOS that were cut off, and ask a reference of its own.
-    TRL has no public way around it, so two methods are replaced that are not public. A trainer without them is refused,
-    because it would prepare rows in another way unnoticed.
+    TRL's own preparation would encode texts again, end answers with EOS that were cut off, and ask a reference of its
+    own. TRL has no public way around it, so two methods are replaced that are not public. A trainer without them is
+    refused, because it would prepare rows in another way unnoticed.
 
     Raises:
         MissingFromTRL: the trainer lacks one of these methods.

@@ -36,10 +36,10 @@ def is_loopback(host: str) -> bool:
 def proxy_of(url: str) -> str | None:
     """Return the proxy through which a request to ``url`` goes, or None.
 
-    The environment names proxies (``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY``, in capitals or not) and the hosts that
-    are reached without one (``NO_PROXY``, which may hold networks such as ``10.0.0.0/8`` too). No proxy can reach a server
-    of this machine by the name that this machine has for itself, so loopback addresses are never asked through one. All
-    clients ask this function, because libraries differ in these rules.
+    The environment names proxies (``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY``, in capitals or not) and the hosts
+    that are reached without one (``NO_PROXY``, which may hold networks such as ``10.0.0.0/8`` too). No proxy can reach
+    a server of this machine by the name that this machine has for itself, so loopback addresses are never asked through
+    one. All clients ask this function, because libraries differ in these rules.
 
     >>> proxy_of("http://127.0.0.1:8000/v1"), proxy_of("http://[::1]"), proxy_of("http://0.0.0.0:80")
     (None, None, None)
@@ -59,7 +59,8 @@ def proxy_of(url: str) -> str | None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether ``host`` can only be this machine: a loopback address, or the address of no host, as servers print it.
+    """Return whether ``host`` can only be this machine: a loopback address, or the address of no host, as servers print
+    it.
 
     >>> [is_this_machine(host) for host in ("0.0.0.0", "::", "api.localhost", "::ffff:127.0.0.1", "10.0.0.1", "")]
     [True, True, True, True, False, False]

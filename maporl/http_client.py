@@ -1,8 +1,8 @@
 """Asks servers that others run for JSON, and trusts nothing of what they answer. Imports no torch.
 
-A whole exchange has one deadline, from connecting to the last byte, so that a server cannot hold a run by sending a byte a
-second. The answer is bounded in bytes and never decompressed. Redirects are not followed, so that a key is sent to no
-other server. Messages show the beginning of an answer in printable characters, and never the key.
+A whole exchange has one deadline, from connecting to the last byte, so that a server cannot hold a run by sending a
+byte a second. The answer is bounded in bytes and never decompressed. Redirects are not followed, so that a key is sent
+to no other server. Messages show the beginning of an answer in printable characters, and never the key.
 """
 
 import asyncio
@@ -84,8 +84,8 @@ class HttpClient:
         key_variable: the environment variable that ``key`` is from, for errors.
 
     Raises:
-        ConfigError: ``url`` is not the address of a server, ``key`` has characters that no header may have, or the proxy
-            cannot be used.
+        ConfigError: ``url`` is not the address of a server, ``key`` has characters that no header may have, or the
+            proxy cannot be used.
     """
 
     def __init__(self, url: str, seconds: float, key: str = "", key_variable: str = ""):
@@ -249,8 +249,8 @@ def _pause(state: tenacity.RetryCallState) -> float:
 def persistent(retries: int | None, note: Callable[[tenacity.RetryCallState], None] | None = None) -> tenacity.Retrying:
     """Return what calls a function again, up to ``retries`` times, after failures that may pass. None: for ever.
 
-    Such a failure has a true attribute ``passing``, as :class:`HttpFailure` may have, and perhaps ``retry_after``. ``note``
-    hears of each before the pause that follows it.
+    Such a failure has a true attribute ``passing``, as :class:`HttpFailure` may have, and perhaps ``retry_after``.
+    ``note`` hears of each before the pause that follows it.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: getattr(error, "passing", False)),

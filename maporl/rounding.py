@@ -1,16 +1,16 @@
 """Comparisons of numbers that may miss each other by rounding alone. No torch.
 
-The mean of 0.1, 0.1 and 0.1 is 0.10000000000000002, and 0.1 + 0.2 is not 0.3. A rule that pays what is above a mean, or that
-leaves out what is exactly 0, would then decide by the last bit. Rules, builders of data sets and advantages compare with
-these functions instead.
+The mean of 0.1, 0.1 and 0.1 is 0.10000000000000002, and 0.1 + 0.2 is not 0.3. A rule that pays what is above a mean, or
+that leaves out what is exactly 0, would then decide by the last bit. Rules, builders of data sets and advantages
+compare with these functions instead.
 """
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 ROUNDING = 1e-12
-"""Float64 numbers that differ by less than this share of the larger one count as equal. Sums of thousands of numbers are
-more exact than that, and rewards are coarser."""
+"""Float64 numbers that differ by less than this share of the larger one count as equal. Sums of thousands of numbers
+are more exact than that, and rewards are coarser."""
 LEAST = 1e-14
 """No difference of rewards is as small as this. It is what is left where sums of numbers about 1 cancel each other."""
 

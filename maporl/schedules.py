@@ -118,8 +118,8 @@ class Growth:
 class Schedule:
     """What learns when.
 
-    The spans of ``opening`` run once, and then those of ``cycle`` repeat. ``preset="one_turn_at_a_time"`` sets both as in
-    MAPoRL's published code, for the number of turns of the protocol.
+    The spans of ``opening`` run once, and then those of ``cycle`` repeat. ``preset="one_turn_at_a_time"`` sets both as
+    in MAPoRL's published code, for the number of turns of the protocol.
     """
 
     preset: Literal["all_turns", "one_turn_at_a_time"] = option(
@@ -221,8 +221,8 @@ class Schedule:
             not {pool.agent, pool.of} <= set(agents) or min(pool.every, pool.keep) < 1 or not 0 <= pool.probability <= 1
         ):
             raise ValueError(
-                f"schedule.opponent_pool: expected agent and of among {list(agents)}, every and keep of at least 1 and a "
-                f"probability, got {pool}"
+                f"schedule.opponent_pool: expected agent and of among {list(agents)}, every and keep of at least 1 and "
+                f"a probability, got {pool}"
             )
         if pool is not None and swap is not None and pool.agent in swap.agents:
             raise ValueError(f"schedule: {pool.agent!r} is in swap and in opponent_pool; remove it from one of them")

@@ -1,4 +1,5 @@
-"""Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration safely."""
+"""Makes texts of models and people safe to show, and reads placeholders and regular expressions of a configuration
+safely."""
 
 import builtins
 import codecs
@@ -23,14 +24,17 @@ LONGEST = 20_000
 
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 PATTERN_SECONDS = 5.0
-"""A user's regular expression may search one text for so long. One that reads each character once takes milliseconds."""
+"""A user's regular expression may search one text for so long.
+
+One that reads each character once takes milliseconds.
+"""
 _PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:\{[ \t]*\.?)?(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
 _QUOTED = re.compile(r"(?:^[ \t]*>[^\n]*(?:\n|\Z))+", re.MULTILINE)
 _QUOTED_FENCE = re.compile(r"^[ \t]*>[ \t>]*(?:```|~~~)", re.MULTILINE)
 _QUOTE_MARK = re.compile(r"^[ \t]*> ?", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t\xa0]+", re.MULTILINE)
 _END_OF_BLOCK = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
-_TAG = r"(?:[\w|]{1,16}:)?(?:think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|analysis|monologue)(?:\s[^<>\n]{0,64})?>"
+_TAG = r"(?:[\w|]{1,16}:)?(?:think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|analysis|monologue)(?:\s[^<>\n]{0,64})?>"  # noqa: E501
 _THOUGHT = re.compile(
     rf"(?P<opens><\s{{0,4}}{_TAG}|<\|channel\|?>\s*(?:analysis|commentary|thought)\b|<\|begin_of_thought\|>"
     r"|(?-i:\Aanalysis(?![\s:.,;a-z-])|assistant(?:analysis|commentary)(?![a-z]))"
@@ -39,8 +43,8 @@ _THOUGHT = re.compile(
     rf"|{'|'.join(map(re.escape, THOUGHT_ENDS))}",
     re.IGNORECASE,
 )
-"""The marks of thoughts: those in :mod:`trl_ext.chat.thoughts`, tags of other prompts, and the channels of gpt-oss, also
-as they read after a decoder has left their special tokens out: ``analysisLet me see.assistantfinalIt is 5.``"""
+"""The marks of thoughts: those in :mod:`trl_ext.chat.thoughts`, tags of other prompts, and the channels of gpt-oss,
+also as they read after a decoder has left their special tokens out: ``analysisLet me see.assistantfinalIt is 5.``"""
 _MAY_THINK = re.compile(
     r"<\s{0,4}/?\s{0,4}[\w|]|\[/?THINK|◁|\Aanalysis|\Afinal|assistant(?:analysis|commentary|final)", re.IGNORECASE
 )
@@ -95,7 +99,10 @@ def visible(text: Any) -> str:
     if len(text) > LONGEST:
         half = LONGEST // 2
         left = len(text) - 2 * half
-        text = f"{text[:half]}\n\n[... {left:,} characters are left out here; they are in the run's folder ...]\n\n{text[-half:]}"
+        text = (
+            f"{text[:half]}\n\n[... {left:,} characters are left out here; they are in the run's folder "
+            f"...]\n\n{text[-half:]}"
+        )
     return printable(text)
 
 
@@ -124,8 +131,8 @@ def all_printable(value: Any) -> Any:
 def well_formed(text: str) -> str:
     """Return ``text`` with U+FFFD in place of halves of surrogate pairs, which no file and no tokenizer can encode.
 
-    JSON may hold them, and a terminal may send bytes that UTF-8 does not have. Bytes that Python kept in them because its
-    locale knew no better are decoded.
+    JSON may hold them, and a terminal may send bytes that UTF-8 does not have. Bytes that Python kept in them because
+    its locale knew no better are decoded.
 
     >>> well_formed("a\\ud800"), well_formed("\\udcc3\\udca9"), well_formed("\\udcff")
     ('a\ufffd', '\u00e9', '\ufffd')
@@ -135,8 +142,8 @@ def well_formed(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """Return what a stranger's tool says with U+FFFD in place of what no reader should obey: control characters but for line
-    ends and tabs, characters that reorder the text around them, and halves of characters.
+    """Return what a stranger's tool says with U+FFFD in place of what no reader should obey: control characters but for
+    line ends and tabs, characters that reorder the text around them, and halves of characters.
 
     >>> cleaned("a\\x1b[31mb\\n"), cleaned("\\x9b2Jx\\u202ey")
     ('a\ufffd[31mb\\n', '\ufffd2Jx\ufffdy')
@@ -186,7 +193,8 @@ def check_names(names: Any, where: str) -> None:
 def check_choices(part: Any) -> None:
     """Check the fields of the dataclass ``part`` that allow a few values only (``Literal``).
 
-    A configuration is checked anyway. A part that is made in Python would otherwise run with an option that means nothing.
+    A configuration is checked anyway. A part that is made in Python would otherwise run with an option that means
+    nothing.
 
     Raises:
         ValueError: a field has another value. The message names the class, the field and its values.
@@ -231,13 +239,14 @@ def matches(pattern: str, text: str, ignore_case: bool = False) -> Iterator[rege
         yield from regex.finditer(pattern, text, regex.IGNORECASE if ignore_case else 0, timeout=PATTERN_SECONDS)
     except TimeoutError:
         raise PatternError(
-            f"the regular expression {pattern!r} took more than {PATTERN_SECONDS:g} s on a text of {len(text)} characters; "
-            "write one in which each character can be read in one way only"
+            f"the regular expression {pattern!r} took more than {PATTERN_SECONDS:g} s on a text of {len(text)} "
+            "characters; write one in which each character can be read in one way only"
         ) from None
 
 
 def spoken(text: str) -> str:
-    r"""``text`` without thoughts: what is marked as such, and what stands before the end of a thought that the prompt began.
+    r"""``text`` without thoughts: what is marked as such, and what stands before the end of a thought that the prompt
+    began.
 
     >>> spoken("<think>5? No.</think>7"), spoken("5? No.</think>7"), spoken("<think>5? Let me"), spoken("7<think>so</think>")
     ('7', '7', '', '7')
@@ -245,7 +254,7 @@ def spoken(text: str) -> str:
     ('7', 'a < b')
     >>> spoken("analysisIs it 5? No.assistantfinalIt is 7"), spoken("analysisIs it 5?"), spoken("<seed:think>5</seed:think>7")
     ('It is 7', '', '7')
-    """
+    """  # noqa: E501
     if not _MAY_THINK.search(text):
         return text
     parts, place, inside = [], 0, False
@@ -265,12 +274,13 @@ def spoken(text: str) -> str:
 def code_of(text: str, name: str = "") -> str:
     """Return the last fenced block of ``text``, or an empty text if it has none that is closed. Thoughts do not count.
 
-    With a ``name``, it is the last block that defines this function, if any does: examples of its use often follow it. If
-    blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins inside
-    a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others would be read
-    the wrong way round. A block in a list is indented as a whole, and this indentation is taken away; so are the marks of a
-    quotation (``>``), and a byte order mark. Blocks before it are part of the program where they define a name that it uses
-    and does not define. Without any such block, the last one is taken although it is not closed, if Python can read it.
+    With a ``name``, it is the last block that defines this function, if any does: examples of its use often follow it.
+    If blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins
+    inside a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others
+    would be read the wrong way round. A block in a list is indented as a whole, and this indentation is taken away; so
+    are the marks of a quotation (``>``), and a byte order mark. Blocks before it are part of the program where they
+    define a name that it uses and does not define. Without any such block, the last one is taken although it is not
+    closed, if Python can read it.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
@@ -321,7 +331,8 @@ def _unquoted(text: str) -> str:
 
 
 def _with_what_it_needs(earlier: list[str], code: str) -> str:
-    """``code`` after those of the ``earlier`` blocks that define a name that it uses, or that another one of them uses."""
+    """``code`` after those of the ``earlier`` blocks that define a name that it uses, or that another one of them
+    uses."""
     missing = list((_names(code) or (set(), set()))[1]) if earlier else []
     read = [_names(block) or (set(), set()) for block in earlier] if missing else []
     last = {name: place for place, (defined, _) in enumerate(read) for name in defined}
@@ -335,7 +346,8 @@ def _with_what_it_needs(earlier: list[str], code: str) -> str:
 
 
 def _names(code: str) -> tuple[set[str], set[str]] | None:
-    """The names that a program defines for itself, and those that it uses and nobody defines; None if it is not Python."""
+    """The names that a program defines for itself, and those that it uses and nobody defines; None if it is not
+    Python."""
     try:
         tables = [symtable.symtable(code, "<program>", "exec")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -353,7 +365,8 @@ def _names(code: str) -> tuple[set[str], set[str]] | None:
 
 
 def _marked_blocks(text: str) -> list[str]:
-    """The closed blocks that are marked as Python, up to the first fence at the beginning of a line, or else anywhere."""
+    """The closed blocks that are marked as Python, up to the first fence at the beginning of a line, or else
+    anywhere."""
     openings = list(_PYTHON_FENCE.finditer(text))
     ends = [*(opening.start() for opening in openings[1:]), len(text)]
     found = []
@@ -374,7 +387,8 @@ def _without_mark(block: str) -> str:
 def _level(block: str) -> str:
     """``block`` without the blanks before all its lines. Only a block whose first line is indented has any.
 
-    A byte order mark before it goes too, and no-break spaces that indent lines become spaces where it is not Python else.
+    A byte order mark before it goes too, and no-break spaces that indent lines become spaces where it is not Python
+    else.
     """
     block = block.removeprefix("\ufeff")
     if "\xa0" in block and _names(block) is None:

@@ -42,8 +42,8 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
 def build_tiny_model(section: TinySection, tokenizer: PreTrainedTokenizerFast, dtype: str = "auto") -> PreTrainedModel:
     """Build a randomly initialised model of the section's architecture and size.
 
-    ``dtype`` is the precision of its weights: float32, bfloat16 or float16. ``auto`` is float32. Each has the same random
-    numbers, which are then rounded.
+    ``dtype`` is the precision of its weights: float32, bfloat16 or float16. ``auto`` is float32. Each has the same
+    random numbers, which are then rounded.
     """
     model = _build(section, tokenizer)
     if dtype != "auto":

@@ -303,8 +303,8 @@ class Dialogue:
         environments: the opened environments by name, which reward functions may read
             (:class:`maporl.environments.rooms.Room`). The record leaves them out.
         without: the agents that were left out, if this is an ablation.
-        ablations: this dialogue without some of its agents, for counterfactual credit (:mod:`maporl.rollout.ablation`). They
-            are scored, and nobody is trained on them.
+        ablations: this dialogue without some of its agents, for counterfactual credit (:mod:`maporl.rollout.ablation`).
+            They are scored, and nobody is trained on them.
     """
 
     example: Example
@@ -321,7 +321,8 @@ class Dialogue:
         return {**self.__dict__, "environments": {}}  # another process cannot use them
 
     def asked(self, utterance: Utterance) -> Example:
-        """Return the question that one of the utterances answers: one that was made in play, or that of the dialogue."""
+        """Return the question that one of the utterances answers: one that was made in play, or that of the
+        dialogue."""
         return utterance.example or self.example
 
     def answers(self) -> list[Utterance]:

@@ -1,7 +1,7 @@
 """Dynamic batching: waiting chats are scored together, in forwards of similar lengths and bounded size.
 
-Data flow: each chat of a request -> one ``Work`` in ``_waiting`` -> the thread of a scorer that is free takes a batch ->
-the event loop resolves the futures of its works. While a forward runs, the next batch gathers.
+Data flow: each chat of a request -> one ``Work`` in ``_waiting`` -> the thread of a scorer that is free takes a batch
+-> the event loop resolves the futures of its works. While a forward runs, the next batch gathers.
 """
 
 import asyncio

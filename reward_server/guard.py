@@ -107,7 +107,10 @@ class Guard:
         return status == 200
 
     async def _read(self, receive: Receive, body: bytearray) -> int:
-        """Append the body to ``body``, whose bytes are taken from the budget. Return 200, or the status of a refusal."""
+        """Append the body to ``body``, whose bytes are taken from the budget.
+
+        Return 200, or the status of a refusal.
+        """
         more = True
         while more:
             message = await receive()

@@ -58,7 +58,7 @@ def _ends_with_an_answer(chat: list[Message]) -> list[Message]:
 def _not_too_many(chats: Any) -> Any:
     if isinstance(chats, list) and len(chats) > MOST_CHATS:
         raise PydanticCustomError(
-            "too_many_chats", "expected at most {most} chats, got {got}; send several requests", {"most": MOST_CHATS, "got": len(chats)}
+            "too_many_chats", "expected at most {most} chats, got {got}; send several requests", {"most": MOST_CHATS, "got": len(chats)}  # noqa: E501
         )  # fmt: skip
     lengths = [len(chat) for chat in chats if isinstance(chat, list)] if isinstance(chats, list) else []
     messages = sum(min(length, MOST_MESSAGES) for length in lengths)  # one chat that is too long is named as such
@@ -106,8 +106,8 @@ class Item(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """One result for each chat, in order. ``model`` and ``sha256`` are those of :class:`ModelInfo`, so that a client sees
-    by each answer which verifier it is from."""
+    """One result for each chat, in order. ``model`` and ``sha256`` are those of :class:`ModelInfo`, so that a client
+    sees by each answer which verifier it is from."""
 
     request_id: str | None
     model: str
@@ -130,8 +130,8 @@ class PredictResponse(BaseModel):
 class ModelInfo(BaseModel):
     """The verifier or grader that scores here.
 
-    ``sha256`` is the digest of what decides its scores: of a verifier's weights, temperature, chat template and vocabulary, or
-    of a grader's name. ``calibration`` holds the measures that were taken after training.
+    ``sha256`` is the digest of what decides its scores: of a verifier's weights, temperature, chat template and
+    vocabulary, or of a grader's name. ``calibration`` holds the measures that were taken after training.
     """
 
     name: str

@@ -18,13 +18,16 @@ MOST_TOKENS = 2**17
 """The most tokens of a chat for a model that names no context."""
 
 _BATCH_CHATS, _SHORTEST = 32, 64
-"""The most chats that a grader takes at a time, and the least tokens that a chat counts for. A grader gains nothing by larger
-batches, and what the client no longer waits for can be dropped between two of them only."""
+"""The most chats that a grader takes at a time, and the least tokens that a chat counts for. A grader gains nothing by
+larger batches, and what the client no longer waits for can be dropped between two of them only."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A chat that is ready to be scored. ``length``: its tokens, or an estimate; equal lengths make the best batches."""
+    """A chat that is ready to be scored.
+
+    ``length``: its tokens, or an estimate; equal lengths make the best batches.
+    """
 
     length: int
     payload: Any

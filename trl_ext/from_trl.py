@@ -1,8 +1,8 @@
 """What is taken from TRL: public names only, each of which is looked up when it is used.
 
-TRL moves and removes parts in minor versions. The names that this package needs stand in this module, and nothing else in
-it imports TRL. A name that the installed TRL lacks is an error of one sentence where
-it is needed, and the rest of the package works without it.
+TRL moves and removes parts in minor versions. The names that this package needs stand in this module, and nothing else
+in it imports TRL. A name that the installed TRL lacks is an error of one sentence where it is needed, and the rest of
+the package works without it.
 """
 
 from importlib.metadata import version

@@ -40,7 +40,8 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def without_rounding(differences: Tensor, values: Tensor) -> Tensor:
-    """Return ``differences`` [N] of ``values`` [N] and their mean, or another of them, with exact zeros where only rounding is left."""
+    """Return ``differences`` [N] of ``values`` [N] and their mean, or another of them, with exact zeros where only
+    rounding is left."""
     if not len(values):
         return differences
     return torch.where(differences.abs() < tolerance(float(values.abs().max())), 0.0, differences)
@@ -103,8 +104,8 @@ def ema(
     """
     if not batch.dialogues():
         raise ValueError(
-            "baseline: ema needs the column 'rollout' (or prompt, game or seed): dialogues move the running mean one after "
-            f"another, and nothing tells them apart; there are {batch.recorded()}"
+            "baseline: ema needs the column 'rollout' (or prompt, game or seed): dialogues move the running mean one "
+            f"after another, and nothing tells them apart; there are {batch.recorded()}"
         )
     base = torch.zeros_like(returns)
     columns = [batch.column(name, "key") for name in config.key]
@@ -139,8 +140,8 @@ def assisted(
     """Return the mean of what is known of the *other* rows of the group: returns, and what a critic expects of them.
 
     It is ``(1 - alpha) loo(R) + alpha loo(Q)``, where Q is the critic's value when the utterance has been said (C3,
-    arXiv 2603.06859, ``value_assisted``). With ``alpha`` 1 an utterance that the critic overrates lowers the others. A scale then
-    raises it above them: its advantage is that of ``R + Q / (n - 1)`` among n rows.
+    arXiv 2603.06859, ``value_assisted``). With ``alpha`` 1 an utterance that the critic overrates lowers the others. A
+    scale then raises it above them: its advantage is that of ``R + Q / (n - 1)`` among n rows.
 
     Raises:
         ValueError: the batch has no values.

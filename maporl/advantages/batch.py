@@ -41,8 +41,8 @@ class TurnBatch:
         role: the role in which it spoke.
         turn: the number of the agent's own turn. ``order`` is the place in the dialogue.
         parent: the row number of the utterance after which this one was branched; None at a root.
-        caller: the row number of the utterance that called this one; None if no utterance called it. An utterance without a
-            row has a negative number.
+        caller: the row number of the utterance that called this one; None if no utterance called it. An utterance
+            without a row has a negative number.
         state: a name for the situation in which it was said. Equal names mean equal situations.
         action: a name for the action in that situation. Wordings of one move or of one answer have the same name.
         tokens: the number of the utterance's sampled tokens.
@@ -50,11 +50,12 @@ class TurnBatch:
         task: the task of the question, where tasks are mixed.
         policy: the policy that is trained on it.
         mask: false at padding. Padding counts in no statistic and gets the advantage 0.
-        parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None is a
-            reward that a row lacks.
+        parts: the rewards of which ``reward`` is the weighted sum, each as a column, for ``normalize_then_sum``. None
+            is a reward that a row lacks.
         part_weights: the weight of each of the ``parts``, by default 1.
-        score: what each utterance earned, where ``reward`` is less than that by the KL. What is told a failure or a worse group is
-            told by this, because a KL says nothing of how good an answer is. By default it is ``reward``.
+        score: what each utterance earned, where ``reward`` is less than that by the KL. What is told a failure or a
+            worse group is told by this, because a KL says nothing of how good an answer is. By default it is
+            ``reward``.
 
     Raises:
         ValueError: a column has the wrong length, or a reward, value or score is not finite.

@@ -28,8 +28,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if return_of(config).per_token and per_utterance:
         yield Fault(
             "advantage",
-            f"returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout and singleton: zero need "
-            "one number per utterance: set advantage.returns: utterance, or remove them",
+            f"returns {config.returns} runs over tokens, whitened with ddof 1; post, ddof: 0, unit: rollout and "
+            "singleton: zero need one number per utterance: set advantage.returns: utterance, or remove them",
         )
     if per_token and len(transforms) > 1:
         yield Fault("advantage.post", "cumulative_kl works on tokens and stands alone", "remove the others")
@@ -76,8 +76,8 @@ def _returns_and_baseline(config: AdvantageConfig) -> Iterator[Fault]:
     if baseline.remembers and (passing := [name for name in config.key if name not in _PERSISTENT]):
         yield Fault(
             "advantage",
-            f"baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has the same value again, "
-            "so no mean would ever be read",
+            f"baseline {config.baseline} keeps a mean for each {list(config.key)}, but {passing[0]!r} never has the "
+            "same value again, so no mean would ever be read",
             f"use columns of {list(_PERSISTENT)}",
         )
 

@@ -69,8 +69,8 @@ def estimate_all(
     if slot.compute is None:
         others = [name for name in RETURNS if not find(RETURNS, Return, name, "returns").per_token]
         raise ValueError(
-            f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use trl_ext.ppo.maths.gae, or one of "
-            f"{', '.join(others)}"
+            f"returns: {config.returns} runs over tokens, so estimate() has no number for a row; use "
+            f"trl_ext.ppo.maths.gae, or one of {', '.join(others)}"
         )
     transforms = build_transforms(config)
     weights = torch.zeros(len(batch), dtype=torch.float64)
@@ -155,7 +155,8 @@ def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tenso
     """
     if not batch.parts:
         raise ValueError(
-            "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were not recorded"
+            "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were "
+            "not recorded"
         )
     compute = return_of(config).compute
     assert compute is not None  # returns over tokens were refused before
@@ -182,8 +183,8 @@ def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
     else:
         got = "NaN or infinite advantages"
     raise ConfigError(
-        f"advantage.post: {name}: apply returned {got}; expected a tensor of finite numbers of shape {list(before.shape)}, one for "
-        "each row"
+        f"advantage.post: {name}: apply returned {got}; expected a tensor of finite numbers of shape "
+        f"{list(before.shape)}, one for each row"
     )
 
 
@@ -249,7 +250,8 @@ def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, we
         raise GroupOfOne(
             f"advantage: the group {columns} has a single member, so there is nothing to compare it with (baseline "
             f"{config.baseline!r}, scale {config.scale!r}, key {list(config.key)}); sample more answers per group "
-            "(branching.group), leave columns out of advantage.key, or set advantage.singleton: zero (such rows get 0) or raw."
+            "(branching.group), leave columns out of advantage.key, or set advantage.singleton: zero (such rows get "
+            "0) or raw."
         )
     return [i for rows in alone for i in rows]
 

@@ -111,8 +111,8 @@ RETURNS: dict[str, Any] = {
     "bi_level_gae": Return(None, along="agent", needs_critic=True),
 }
 """``token_gae`` is PPO's GAE within an answer. ``token_chain_gae`` runs through all answers of a dialogue (MARFT's
-TPPO). ``bi_level_gae`` runs over an agent's answers first, and then within each of them (VAGEN). The trainer computes these
-three."""
+TPPO). ``bi_level_gae`` runs over an agent's answers first, and then within each of them (VAGEN). The trainer computes
+these three."""
 
 
 def return_of(config: AdvantageConfig, where: str = "returns") -> Return:

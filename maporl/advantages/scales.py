@@ -23,8 +23,8 @@ def none(advantages: Tensor, returns, groups, weights, batch, config) -> Tensor:
 def std(advantages: Tensor, returns: Tensor, groups: Groups, weights: Tensor, batch, config: AdvantageConfig) -> Tensor:
     """Divide by the standard deviation of the group's returns.
 
-    If the baseline is a critic's value, whiten within the group instead. A group of equal returns gets 0, whatever the baseline
-    is.
+    If the baseline is a critic's value, whiten within the group instead. A group of equal returns gets 0, whatever the
+    baseline is.
     """
     if baseline_of(config).needs_critic:
         return whiten(advantages, groups, weights, config)
@@ -42,8 +42,8 @@ def batch_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnB
 def raw_std(advantages: Tensor, returns: Tensor, groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
     """Divide by the standard deviation of all returns of the batch, before a baseline was subtracted.
 
-    Lite PPO (arXiv 2508.08221) does this: a group that is nearly solved keeps its small spread. ``batch_std`` differs: it
-    takes the spread of advantages, and subtracts their mean once more.
+    Lite PPO (arXiv 2508.08221) does this: a group that is nearly solved keeps its small spread. ``batch_std`` differs:
+    it takes the spread of advantages, and subtracts their mean once more.
     """
     rows = batch.rows()
     scaled = torch.zeros_like(advantages)
@@ -62,7 +62,8 @@ def agent_std(advantages: Tensor, returns, groups, weights: Tensor, batch: TurnB
 
 
 def token_std(advantages: Tensor, returns, groups: Groups, weights: Tensor, batch: TurnBatch, config) -> Tensor:
-    """Whiten over the sampled tokens of the group, so that a long answer counts more in the statistics than a short one.
+    """Whiten over the sampled tokens of the group, so that a long answer counts more in the statistics than a short
+    one.
 
     REINFORCE++ (arXiv 2501.03262) and CoMAS (arXiv 2510.08529) do this over all tokens of an agent. A mean over answers
     differs from it as soon as answers differ in length.
@@ -86,7 +87,8 @@ def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageCon
 
 
 def _divided(advantages: Tensor, values: Tensor, weights: Tensor, config: AdvantageConfig) -> Tensor:
-    """Return ``advantages`` divided by the standard deviation of ``values``, and 0 if these are equal but for rounding."""
+    """Return ``advantages`` divided by the standard deviation of ``values``, and 0 if these are equal but for
+    rounding."""
     if all_equal(values[weights > 0]):
         return torch.zeros_like(advantages)
     return advantages / (_spread(values, weights, config.ddof) + config.eps)

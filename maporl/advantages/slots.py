@@ -49,9 +49,10 @@ class Baseline:
         over: the rows that it compares. Fewer than two of them are an error, or get advantage 0.
         needs_critic: whether it reads a critic's values.
         remembers: whether it keeps a number for each key between updates.
-        scales_mean: whether return minus baseline is that of the group's mean times a factor, so that a scale undoes it.
-        reads_after: whether the critic's value is that of the utterance's last token, which has read the utterance, and not
-            that of the state before it. The critic is then trained there.
+        scales_mean: whether return minus baseline is that of the group's mean times a factor, so that a scale undoes
+            it.
+        reads_after: whether the critic's value is that of the utterance's last token, which has read the utterance, and
+            not that of the state before it. The critic is then trained there.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("returns", "groups", "weights", "batch", "config", "state")

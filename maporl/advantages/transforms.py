@@ -38,7 +38,8 @@ class Transform:
     drops: ClassVar[bool] = False
     """Whether it leaves rows out of the loss because nothing, or too little, is to be learned from them."""
     compares_turns: ClassVar[bool] = False
-    """Whether a row's advantage or weight depends on the rows of other turns of its dialogue, and not on its group's alone."""
+    """Whether a row's advantage or weight depends on the rows of other turns of its dialogue, and not on its group's
+    alone."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -68,8 +69,8 @@ class Transform:
 class Whiten(Transform):
     """Subtract the mean of the advantages of the rows with equal ``key``, and divide by their standard deviation.
 
-    Without a key it is that of the whole batch, as GDPO (arXiv 2601.05242) does in the end. ``over: tokens`` counts each row
-    as often as it has tokens. ``advantage.ddof`` and ``advantage.eps`` apply. A group of one gets 0.
+    Without a key it is that of the whole batch, as GDPO (arXiv 2601.05242) does in the end. ``over: tokens`` counts
+    each row as often as it has tokens. ``advantage.ddof`` and ``advantage.eps`` apply. A group of one gets 0.
     """
 
     key: tuple[str, ...] = ()
@@ -99,15 +100,16 @@ class Whiten(Transform):
 class EqualShares(Transform):
     """Let each agent count alike in each dialogue, however often or how much it speaks.
 
-    With ``within: prompt`` it counts alike in all dialogues of a question together. A proposer whose questions are not all asked
-    then counts no more than the one who answers them (SPICE, arXiv 2510.24684, trains on as many answers as proposals).
+    With ``within: prompt`` it counts alike in all dialogues of a question together. A proposer whose questions are not
+    all asked then counts no more than the one who answers them (SPICE, arXiv 2510.24684, trains on as many answers as
+    proposals).
 
-    ``of: turns`` gives each of an agent's k utterances in a dialogue the weight 1/k. With ``aggregation: sequence_mean``
-    the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of: tokens`` divides by
-    the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then counts no more.
-    ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts 1
-    (WideSeek-R1, arXiv 2602.04634). With ``calls: apart`` each turn that was called counts as an agent of its own, as the
-    sub-agents there do; where callers are not recorded, nobody was called. Statistics of groups are not changed.
+    ``of: turns`` gives each of an agent's k utterances in a dialogue the weight 1/k. With ``aggregation:
+    sequence_mean`` the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of:
+    tokens`` divides by the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then
+    counts no more. ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts
+    1 (WideSeek-R1, arXiv 2602.04634). With ``calls: apart`` each turn that was called counts as an agent of its own, as
+    the sub-agents there do; where callers are not recorded, nobody was called. Statistics of groups are not changed.
     """
 
     of: Literal["turns", "tokens"] = "turns"
@@ -118,7 +120,8 @@ class EqualShares(Transform):
     compares_turns = True
 
     def weigh_after(self, advantages: Tensor, weights: Tensor, batch: TurnBatch) -> Tensor:
-        """Return the weights divided by what the agent says in its dialogue, or on its prompt. Rows that do not count are left out.
+        """Return the weights divided by what the agent says in its dialogue, or on its prompt. Rows that do not count
+        are left out.
 
         Raises:
             ValueError: a column was not recorded.
@@ -214,8 +217,8 @@ class CumulativeKL(Transform):
             ValueError: always.
         """
         raise ValueError(
-            "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run the "
-            "trainer applies it (maporl.training.assign)"
+            "post: cumulative_kl gives every token its own advantage, so estimate() has no number for a row; in a run "
+            "the trainer applies it (maporl.training.assign)"
         )
 
 

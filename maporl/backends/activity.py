@@ -1,4 +1,7 @@
-"""What the processes of a group spend their time on, added up between two records of metrics. Imports no torch and no Ray."""
+"""What the processes of a group spend their time on, added up between two records of metrics.
+
+Imports no torch and no Ray.
+"""
 
 import threading
 import time
@@ -81,7 +84,8 @@ class Activity:
 
 
 def shown(spent: dict[str, float], kinds: tuple[str, ...]) -> dict[str, float]:
-    """Return the seconds of each of ``kinds`` in what :meth:`Activity.take` returned, and the fraction that was idle."""
+    """Return the seconds of each of ``kinds`` in what :meth:`Activity.take` returned, and the fraction that was
+    idle."""
     whole = sum(spent.values())
     idle = spent.get(IDLE, 0.0) / whole if whole else 0.0
     return {**{what: spent.get(what, 0.0) for what in kinds}, IDLE: idle}

@@ -1,9 +1,10 @@
 """The processes that sample from the policies of a group, as the driver sees them.
 
-Answers that are asked for wait in the driver until a process is free, which then takes as many as it can. So batches are as
-large as they can be without anybody waiting for them. A process with vLLM is free again after a moment: it takes new
-rows while it works on others, and its answers come one by one. A process that dies is replaced, and what it was asked is
-asked again. What is drawn depends on the answer's place in its dialogue alone, so the second answer is the first one.
+Answers that are asked for wait in the driver until a process is free, which then takes as many as it can. So batches
+are as large as they can be without anybody waiting for them. A process with vLLM is free again after a moment: it takes
+new rows while it works on others, and its answers come one by one. A process that dies is replaced, and what it was
+asked is asked again. What is drawn depends on the answer's place in its dialogue alone, so the second answer is the
+first one.
 """
 
 import logging
@@ -42,7 +43,8 @@ class Answer:
 
 @dataclass
 class _Counts:
-    """What was counted since the last record: the rows of each call, sampled tokens, the longest queue, and sent bytes."""
+    """What was counted since the last record: the rows of each call, sampled tokens, the longest queue, and sent
+    bytes."""
 
     calls: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -109,8 +111,8 @@ class EnginePool:
                 if member not in self._stacks:
                     raise
                 raise GroupFailed(
-                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s (cluster.failures.deadline); its stacks are in "
-                    f"{self._stacks[member]}"
+                    f"{member.name}: no model is loaded after {self.failures.deadline:g} s "
+                    f"(cluster.failures.deadline); its stacks are in {self._stacks[member]}"
                 ) from None
             self._ready(member, place)
 
@@ -122,8 +124,8 @@ class EnginePool:
     def load(self, policy: str, version: int, weights: Any) -> None:
         """Give every process the ``version`` of a policy's weights, of which ``weights`` is a handle.
 
-        Calls that a process has begun end with the weights that they were asked for. It then loads, and this does not wait
-        for it. If weights do not fit, :meth:`ask` raises it.
+        Calls that a process has begun end with the weights that they were asked for. It then loads, and this does not
+        wait for it. If weights do not fit, :meth:`ask` raises it.
         """
         with self._lock:  # nothing is asked of a version before the process is told to load it
             self._known[policy] = (version, weights)

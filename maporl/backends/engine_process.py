@@ -71,7 +71,8 @@ class EngineProcess:
         self.versions: dict[str, int] = {}
 
     def build(self) -> None:
-        """Load the models. Where vLLM samples, they stay in main memory, and vLLM has copies of those that are not trained.
+        """Load the models. Where vLLM samples, they stay in main memory, and vLLM has copies of those that are not
+        trained.
 
         Raises:
             ConfigError: a model cannot be loaded, or vLLM is not installed.

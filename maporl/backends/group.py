@@ -1,7 +1,7 @@
 """A group as the driver sees it: the processes that train its policies, and how they are started again.
 
-Every call goes to all processes of the group, because they wait for each other. It has a deadline, and an error names the
-process that has not answered, with the stacks of all of them in the run's folder.
+Every call goes to all processes of the group, because they wait for each other. It has a deadline, and an error names
+the process that has not answered, with the stacks of all of them in the run's folder.
 """
 
 import logging
@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 GRACE = 10.0
 """The seconds in which the death of a process may become known after another one has failed because of it."""
-ENDED = "group {!r}: its processes have ended with the run; to go on afterwards, train in a block 'with RayBackend() as backend:'"
+ENDED = (
+    "group {!r}: its processes have ended with the run; to go on afterwards, train in a block 'with RayBackend() as "
+    "backend:'"
+)
 """What is said of a group that is asked after its end."""
 SAVES = ("begin_saving", "saved", "finish_saving", "save_policy", "save_central")
 """The methods that write weights to the disk."""

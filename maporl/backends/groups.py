@@ -17,8 +17,8 @@ ALONE = 0.85
 def groups_of(config: Config) -> dict[str, GroupSection]:
     """Return the groups of a run by name.
 
-    By default, there is one for each base model, with the name of its first policy. Policies that share a central critic
-    are one group.
+    By default, there is one for each base model, with the name of its first policy. Policies that share a central
+    critic are one group.
 
     Raises:
         ConfigError: a policy is in no group or in two, or is unknown; or adapters of one base are in two groups.
@@ -36,11 +36,12 @@ def groups_of(config: Config) -> dict[str, GroupSection]:
 def vllm_of(config: Config, groups: Mapping[str, GroupSection]) -> dict[str, dict[str, VLLMSection]]:
     """Return the options of vLLM of each policy, by the group, for the groups that vLLM samples from.
 
-    Agents that share a policy use the options of the first of them. A vLLM on a device of its own takes most of its memory, and
-    does not sleep.
+    Agents that share a policy use the options of the first of them. A vLLM on a device of its own takes most of its
+    memory, and does not sleep.
 
     Raises:
-        ConfigError: some policies of a group use vLLM and others do not, or one uses servers, or vLLM is to sleep and may not.
+        ConfigError: some policies of a group use vLLM and others do not, or one uses servers, or vLLM is to sleep and
+            may not.
     """
     speakers = _speakers(config)
     given: dict[str, dict[str, VLLMSection]] = {}
@@ -48,8 +49,8 @@ def vllm_of(config: Config, groups: Mapping[str, GroupSection]) -> dict[str, dic
         found = {p: own.vllm for p in group.policies if (own := speakers[p]).engine == "vllm" and own.vllm is not None}
         if found and (other := [policy for policy in group.policies if policy not in found]):
             raise ConfigError(
-                f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; give their "
-                "agents the same engine, or put them into groups of their own"
+                f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; "
+                "give their agents the same engine, or put them into groups of their own"
             )
         if found:
             given[name] = {p: replace(own, colocate=_here(name, group, p, own)) for p, own in found.items()}
@@ -61,8 +62,8 @@ def _here(name: str, group: GroupSection, policy: str, section: VLLMSection) -> 
     here, alone = section.colocate, group.sharing == "apart"
     if here is None:
         raise ConfigError(
-            f"policy {policy!r}: vllm.urls are servers, and a group has a vLLM in each process that samples; give vllm: "
-            "{colocate: {}}, or use cluster.backend: local"
+            f"policy {policy!r}: vllm.urls are servers, and a group has a vLLM in each process that samples; give "
+            "vllm: {colocate: {}}, or use cluster.backend: local"
         )
     if group.sharing == "sleep" and not here.sleep:
         raise ConfigError(
@@ -109,7 +110,8 @@ def _check(groups: Mapping[str, GroupSection], bases: Mapping[str, tuple]) -> No
                 raise ConfigError(f"cluster.groups.{name}: no policy {policy!r}; the policies are {', '.join(bases)}")
             if policy in owner:
                 raise ConfigError(
-                    f"cluster.groups: policy {policy!r} is in {owner[policy]!r} and in {name!r}; leave it in one of them"
+                    f"cluster.groups: policy {policy!r} is in {owner[policy]!r} and in {name!r}; leave it in one of "
+                    "them"
                 )
             owner[policy] = name
     if missing := [policy for policy in bases if policy not in owner]:
@@ -119,6 +121,6 @@ def _check(groups: Mapping[str, GroupSection], bases: Mapping[str, tuple]) -> No
             if base == theirs and owner[policy] != owner[other]:
                 why = "share a central critic" if base == ("central critic",) else "are adapters of one base"
                 raise ConfigError(
-                    f"cluster.groups: policies {policy!r} and {other!r} {why}, and are in {owner[policy]!r} and {owner[other]!r}; "
-                    "put them into one group"
+                    f"cluster.groups: policies {policy!r} and {other!r} {why}, and are in {owner[policy]!r} and "
+                    f"{owner[other]!r}; put them into one group"
                 )

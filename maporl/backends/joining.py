@@ -31,7 +31,8 @@ class Facts:
         versions: the versions of Python and of packages, by name. One that is missing is ``none``.
         code: a digest of the code of :data:`PACKAGES`.
         clock: its time, in seconds.
-        shared_memory: the bytes of its shared memory that Ray's objects can take. None: it has no :data:`SHARED_MEMORY`.
+        shared_memory: the bytes of its shared memory that Ray's objects can take. None: it has no
+            :data:`SHARED_MEMORY`.
         mark: what it reads in the run's folder. None: nothing.
     """
 
@@ -74,7 +75,10 @@ def code_digest() -> str:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Write a file into the run's folder that every machine must see. Return what is in it, and remove it in the end."""
+    """Write a file into the run's folder that every machine must see.
+
+    Return what is in it, and remove it in the end.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text = os.urandom(8).hex()
     (folder / MARK).write_text(text)
@@ -97,7 +101,8 @@ def check_facts(
         largest: the bytes of the largest weights that are sent.
 
     Raises:
-        ConfigError: a machine has other versions or other code, does not see the run's folder, or has too little shared memory.
+        ConfigError: a machine has other versions or other code, does not see the run's folder, or has too little shared
+            memory.
     """
     warnings = []
     for name, (there, told) in machines.items():
@@ -105,17 +110,18 @@ def check_facts(
         for package, own in here.versions.items():
             if there.versions[package] != own:
                 raise ConfigError(
-                    f"{where} has {package} {there.versions[package]}, and this one has {own}; install the same everywhere"
+                    f"{where} has {package} {there.versions[package]}, and this one has {own}; install the same "
+                    "everywhere"
                 )
         if there.code != here.code:
             raise ConfigError(
-                f"{where} has other code of {' and '.join(PACKAGES)} (digest {there.code}, here {here.code}) of the same version "
-                f"{here.versions['maporl']}; update its checkout or its image"
+                f"{where} has other code of {' and '.join(PACKAGES)} (digest {there.code}, here {here.code}) of the "
+                f"same version {here.versions['maporl']}; update its checkout or its image"
             )
         if there.mark != mark:
             raise ConfigError(
-                f"{where} does not see this machine's folder {folder}; put output_dir on storage that all machines share, because "
-                "their processes write the checkpoints"
+                f"{where} does not see this machine's folder {folder}; put output_dir on storage that all machines "
+                "share, because their processes write the checkpoints"
             )
         check_shared_memory(there.shared_memory, largest, where)
         if abs(there.clock - told) > CLOCKS:
@@ -134,7 +140,7 @@ def check_shared_memory(free: int | None, largest: int, where: str) -> None:
     """
     if free is not None and free < largest:
         raise ConfigError(
-            f"{where} has {free / 1e9:.2f} GB of shared memory for Ray's objects, and the largest weights that are sent take "
-            f"{largest / 1e9:.2f} GB; enlarge {SHARED_MEMORY} (Docker: --shm-size; Kubernetes: an emptyDir with medium: Memory) and "
-            "ray start --object-store-memory"
+            f"{where} has {free / 1e9:.2f} GB of shared memory for Ray's objects, and the largest weights that are "
+            f"sent take {largest / 1e9:.2f} GB; enlarge {SHARED_MEMORY} (Docker: --shm-size; Kubernetes: an emptyDir "
+            "with medium: Memory) and ray start --object-store-memory"
         )

@@ -1,7 +1,7 @@
 """One of the processes that train the policies of a group. It knows nothing of the driver, and nothing of Ray.
 
-A group's processes form a world of their own, as if a launcher had started them for these policies alone. What runs in it is
-what runs without a backend: :class:`trl_ext.learning.learners.Learning`.
+A group's processes form a world of their own, as if a launcher had started them for these policies alone. What runs in
+it is what runs without a backend: :class:`trl_ext.learning.learners.Learning`.
 """
 
 import os
@@ -161,8 +161,8 @@ class LearnerProcess:
         """Take the samples of an update, and return what the weights say of their tokens.
 
         Returns:
-            By policy, :data:`maporl.backends.messages.COMPUTED` of the sampled tokens of this process, and statistics over
-            all processes of the group.
+            By policy, :data:`maporl.backends.messages.COMPUTED` of the sampled tokens of this process, and statistics
+            over all processes of the group.
 
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
@@ -175,7 +175,8 @@ class LearnerProcess:
         """Train on the samples that :meth:`annotate` took. A second call for the same ``step`` changes nothing.
 
         Returns:
-            The metrics by policy, and the learning rate, as :meth:`trl_ext.learning.learners.Learning.update` returns them.
+            The metrics by policy, and the learning rate, as :meth:`trl_ext.learning.learners.Learning.update` returns
+            them.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -207,7 +208,10 @@ class LearnerProcess:
 
     @torch.no_grad()
     def untrained(self, method: str, policy: str, *arguments: Any) -> Any:
-        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the first process. All are called together."""
+        """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the first process.
+
+        All are called together.
+        """
         with self.learning.whole_weights([policy], references=True):
             if self.rank > 0:
                 return None
@@ -233,7 +237,8 @@ class LearnerProcess:
             return pack(read.items(), sum(tensor.nbytes for tensor in read.values()))
 
     def begin_saving(self, folder: Path) -> None:
-        """Begin to write the policies into ``folder/NAME`` (:meth:`trl_ext.learning.learners.Learning.begin_saving`)."""
+        """Begin to write the policies into ``folder/NAME``
+        (:meth:`trl_ext.learning.learners.Learning.begin_saving`)."""
         self._saving = self.learning.begin_saving(folder)
 
     def saved(self) -> bool:
@@ -241,7 +246,10 @@ class LearnerProcess:
         return self._saving is None or self._saving.done()
 
     def finish_saving(self) -> dict[Path, str] | None:
-        """Wait until they are written, and return the SHA-256 of files that are known. None: this process began nothing."""
+        """Wait until they are written, and return the SHA-256 of files that are known.
+
+        None: this process began nothing.
+        """
         saving, self._saving = self._saving, None
         return None if saving is None else saving.finish()
 
@@ -273,7 +281,8 @@ class LearnerProcess:
         distributed.barrier()
 
     def snapshot(self) -> "Snapshot":
-        """Return a copy of what this process holds of trained weights and optimizers, from which :meth:`restore` goes on."""
+        """Return a copy of what this process holds of trained weights and optimizers, from which :meth:`restore` goes
+        on."""
         return Snapshot(
             {name: _arrays(own.shards(trained_only=True)) for name, own in self._strategies().items()},
             {name: own.optimizer_rest() for name, own in self._strategies().items()},

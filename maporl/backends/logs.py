@@ -1,4 +1,7 @@
-"""What the processes of groups leave in the run's folder for people: what they print, and their stacks. Imports no torch."""
+"""What the processes of groups leave in the run's folder for people: what they print, and their stacks.
+
+Imports no torch.
+"""
 
 import faulthandler
 import os
@@ -12,7 +15,10 @@ from trl_ext.files.stacks import FOLDER
 LINES, LONGEST = 20, 300
 """How many lines of a log an error repeats, and how many characters of a line."""
 CRASH = "Fatal Python error"
-"""How Python begins what it says of a crash. Where the crash was follows, and then more than :data:`LINES` lines may."""
+"""How Python begins what it says of a crash.
+
+Where the crash was follows, and then more than :data:`LINES` lines may.
+"""
 _BEGINS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: .+ is process \d+")
 """The first line of a process. One that takes its place may print to the same file."""
 _MOST = 2**16
@@ -25,7 +31,10 @@ def log_of(folder: Path, name: str) -> Path:
 
 
 def write_stacks(folder: Path, name: str, text: str) -> Path:
-    """Write what a process that does not answer is doing into the folder of the run, under ``name``. Return the file."""
+    """Write what a process that does not answer is doing into the folder of the run, under ``name``.
+
+    Return the file.
+    """
     file = below(folder / FOLDER, f"{name.replace(' ', '-')}.txt")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -43,7 +52,8 @@ def print_to(log: Path, name: str) -> None:
 
 
 def end_of(log: Path) -> str:
-    """Return the last :data:`LINES` lines of a process's log for an error, or the first ones of a crash, or why it cannot be read."""
+    """Return the last :data:`LINES` lines of a process's log for an error, or the first ones of a crash, or why it
+    cannot be read."""
     try:
         with open(log, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -29,7 +29,8 @@ class Member(Protocol):
     def call(self, method: str, *arguments: Any, kept: bool = False) -> Future[Any]:
         """Begin a call of a method, and return its result to come, or if it is ``kept`` elsewhere a handle of it.
 
-        The future raises :class:`MemberDied` if the process ends before it has answered, and otherwise what the method raises.
+        The future raises :class:`MemberDied` if the process ends before it has answered, and otherwise what the method
+        raises.
         """
         ...
 

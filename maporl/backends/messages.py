@@ -1,4 +1,5 @@
-"""What the driver and the processes of a group send each other: samples without text, and numbers for each sampled token.
+"""What the driver and the processes of a group send each other: samples without text, and numbers for each sampled
+token.
 
 Everything is in a few flat arrays, which Ray sends without copying them one by one.
 """
@@ -24,8 +25,8 @@ class Samples:
 
     Args:
         ids: the ids of all prompts and completions, one after the other.
-        lengths: for each completion, the number of ids of its prompt, of its response, and of the critic's own prompt (-1: it
-            has none), [N, 3].
+        lengths: for each completion, the number of ids of its prompt, of its response, and of the critic's own prompt
+            (-1: it has none), [N, 3].
         logprobs: the sampling engine's log-probabilities of all response ids. NaN where they are unknown.
         places: for each completion its critic output and its trajectory, [N, 2].
         temperatures: for each completion its temperature. NaN for that of the run.
@@ -127,7 +128,8 @@ def put_numbers(batch: TokenBatch, rows: Sequence[int], numbers: dict[str, np.nd
 
 
 def dealt(batch: TokenBatch, processes: int) -> list[list[int]]:
-    """Return the rows of ``batch`` for each of ``processes``: successive groups of inseparable rows, of nearly equal tokens.
+    """Return the rows of ``batch`` for each of ``processes``: successive groups of inseparable rows, of nearly equal
+    tokens.
 
     Rows rise within a process. Put one after the other, the groups of all processes are in the order of one process, so
     that minibatches are the same (:meth:`trl_ext.learning.learners.Learning.minibatches`).

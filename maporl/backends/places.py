@@ -1,4 +1,7 @@
-"""Where the processes of groups are: a plan of devices, and how it is laid over machines. Imports no torch and no Ray."""
+"""Where the processes of groups are: a plan of devices, and how it is laid over machines.
+
+Imports no torch and no Ray.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,9 +87,9 @@ class Plan:
 def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifiers: int = 0) -> Plan:
     """Return the devices that groups ask for.
 
-    A group that takes turns shares devices with all others of its pool that do: as many as the one with the most processes of
-    a kind has. The learner and the engines of a group whose engines sleep share devices with each other. Each process of
-    any other group has a device of its own.
+    A group that takes turns shares devices with all others of its pool that do: as many as the one with the most
+    processes of a kind has. The learner and the engines of a group whose engines sleep share devices with each other.
+    Each process of any other group has a device of its own.
 
     Args:
         groups: the groups by name.
@@ -153,24 +156,26 @@ def check_places(
         async_depth: ``training.async_depth``.
 
     Raises:
-        ConfigError: a pool is unknown or unused, a group that shares its devices names two pools, an engine cannot sleep, or more
-            places are asked for than ``cluster.devices`` has.
+        ConfigError: a pool is unknown or unused, a group that shares its devices names two pools, an engine cannot
+            sleep, or more places are asked for than ``cluster.devices`` has.
     """
     used = set()
     for name, group in groups.items():
         if group.sharing == "sleep" and name not in in_vllm:
             raise ConfigError(
-                f"cluster.groups.{name}.sharing: the engine transformers has no sleep; use engine: vllm, or turns, in which the "
-                "processes of a device work one at a time, or apart"
+                f"cluster.groups.{name}.sharing: the engine transformers has no sleep; use engine: vllm, or turns, in "
+                "which the processes of a device work one at a time, or apart"
             )
         if group.sharing == "sleep" and async_depth:
             raise ConfigError(
-                f"cluster.groups.{name}.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0, or apart"
+                f"cluster.groups.{name}.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0, "
+                "or apart"
             )
         if group.sharing != "apart" and group.learner.pool != group.engines.pool:
             raise ConfigError(
-                f"cluster.groups.{name}: sharing: {group.sharing} puts its processes on the same devices, and learner.pool is "
-                f"{group.learner.pool!r} where engines.pool is {group.engines.pool!r}; give both the same pool"
+                f"cluster.groups.{name}: sharing: {group.sharing} puts its processes on the same devices, and "
+                f"learner.pool is {group.learner.pool!r} where engines.pool is {group.engines.pool!r}; give both the "
+                "same pool"
             )
         for key, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):
             if pool is not None and pool not in section.pools:
@@ -185,12 +190,14 @@ def check_places(
     asked = sum(block.devices for block in plan.blocks)
     if section.devices != "auto" and asked > section.devices.cpu:
         raise ConfigError(
-            f"cluster.groups: they ask for {asked} places ({plan.said()}), and cluster.devices has {section.devices.cpu}; "
-            f"set cluster.devices: {{cpu: {asked}}}, lower learner.devices or engines.replicas, or set sharing: turns"
+            f"cluster.groups: they ask for {asked} places ({plan.said()}), and cluster.devices has "
+            f"{section.devices.cpu}; set cluster.devices: {{cpu: {asked}}}, lower learner.devices or engines.replicas, "
+            "or set sharing: turns"
         )
 
 
-# -- machines -------------------------------------------------------------------------------------------------------------
+# -- machines
+# -------------------------------------------------------------------------------------------------------------
 
 
 def belongs(machine: Machine, pool: PoolSection | None) -> bool:
@@ -206,8 +213,8 @@ def lay(
 ) -> list[list[str]] | None:
     """Return the machine of each device of each block, by its ``id``. None if they do not fit.
 
-    Blocks on one machine are laid first, the largest before the others, each on the fullest machine that it fits. If that
-    leads to nothing, every other way is tried.
+    Blocks on one machine are laid first, the largest before the others, each on the fullest machine that it fits. If
+    that leads to nothing, every other way is tried.
     """
     allowed = [[belongs(machine, pools.get(block.pool or "")) for machine in machines] for block in blocks]
     whole = sorted((n for n, b in enumerate(blocks) if b.one), key=lambda n: -blocks[n].devices)
@@ -244,7 +251,8 @@ def lay(
 
 
 def _spread(singles: Sequence[Sequence[bool]], free: Sequence[int]) -> list[int] | None:
-    """Give each single device a machine that it may be on, or return None if one must stay without (augmenting paths)."""
+    """Give each single device a machine that it may be on, or return None if one must stay without (augmenting
+    paths)."""
     held: list[list[int]] = [[] for _ in free]
 
     def put(one: int, tried: set[int]) -> bool:
@@ -283,19 +291,20 @@ def check_fits(plan: Plan, pools: Mapping[str, PoolSection], machines: Sequence[
         if asked > there:
             where = "" if name is None else f" in pool {name} ({pool})"
             raise ConfigError(
-                f"cluster.groups: they ask for {asked} devices{where} ({plan.said(blocks)}), and Ray has {there} ({_told(own)}); "
-                "lower learner.devices or engines.replicas, let groups share with sharing: turns, or set training.use_cpu"
+                f"cluster.groups: they ask for {asked} devices{where} ({plan.said(blocks)}), and Ray has {there} "
+                f"({_told(own)}); lower learner.devices or engines.replicas, let groups share with sharing: turns, or "
+                "set training.use_cpu"
             )
         for block in blocks:
             if block.one and block.devices > max(machine.devices for machine in own):
                 raise ConfigError(
-                    f"cluster.groups: {block.owner} asks for {block.devices} devices on one machine (learner.node: one), and Ray "
-                    f"has {_told(own)}; set learner.node: any, or lower learner.devices"
+                    f"cluster.groups: {block.owner} asks for {block.devices} devices on one machine (learner.node: "
+                    f"one), and Ray has {_told(own)}; set learner.node: any, or lower learner.devices"
                 )
     if lay(plan.blocks, pools, machines) is None:
         raise ConfigError(
-            f"cluster.groups: they ask for {plan.said()}, which fits the machines one by one and not all together: Ray has "
-            f"{_told(machines)}; set learner.node: any, or lower learner.devices"
+            f"cluster.groups: they ask for {plan.said()}, which fits the machines one by one and not all together: Ray "
+            f"has {_told(machines)}; set learner.node: any, or lower learner.devices"
         )
 
 

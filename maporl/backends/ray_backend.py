@@ -1,4 +1,5 @@
-"""The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a cluster."""
+"""The backend ``ray``: every group of policies in processes of its own, which Ray starts on this machine or on a
+cluster."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -57,15 +58,15 @@ class RayBackend:
         trainer.train()
 
     The trainer starts the processes, and they end with its run. In a block ``with RayBackend() as backend:`` they stay
-    until the end of the block, so that you can evaluate after training. Another trainer with the same backend then takes
-    their place, on the same Ray.
+    until the end of the block, so that you can evaluate after training. Another trainer with the same backend then
+    takes their place, on the same Ray.
 
     The processes load the team's weights, and this process holds none: the models of the team are empty afterwards. The
     trained team is in the run's folder (:meth:`maporl.Team.from_pretrained`).
 
     Args:
-        cluster: the section ``cluster`` of a configuration: the groups, the address of a cluster to join, how dialogues are
-            batched, and what happens when processes die. By default every base model is a group, on this machine.
+        cluster: the section ``cluster`` of a configuration: the groups, the address of a cluster to join, how dialogues
+            are batched, and what happens when processes die. By default every base model is a group, on this machine.
         quiet: whether to say nothing of what is started.
 
     Raises:
@@ -76,7 +77,8 @@ class RayBackend:
         self.section, self._tell = cluster or ClusterSection(backend="ray"), teller(quiet)
         if self.section.backend != "ray":
             raise ConfigError(
-                f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or no backend"
+                f"RayBackend: cluster.backend is {self.section.backend!r}; pass ClusterSection(backend='ray', ...), or "
+                "no backend"
             )
         check_installed()
         self.cluster: Cluster | None = None
@@ -137,8 +139,8 @@ class RayBackend:
         check_distributed(config)
         if self.section.scoring.verifier is not None and self.verifier is None:
             raise ConfigError(
-                "cluster.scoring: its processes read reward.verifier of a configuration, and this trainer was made without one; "
-                "use build_trainer(config), or leave it out"
+                "cluster.scoring: its processes read reward.verifier of a configuration, and this trainer was made "
+                "without one; use build_trainer(config), or leave it out"
             )
         self.groups = groups_of(config)
         self._vllm = vllm_of(config, self.groups)
@@ -229,7 +231,8 @@ class RayBackend:
         return learning
 
     def sources(self, config: Config) -> dict[str, RewardSource]:
-        """Return the reward source that asks the verifier's processes, which :meth:`start` starts, if there are to be any."""
+        """Return the reward source that asks the verifier's processes, which :meth:`start` starts, if there are to be
+        any."""
         places, section = self.section.scoring.verifier, config.reward.verifier
         if places is None or section is None:
             return {}
@@ -262,7 +265,8 @@ class RayBackend:
         )
 
     def send(self, policy: str, version: int) -> None:
-        """Send the present weights of a trained policy from the processes that train it to those that sample from it."""
+        """Send the present weights of a trained policy from the processes that train it to those that sample from
+        it."""
         if self._trains(policy):
             self._handles[policy] = self.group_of(policy).kept("weights", policy)
             self.pools[self._owner[policy]].load(policy, version, self._handles[policy])
@@ -299,7 +303,8 @@ class RayBackend:
             pool.end()
 
     def end_hung(self) -> None:
-        """End the processes that train and do not answer at all. They would keep a run from being saved for the whole deadline.
+        """End the processes that train and do not answer at all. They would keep a run from being saved for the whole
+        deadline.
 
         Others take their place, with the weights of the last update.
         """

@@ -1,7 +1,8 @@
-"""Ray: starting it safely, and processes that it starts as members of groups. Only here and in ``ray_backend`` is Ray imported.
+"""Ray: starting it safely, and processes that it starts as members of groups. Only here and in ``ray_backend`` is Ray
+imported.
 
-Ray's own restarts and retries are off. An actor that Ray restarts has the weights of its construction again, and answers with
-them without a word. The driver replaces processes itself.
+Ray's own restarts and retries are off. An actor that Ray restarts has the weights of its construction again, and
+answers with them without a word. The driver replaces processes itself.
 """
 
 import os
@@ -88,7 +89,8 @@ def check_reached(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
     except OSError as error:
         raise ConfigError(
-            f"cluster.address: nothing answers at {address} ({error}); start it there with: ray start --head --port={port}"
+            f"cluster.address: nothing answers at {address} ({error}); start it there with: ray start --head "
+            f"--port={port}"
         ) from None
 
 
@@ -102,15 +104,18 @@ def _make_safe() -> None:
     if "ray" in sys.modules and any(os.environ.get(key) != value for key, value in decided.items()):
         settings = " ".join(f"{key}={value}" for key, value in decided.items())
         raise ConfigError(
-            f"cluster.backend: the package ray was imported before, and would listen on every interface, without a token; start "
-            f"Python with {settings}, or import ray later"
+            "cluster.backend: the package ray was imported before, and would listen on every interface, without a "
+            f"token; start Python with {settings}, or import ray later"
         )
     os.environ |= _SAFE
 
 
 @cache
 def _own_folder() -> Path:
-    """Return the folder of the clusters that this process starts. Ray reads the token once in a process, so that all have the same."""
+    """Return the folder of the clusters that this process starts.
+
+    Ray reads the token once in a process, so that all have the same.
+    """
     return make_folder()
 
 
@@ -121,7 +126,8 @@ class Cluster:
         address: the address of a cluster to join, or None to start one here.
         memory: the bytes of shared memory of a cluster that is started here.
         places: the number of places on CPUs of a cluster that is started here.
-        variables: environment variables that its processes get besides those that they need (:mod:`trl_ext.process.inherited`).
+        variables: environment variables that its processes get besides those that they need
+            (:mod:`trl_ext.process.inherited`).
         reads_hub: the groups that read a model from the hub. Their processes get its token while they load it.
 
     Raises:
@@ -229,7 +235,8 @@ class Cluster:
         return found
 
     def devices(self) -> dict[str, dict[str, float]]:
-        """Return how many of each device every machine has, by its name: processors, GPUs, and counted places on CPUs."""
+        """Return how many of each device every machine has, by its name: processors, GPUs, and counted places on
+        CPUs."""
         kinds = ("CPU", "GPU", COUNTED)
         return {
             node_name(node): {kind: node["Resources"][kind] for kind in kinds if node["Resources"].get(kind)}
@@ -352,7 +359,8 @@ class RayMember:
         return result
 
     def _told(self, error: BaseException) -> BaseException:
-        """Return what the method raised, or that the process is gone, with the process's name and the end of its log."""
+        """Return what the method raised, or that the process is gone, with the process's name and the end of its
+        log."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.RayActorError) and error.actor_init_failed:  # another one would fail as well
             said = str(error).strip().splitlines()[-1]

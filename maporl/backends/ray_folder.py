@@ -1,8 +1,9 @@
 """The folder of the clusters that a process starts, with their token. Imports no Ray.
 
-Ray makes its own folder open to all users of a machine, so that it lies in one that only its user can enter. A lock says that
-the folder is in use: the system takes it back when the process ends, however it ends. Normally a watchdog then ends what Ray
-has left (:mod:`maporl.backends.watchdog`). If that was killed too, the next process that starts a cluster does it.
+Ray makes its own folder open to all users of a machine, so that it lies in one that only its user can enter. A lock
+says that the folder is in use: the system takes it back when the process ends, however it ends. Normally a watchdog
+then ends what Ray has left (:mod:`maporl.backends.watchdog`). If that was killed too, the next process that starts a
+cluster does it.
 """
 
 import logging
@@ -27,7 +28,8 @@ _LOCKS: list[int] = []
 
 
 def make_folder() -> Path:
-    """Make the folder that Ray gets, with a new token. Only this user can reach it. Return the folder, which ends with the process.
+    """Make the folder that Ray gets, with a new token. Only this user can reach it. Return the folder, which ends with
+    the process.
 
     What killed runs have left is ended before.
     """
@@ -50,7 +52,8 @@ def make_folder() -> Path:
 
 
 def end_abandoned() -> None:
-    """End what the clusters of killed processes have left, if their watchdogs were killed too, and remove their folders."""
+    """End what the clusters of killed processes have left, if their watchdogs were killed too, and remove their
+    folders."""
     for outer in sorted(_place().glob(f"{PREFIX}*")):
         try:
             if outer.is_symlink() or outer.stat().st_uid != os.getuid():

@@ -1,4 +1,5 @@
-"""Devices that a run reserves from Ray: a placement group for each block of its plan, on the machines that the plan says."""
+"""Devices that a run reserves from Ray: a placement group for each block of its plan, on the machines that the plan
+says."""
 
 import logging
 import math
@@ -48,7 +49,8 @@ def kind_of(devices: str | CountedPlaces, use_cpu: bool, resources: Mapping[str,
         found = int(resources.get(COUNTED, 0))
         if found < devices.cpu:
             raise ConfigError(
-                f"cluster.devices: expected {devices.cpu} places on CPUs, and Ray has {found}; start its machines with: "
+                f"cluster.devices: expected {devices.cpu} places on CPUs, and Ray has {found}; start its machines "
+                "with: "
                 f"ray start --resources='{{\"{COUNTED}\": N}}'"
             )
         return PLACE
@@ -98,7 +100,8 @@ class Places:
             self._groups, self._machines = {}, {}
 
     def options(self, place: Place) -> dict[str, Any]:
-        """Return the options of an actor in ``place``. A block of which a machine is lost is laid on other machines first.
+        """Return the options of an actor in ``place``. A block of which a machine is lost is laid on other machines
+        first.
 
         Raises:
             NoPlace: a machine is lost, and no other has free devices.
@@ -153,7 +156,8 @@ class Places:
             pause(0.5)
 
     def _made(self, numbers: list[int], blocks: list[Block], machines: list[list[str]]) -> bool:
-        """Make placement groups on the given machines, or none and return False if Ray has given the devices to others."""
+        """Make placement groups on the given machines, or none and return False if Ray has given the devices to
+        others."""
         made = {}
         for number, block, where in zip(numbers, blocks, machines, strict=True):
             made[number] = self.ray.util.placement_group(

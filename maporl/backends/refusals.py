@@ -14,7 +14,8 @@ def check_distributed(config: Config) -> None:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: maporl train"
+            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: "
+            "maporl train"
         )
     for wrong, what, remedy in (
         (

@@ -1,4 +1,5 @@
-"""What the trainer's loop asks of learners that are in groups: the verbs of :class:`trl_ext.learning.learners.Learning`.
+"""What the trainer's loop asks of learners that are in groups: the verbs of
+:class:`trl_ext.learning.learners.Learning`.
 
 Advantages are computed here, from the numbers that come back, by the code of every other run.
 """
@@ -65,7 +66,8 @@ class _SavingGroups:
 
 @dataclass
 class RemoteCentral:
-    """The central critic of a group's policies, as a part of checkpoints (:class:`trl_ext.learning.checkpoint.Saved`)."""
+    """The central critic of a group's policies, as a part of checkpoints
+    (:class:`trl_ext.learning.checkpoint.Saved`)."""
 
     group: LearnerGroup
 

@@ -1,4 +1,5 @@
-"""Weights of other times, which the processes of the groups hold: those of past opponents, and those before training."""
+"""Weights of other times, which the processes of the groups hold: those of past opponents, and those before
+training."""
 
 from collections.abc import Sequence
 from dataclasses import replace

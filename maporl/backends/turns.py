@@ -43,7 +43,10 @@ class Turns:
             self._telling.submit(asked.set_result, None)
 
     def wait(self, devices: Collection[Hashable]) -> None:
-        """Ask for devices, and wait until they are free. Whoever waits no longer, because of an error, does not get them."""
+        """Ask for devices, and wait until they are free.
+
+        Whoever waits no longer, because of an error, does not get them.
+        """
         asked = self.ask(devices)
         try:
             result(asked)
@@ -55,7 +58,10 @@ class Turns:
             raise
 
     def run(self, devices: Collection[Hashable], begin: Callable[[], Future[Result]]) -> Future[Result]:
-        """Call ``begin`` when the devices are free, and give them back when what it returns is done. Return its result to come."""
+        """Call ``begin`` when the devices are free, and give them back when what it returns is done.
+
+        Return its result to come.
+        """
         result: Future[Result] = Future()
 
         def work(_: Future[None]) -> None:

@@ -1,7 +1,7 @@
 """The processes that score with the verifier of a run, as the driver sees them.
 
-A process that dies or hangs is replaced, and what it was asked is asked again. The reward source asks this pool as it asks
-servers (:class:`maporl.rewards.verifier.client.VerifierClient`), with the same ``retries`` and ``on_failure``.
+A process that dies or hangs is replaced, and what it was asked is asked again. The reward source asks this pool as it
+asks servers (:class:`maporl.rewards.verifier.client.VerifierClient`), with the same ``retries`` and ``on_failure``.
 """
 
 import logging
@@ -66,7 +66,8 @@ class VerifierPool(Counted):
             self._see(part)
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
-        """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used. Equal chats are read once.
+        """Return a score in [0, 1] for the last message of each chat, in order. ``references`` are not used. Equal
+        chats are read once.
 
         With ``on_failure: label``, a chat that was not scored has the failure in the place of its score.
 

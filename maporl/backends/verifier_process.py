@@ -48,7 +48,8 @@ class VerifierProcess:
     def score(self, chats: Sequence[list[Message]], part: int, parts: int) -> dict[int, float | str]:
         """Return the scores of a part of ``chats``, by their places.
 
-        All parts together make the forwards that one process would make of all chats, so that scores are the same to the bit.
+        All parts together make the forwards that one process would make of all chats, so that scores are the same to
+        the bit.
 
         Args:
             chats: all chats that are asked for.
@@ -56,7 +57,8 @@ class VerifierProcess:
             parts: how many there are.
 
         Returns:
-            By the place of a chat, its score in [0, 1]. For a chat that is too long, what is wrong with it, in every part.
+            By the place of a chat, its score in [0, 1]. For a chat that is too long, what is wrong with it, in every
+            part.
         """
         found: dict[int, float | str] = {}
         rows: dict[int, list[int]] = {}

@@ -1,8 +1,9 @@
-"""Ends what a Ray cluster leaves if the driver that started it is killed: ``python -m maporl.backends.watchdog FOLDER``.
+"""Ends what a Ray cluster leaves if the driver that started it is killed: ``python -m maporl.backends.watchdog
+FOLDER``.
 
-Ray's own processes end when the driver is gone, but two of its agents may stay. This process reads its standard input, which
-ends with the driver. It then kills whatever has the cluster's token, which is in ``FOLDER``, and removes the folder. It
-finds processes in ``/proc``, and does nothing on systems without it.
+Ray's own processes end when the driver is gone, but two of its agents may stay. This process reads its standard input,
+which ends with the driver. It then kills whatever has the cluster's token, which is in ``FOLDER``, and removes the
+folder. It finds processes in ``/proc``, and does nothing on systems without it.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ TRIES = 10
 
 
 def processes_of(folder: str) -> list[int]:
-    """Return the processes whose environment names a token below ``folder``, and those of Ray that have a file open there.
+    """Return the processes whose environment names a token below ``folder``, and those of Ray that have a file open
+    there.
 
     Some processes of Ray write their titles, such as ``ray::DashboardAgent``, over the beginning of their environments.
     """
@@ -35,7 +37,10 @@ def processes_of(folder: str) -> list[int]:
 
 
 def end_all(folder: str) -> set[int]:
-    """Kill what belongs to a cluster whose driver has ended, and remove its ``folder``. Return the numbers of the processes."""
+    """Kill what belongs to a cluster whose driver has ended, and remove its ``folder``.
+
+    Return the numbers of the processes.
+    """
     ended: set[int] = set()
     for _ in range(TRIES):
         left = processes_of(folder)

@@ -34,7 +34,8 @@ class Packed:
 
 
 def sent_parameters(policy: Policy) -> dict[str, nn.Parameter]:
-    """Return the parameters of a policy that change, by name: those of its adapter, without its name in them, or all."""
+    """Return the parameters of a policy that change, by name: those of its adapter, without its name in them, or
+    all."""
     if policy.adapter is not None:
         return adapter_parameters(policy.model, policy.adapter)
     return dict(base_of(policy.model).named_parameters())

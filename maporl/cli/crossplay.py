@@ -37,7 +37,8 @@ def crossplay(
 ) -> None:
     """Seat agents of different runs together: does a team listen, or has it learned its partner's habits?
 
-    The matrix has the accuracy of the last turn on held-out questions. The diagonal has the teams that trained together.
+    The matrix has the accuracy of the last turn on held-out questions. The diagonal has the teams that trained
+    together.
     """
     names, overrides = split_words(runs)
     quiet_libraries()

@@ -154,7 +154,8 @@ def watch(
 
 @command
 def dump(run: Run) -> None:
-    """Write what every thread and process of a running run does, into its folder stacks/: for a run that seems to hang."""
+    """Write what every thread and process of a running run does, into its folder stacks/: for a run that seems to
+    hang."""
     from maporl.runs.dump import dump as ask
 
     echo(str(ask(run)))

@@ -15,10 +15,10 @@ HELP = """Train teams of language models that talk to each other.
 
 Begin with [bold]maporl train configs/ppo/quickstart.yaml[/bold], or a published method: [bold]maporl recipes try cory[/bold].
 Everything a run writes is in its output_dir; [bold]report.html[/bold] in it opens by double click.
-"""
+"""  # noqa: E501
 EPILOG = """Exit status: 0 done, 1 it failed (the line after "error:" says why), 2 a configuration or the command's words are wrong, 130
 Ctrl-C and 143 SIGTERM (the run is saved; a second Ctrl-C ends it at once if nothing would be lost, and SIGQUIT always). Colours are off where output is not a terminal or NO_COLOR is set. [bold]maporl --install-completion[/bold] completes commands
-in your shell."""
+in your shell."""  # noqa: E501
 COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Train": {
         "train": train.train,

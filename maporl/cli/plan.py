@@ -66,8 +66,8 @@ def plan(
     placed = None if runs is None else with_layout(settings, groups, runs)
     if write is not None and placed is None:
         raise ConfigError(
-            "--write: learners and engines with devices of their own do not fit this cluster; name a larger one, or give agents "
-            "engine: vllm, which can sleep on the devices of learners"
+            "--write: learners and engines with devices of their own do not fit this cluster; name a larger one, or "
+            "give agents engine: vllm, which can sleep on the devices of learners"
         )
     if write is not None and placed is not None:
         write_layout(placed, write)

@@ -17,13 +17,17 @@ app = typer.Typer(
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
 SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)|.*/stage_\d+/(rows|loss)")
-"""Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient or rows."""
+"""Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient or rows.
+"""
 
 
 By = Annotated[
     Literal["need", "credit", "loop", "protocol"] | None,
     typer.Option(
-        help="Order by what you need (need), what answers are compared with (credit), how policies take turns to learn (loop), or who speaks when (protocol)"
+        help=(
+            "Order by what you need (need), what answers are compared with (credit), how policies take turns to learn "
+            "(loop), or who speaks when (protocol)"
+        )
     ),
 ]
 
@@ -78,7 +82,10 @@ def show(name: Name) -> None:
 @app.command("try")
 @command
 def try_(name: Name) -> None:
-    """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page. It goes to a new temporary folder."""
+    """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page.
+
+    It goes to a new temporary folder.
+    """
     quiet_libraries()
     from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report
@@ -102,6 +109,7 @@ def try_(name: Name) -> None:
         )
         if shown:
             echo(
-                f"{'round' if config.loop.stages else 'update'} {metrics['step']}: {', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}"
+                f"{'round' if config.loop.stages else 'update'} {metrics['step']}: "
+                f"{', '.join(f'{key} {metrics[key]:.3g}' for key in shown)}"
             )
     echo(write_report([Path(config.output_dir)]))

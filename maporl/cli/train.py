@@ -25,7 +25,10 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the run in output_dir: from its newest checkpoint, or in a loop with the first missing part.",
+            help=(
+                "Go on with the run in output_dir: from its newest checkpoint, or in a loop with the first missing "
+                "part."
+            ),
         ),
     ] = False,
     dry_run: Annotated[
@@ -144,8 +147,8 @@ def sft(
         given = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
         if given:
             raise ConfigError(
-                f"{given[0]}: the task's solutions call no tools, so its policies would learn to call none; train on recorded "
-                "dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
+                f"{given[0]}: the task's solutions call no tools, so its policies would learn to call none; train on "
+                "recorded dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
             )
         material = supervised.solutions(team, run.task, run.protocol.opening, limit)
     losses = supervised.train_supervised(settings, team, material, output, options, quiet)

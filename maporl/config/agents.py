@@ -74,7 +74,8 @@ def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
 
 
 def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:
-    """Yield what an agent has of another engine's section or lacks of its own, and a model that the engine cannot read."""
+    """Yield what an agent has of another engine's section or lacks of its own, and a model that the engine cannot
+    read."""
     key = f"agents.{name}"
     for engine, entry in ENGINES.items():
         if entry.section is None:
@@ -100,7 +101,7 @@ def _policies(config: Config) -> Iterator[Fault]:
         policy = agent.policy or name
         other = first.setdefault(policy, name)
         for key in (
-            "model", "tiny", "lora", "adapter", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "policy_per", "trainable",
+            "model", "tiny", "lora", "adapter", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit", "policy_per", "trainable",  # noqa: E501
             "learning_rate", "critic",
         ):  # fmt: skip
             mine, theirs = getattr(agent, key), getattr(config.agents[other], key)

@@ -45,13 +45,13 @@ class CallTexts:
         "argument that has a description.",
     )
     json: str = option(
-        'To use one, write <call>{{"name": NAME, "arguments": {{...}}}}</call> and stop. You will be told what it returns. '
+        'To use one, write <call>{{"name": NAME, "arguments": {{...}}}}</call> and stop. You will be told what it returns. '  # noqa: E501
         "When you know enough, answer without a call.",
         "How a call is written, for the format json.",
     )
     tags: str = option(
-        "To use one, write its name in tags, as <{name}>what you want</{name}>, and stop. You will be told what it returns. "
-        "When you know enough, answer without a call.",
+        "To use one, write its name in tags, as <{name}>what you want</{name}>, and stop. You will be told what it "
+        "returns. When you know enough, answer without a call.",
         "How a call is written, for the format tags.",
     )
     returned: str = option("{name} returned: {text}", "A result, by {name} and {text}.")

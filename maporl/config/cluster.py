@@ -53,7 +53,8 @@ class LearnerPlaces:
 
 @section()
 class EnginePlaces:
-    """The processes that sample from the policies of a group, each with a copy of their weights on a device of its own."""
+    """The processes that sample from the policies of a group, each with a copy of their weights on a device of its
+    own."""
 
     replicas: Positive = option(1, "Number of processes.")
     pool: str | None = option(None, "The machines that they are on, by the name of a pool. None: any.")

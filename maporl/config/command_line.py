@@ -34,7 +34,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     :func:`known_errors`. If ``function`` has a parameter ``quiet`` and the user sets it, standard output is silent.
 
     A field's type is the option's type. A field whose default is a tuple becomes an option that may be given several
-    times. A class's own fields come before the fields that it inherits. :func:`trl_ext.ppo.options.option` declares a field, with:
+    times. A class's own fields come before the fields that it inherits. :func:`trl_ext.ppo.options.option` declares a
+    field, with:
 
     - ``help``: the option's help text.
     - ``name``: the option's name, if it is not the field's name with dashes.

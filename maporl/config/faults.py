@@ -1,5 +1,5 @@
-"""Say in one line what a value of a configuration should have been: pydantic's faults, by their types, in the words of this
-package. No torch."""
+"""Say in one line what a value of a configuration should have been: pydantic's faults, by their types, in the words of
+this package. No torch."""
 
 import dataclasses
 import difflib
@@ -32,7 +32,10 @@ _EXPECTED = {
     "literal_error": "{expected}",
     "enum": "{expected}",
 }
-"""What was expected, by the type of pydantic's fault and what the fault says of itself. All other faults keep pydantic's words."""
+"""What was expected, by the type of pydantic's fault and what the fault says of itself.
+
+All other faults keep pydantic's words.
+"""
 
 _BY_NAME = ("task", "protocol")
 """The sections that are chosen by name, so that people write the name alone."""
@@ -64,8 +67,8 @@ _TYPES = ("bool", "int", "constrained-int", "float", "str")
 def explain(kind: type, faults: Sequence[Any]) -> list[str]:
     """Return a line for each of pydantic's ``faults`` in values for the dataclass ``kind``, without repetitions.
 
-    Where a value may be of several types, pydantic has a fault for each. Those of a text, and of a number in place of a list
-    that was given, are left out.
+    Where a value may be of several types, pydantic has a fault for each. Those of a text, and of a number in place of a
+    list that was given, are left out.
     """
     told = [fault for fault in faults if not _has_better(fault, faults)]
     return list(dict.fromkeys(_explain(kind, fault) for fault in told))
@@ -97,7 +100,8 @@ def _explain(kind: type, fault: Any) -> str:
         return f"{location}.{_tag(fault)}: expected {known} or {last}, got {value[_tag(fault)]!r:.80}"
     if fault["type"] == "string_type" and isinstance(value, bool | int | float | dict):
         return (
-            f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in quotes: "
+            f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in "
+            "quotes: "
             f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
         )
     own = "; no part of your own can be named here" if is_import(value) and fault["type"] not in _LISTS else ""
@@ -108,7 +112,8 @@ def _explain(kind: type, fault: Any) -> str:
 
 
 def _stage_at(location: Sequence[Any], number: int) -> Any:
-    """Return the class of a stage if this part of a location is what pydantic adds to a stage's number: what it trains."""
+    """Return the class of a stage if this part of a location is what pydantic adds to a stage's number: what it
+    trains."""
     return STAGES.get(location[number]) if number and isinstance(location[number - 1], int) else None
 
 
@@ -142,7 +147,8 @@ def _nearest(kind: type, location: tuple) -> str:
 
 
 def nearest_key(section: Any, key: str) -> str:
-    """Return a text with the keys of the dataclass ``section``, and where a key like ``key`` stands, there or elsewhere."""
+    """Return a text with the keys of the dataclass ``section``, and where a key like ``key`` stands, there or
+    elsewhere."""
     names = [f.name for f in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
     if key in OF_TRL:
         return f"TRL's {key} is {OF_TRL[key]!r} here; known: {', '.join(names)}"
@@ -173,7 +179,8 @@ def _section(kind: Any, location: tuple) -> Any:
 
 @cache
 def _places() -> dict[str, list[str]]:
-    """Return the places of every key that an override can name, such as ``{"optim": ["training.optim"]}``, the nearest first."""
+    """Return the places of every key that an override can name, such as ``{"optim": ["training.optim"]}``, the nearest
+    first."""
     found: dict[str, list[str]] = {}
     left: list[tuple[str, Any]] = [("", Config)]
     while left:

@@ -1,9 +1,9 @@
 """The user's own Python in a configuration: ``MODULE:OBJECT``, such as ``reversal:Reversal``. Imports no torch.
 
 Every part that a configuration names is looked up by :func:`look_up`: in the table of the parts that come with maporl
-(:class:`Parts`), or by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when the configuration is
-read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a stranger's configuration can be refused
-before any of it runs.
+(:class:`Parts`), or by such a name. The modules of a configuration are imported once, by :func:`import_modules`, when
+the configuration is read. Reading values (:mod:`maporl.config.parse`) imports nothing, so that a stranger's
+configuration can be refused before any of it runs.
 """
 
 import dataclasses
@@ -43,9 +43,11 @@ Part = TypeVar("Part")
 
 
 class Parts(UserDict[str, Any]):
-    """Parts by the names that a configuration may give them. One that is written ``MODULE:OBJECT`` is imported when it is read.
+    """Parts by the names that a configuration may give them. One that is written ``MODULE:OBJECT`` is imported when it
+    is read.
 
-    So a table names what one method alone uses (:mod:`maporl.methods`) without importing it: its module stands above the table.
+    So a table names what one method alone uses (:mod:`maporl.methods`) without importing it: its module stands above
+    the table.
 
     >>> table = Parts({"root": "math:sqrt"})
     >>> table["root"](9.0), list(table), "square" in table
@@ -326,7 +328,8 @@ def _must_be(module: ModuleType, spec: ModuleSpec, where: str) -> None:
     if spec.origin is not None and spec.has_location and Path(spec.origin).resolve() != file:
         raise ConfigError(
             f"{where}: {spec.origin} is not the module {module.__name__} that this process has imported already, from "
-            f"{file or 'Python itself'}; rename one of them, use them in two processes, or let pythonpath=FOLDER name one for both"
+            f"{file or 'Python itself'}; rename one of them, use them in two processes, or let pythonpath=FOLDER name "
+            "one for both"
         )
 
 

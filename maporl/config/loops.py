@@ -17,7 +17,8 @@ PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
 
 @section(kw_only=True)
 class StageSection:
-    """A training stage of a round (:mod:`maporl.loops`): what the stages of all trainers have. :data:`STAGES` has their classes."""
+    """A training stage of a round (:mod:`maporl.loops`): what the stages of all trainers have. :data:`STAGES` has their
+    classes."""
 
     train: str
     start: Literal["last", "initial"] = option(
@@ -129,7 +130,8 @@ class DPOStage(PreferenceStage):
             raise ValueError(f"epochs: joint training makes whole passes, got {self.epochs}; give a whole number")
         if self.joint and self.norm:
             raise ValueError(
-                "norm: joint adds the log-ratios of whole answers, and norm would divide their sum by one length; remove one"
+                "norm: joint adds the log-ratios of whole answers, and norm would divide their sum by one length; "
+                "remove one"
             )
 
 
@@ -156,7 +158,7 @@ class RewardStage(RowsStage):
 
     takes: ClassVar[tuple[str, ...]] = ("comparisons",)
     train: Literal["reward"] = option(
-        help="TRL's reward trainer, on the verifier of reward.verifier. A later stage ppo is then paid that verifier's score, "
+        help="TRL's reward trainer, on the verifier of reward.verifier. A later stage ppo is then paid that verifier's score, "  # noqa: E501
         "and nothing else."
     )
 

@@ -19,8 +19,8 @@ STRICT = ConfigDict(**READ)  # type: ignore[typeddict-item]  # trl_ext does not 
 
 @dataclass_transform(frozen_default=True)
 def section(*, frozen: bool = True, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is made in
-    Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
+    """Return a decorator that makes a section of a configuration: a dataclass whose values are checked, also if it is
+    made in Python, and which has no keys but its own. :func:`trl_ext.ppo.options.option` declares its keys."""
     return dataclass(frozen=frozen, kw_only=kw_only, config=STRICT)  # type: ignore[return-value]  # it returns the class, as a protocol
 
 

@@ -135,8 +135,8 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         if not is_pydantic_dataclass(kind) and key not in {f.name for f in dataclasses.fields(kind)}:
             if key in inspect.get_annotations(kind):
                 raise ConfigError(
-                    f"{where}: {key!r:.80} is not an option of {kind_of(kind)}, because only a class that it derives from is a "
-                    "dataclass; put @dataclass(frozen=True) above it too"
+                    f"{where}: {key!r:.80} is not an option of {kind_of(kind)}, because only a class that it derives "
+                    "from is a dataclass; put @dataclass(frozen=True) above it too"
                 )
             raise ConfigError(f"{where}: unknown key {key!r:.80}; {nearest_key(kind, str(key))}")
     try:
@@ -147,8 +147,8 @@ def validated(kind: Any, values: dict[str, Any], where: str) -> Any:
         raise ConfigError(f"{where}: " + "; ".join([*lines[:MOST_FAULTS], *more])) from None
     except PydanticUserError as error:
         raise ConfigError(
-            f"{where}: {kind_of(kind)} has a field that no configuration can set ({one_line(error):.200}); give it a type such as "
-            "int, or compute it in a cached_property"
+            f"{where}: {kind_of(kind)} has a field that no configuration can set ({one_line(error):.200}); give it a "
+            "type such as int, or compute it in a cached_property"
         ) from None
     _check_values(dataclasses.asdict(built), where)  # pydantic also makes numbers of texts
     return built
@@ -199,8 +199,8 @@ def build_named(
 def read_yaml(path: Path, extends: bool = True) -> dict[str, Any]:
     """Return the mapping in a YAML file, with the values of the file that it ``extends``.
 
-    ``extends=False`` is for the ``config.yaml`` of a run or a team, which is whole. If a stranger wrote it, it could name
-    any file here.
+    ``extends=False`` is for the ``config.yaml`` of a run or a team, which is whole. If a stranger wrote it, it could
+    name any file here.
 
     Raises:
         ConfigError: the file is missing, is not a YAML mapping, has a key twice, extends itself, or may not extend.
@@ -268,8 +268,8 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
         raise ConfigError(f"{path}: extends: expected the name of one file, got {parent!r:.80}")
     if parent and not extends:
         raise ConfigError(
-            f"{path}: extends={parent!r:.60}: the configuration of a run or a team is whole and may name no other file; "
-            "remove the key, or give the file itself as the configuration"
+            f"{path}: extends={parent!r:.60}: the configuration of a run or a team is whole and may name no other "
+            "file; remove the key, or give the file itself as the configuration"
         )
     if "pythonpath" in values:
         values["pythonpath"] = _absolute(values["pythonpath"], path.parent)
@@ -294,9 +294,9 @@ def _absolute(folders: Any, root: Path) -> Any:
 def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
     """Return ``under`` with the values of ``over``.
 
-    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources, unless
-    ``over`` has ``one_source`` that joins the others. The options of a game do not stay for another game (protocol.game).
-    An agent's model takes the place of a tiny one, and a tiny one that of a model.
+    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources,
+    unless ``over`` has ``one_source`` that joins the others. The options of a game do not stay for another game
+    (protocol.game). An agent's model takes the place of a tiny one, and a tiny one that of a model.
     """
     merged = dict(under)
     for given, other in (("model", "tiny"), ("tiny", "model")):

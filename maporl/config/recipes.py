@@ -22,10 +22,12 @@ class RecipeCard:
     ``evidence`` says which sources were read. ``status`` is exact if the formulas were read there and tests pin them,
     reconstructed if a part of them was not available and was filled in, and inspired if only the idea is the paper's.
     ``prefer`` completes the sentence "Prefer it when ...". ``cost`` is how many times the tokens of plain PPO an update
-    passes through models, as ``benchmarks/recipe_costs.py`` counts them; None: they have not been counted. A variant does not take it from the recipe that it extends. ``checked_by`` lists the tests that pin the
-    recipe's numbers, by the names of their functions. ``inert`` names the options of the file that change nothing here if they alone are changed, each
-    with the reason. A test changes every option, and fails if this list is not true. ``corrected`` says what an earlier form
-    of the recipe did wrongly although its card called it right, and until when, for those who have results of that form.
+    passes through models, as ``benchmarks/recipe_costs.py`` counts them; None: they have not been counted. A variant
+    does not take it from the recipe that it extends. ``checked_by`` lists the tests that pin the recipe's numbers, by
+    the names of their functions. ``inert`` names the options of the file that change nothing here if they alone are
+    changed, each with the reason. A test changes every option, and fails if this list is not true. ``corrected`` says
+    what an earlier form of the recipe did wrongly although its card called it right, and until when, for those who have
+    results of that form.
     """
 
     title: str
@@ -88,7 +90,8 @@ NEEDS = {
 def by_axis(axis: Axis) -> dict[str, list[str]]:
     """Return the names of the recipes by their choice on an axis.
 
-    ``need`` is what a user must have, ``credit`` what an answer is compared with, ``loop`` how policies take turns to learn, and ``protocol`` who speaks when.
+    ``need`` is what a user must have, ``credit`` what an answer is compared with, ``loop`` how policies take turns to
+    learn, and ``protocol`` who speaks when.
     """
     found: dict[str, list[str]] = {}
     for name in recipe_files():
@@ -144,20 +147,25 @@ def index_page() -> str:
     lines = [
         "# Recipes: an index of papers",
         "",
-        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints it, with the files that it",
+        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints "
+        "it, with the files that it",
         "extends: a variant of another recipe has only what differs.",
-        "`maporl recipes try NAME` runs three updates of it, or two rounds, with tiny models, shows their rewards and leaves a page.",
-        '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',
-        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',
-        'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',
-        '"Corrected" says what an earlier form of the recipe did wrongly although its card called it right, and until when.',
+        "`maporl recipes try NAME` runs three updates of it, or two rounds, with tiny models, shows their rewards and "
+        "leaves a page.",
+        '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',  # noqa: E501
+        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',  # noqa: E501
+        'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',  # noqa: E501
+        '"Corrected" says what an earlier form of the recipe did wrongly although its card called it right, and until when.',  # noqa: E501
         "(`python -m maporl.config.recipes` writes this page.)",
         "",
-        'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',
-        'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',
-        "models in an update, divided by that of plain PPO with the same team and questions: one dialogue for each, a critic on its trunk, a",
-        "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts it with tiny models.",
-        "`maporl recipes list --by need` (or `credit`, `loop`, `protocol`) lists recipes by what you need for them, by what an answer is",
+        'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',  # noqa: E501
+        'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',  # noqa: E501
+        "models in an update, divided by that of plain PPO with the same team and questions: one dialogue for each, a "
+        "critic on its trunk, a",
+        "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts "
+        "it with tiny models.",
+        "`maporl recipes list --by need` (or `credit`, `loop`, `protocol`) lists recipes by what you need for them, "
+        "by what an answer is",
         "compared with, by how policies take turns to learn, and by who speaks when.",
         "",
         "## Where to start",

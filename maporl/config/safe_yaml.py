@@ -24,7 +24,10 @@ MOST_NODES = 50_000
 """Most values of a text, where each alias counts as many as it stands for. The longest configuration here has 200."""
 DEEPEST = 50
 LONGEST_NUMBER = 400
-"""Most characters of a number. Integers to base 60, which the tag ``!!int`` allows, would otherwise take quadratic time."""
+"""Most characters of a number.
+
+Integers to base 60, which the tag ``!!int`` allows, would otherwise take quadratic time.
+"""
 LARGEST = 2**63
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -53,8 +56,8 @@ def parse_yaml(text: str, name: str = "the text") -> Any:
 def parse_value(text: str) -> Any:
     """Return the plain value of a YAML text of a command line.
 
-    A command line has no comments, so ``#`` is a character like any other. Words that end in a colon are a text there, and
-    not a key without a value.
+    A command line has no comments, so ``#`` is a character like any other. Words that end in a colon are a text there,
+    and not a key without a value.
 
     >>> parse_value("runs/try #2"), parse_value("Answer #1:"), parse_value("{a: '#'}"), parse_value("1e-4")
     ('runs/try #2', 'Answer #1:', {'a': '#'}, 0.0001)

@@ -67,8 +67,8 @@ class TinySection:
             )
         if self.architecture != "gpt_neox" and self.hidden_size // self.heads % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of the "
-                "width for each head; change one of them"
+                f"hidden_size={self.hidden_size} with heads={self.heads}: {self.architecture} needs an even share of "
+                "the width for each head; change one of them"
             )
 
 
@@ -386,7 +386,8 @@ class BrevitySection:
 
 @section()
 class JudgementSection:
-    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called for."""
+    """The options of the reward source ``judgement``: what an agent earns that judges the results which it called
+    for."""
 
     right: Finite = option(0.3, "For a right judgement.")
     wrong_yes: Finite = option(-0.6, "For a useless result that is called useful.")
@@ -401,7 +402,8 @@ class JudgementSection:
 class VerifierSection:
     """A learned verifier: a sequence classifier with one output, whose sigmoid is the score.
 
-    It runs in this process if only ``model`` or ``tiny`` is given. Servers run it if ``urls`` are given, or without all three.
+    It runs in this process if only ``model`` or ``tiny`` is given. Servers run it if ``urls`` are given, or without all
+    three.
 
     Raises:
         ValueError: a URL is not valid, or two options exclude each other.
@@ -495,8 +497,8 @@ class VerifierSection:
             )
         if self.reads == "dialogue" and (self.urls or self.learn_every):
             raise ValueError(
-                "reads: a verifier of whole dialogues is one in this process, and does not learn from single answers; remove "
-                f"{'urls' if self.urls else 'learn_every'}, or set reads: answer"
+                "reads: a verifier of whole dialogues is one in this process, and does not learn from single answers; "
+                f"remove {'urls' if self.urls else 'learn_every'}, or set reads: answer"
             )
         if self.pays == "output" and (self.urls or self.learn_every):
             raise ValueError(
@@ -576,8 +578,8 @@ class ArenaSection:
 
     agent: str = option(help="The agent that compares.")
     prompt: str = option(
-        "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: A' or "
-        "'Better: B'.",
+        "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: "
+        "A' or 'Better: B'.",
         "What it is asked, with {question}, {first} and {second}.",
     )
     pattern: str = option(r"[Bb]etter:\s*([AB])", "A regular expression whose last match holds A or B.")
@@ -588,16 +590,18 @@ class ArenaSection:
 
 @section()
 class AnnotatorSection:
-    """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid later.
+    """The options of the reward source ``annotator``: an agent labels what others observe, and the labels are paid
+    later.
 
     Raises:
-        ValueError: ``prompt`` has another placeholder or lacks ``{observation}``, or a pattern is not a regular expression.
+        ValueError: ``prompt`` has another placeholder or lacks ``{observation}``, or a pattern is not a regular
+            expression.
     """
 
     agent: str = option(help="The agent that labels.")
     prompt: str = option(
-        "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? End with "
-        "a line 'Label: 1' for yes, or 'Label: 0' for no.",
+        "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? "
+        "End with a line 'Label: 1' for yes, or 'Label: 0' for no.",
         "What it is asked, with {observation}, and {question}, that of the utterance that is paid.",
     )
     pattern: str = option(r"[Ll]abel:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the label.")
@@ -697,8 +701,8 @@ class AblateSection:
             raise ValueError(f"who: names an agent twice: {list(self.who)}; remove one")
         if self.how == "coalitions" and len(self.who) > 4:
             raise ValueError(
-                f"who: {len(self.who)} agents have {2 ** len(self.who) - 1} groups to be left out in each dialogue; name at most 4, "
-                "or set how: each"
+                f"who: {len(self.who)} agents have {2 ** len(self.who) - 1} groups to be left out in each dialogue; "
+                "name at most 4, or set how: each"
             )
 
 
@@ -768,15 +772,16 @@ class BranchingSection:
     def __post_init__(self):
         if isinstance(self.group, tuple) and self.how not in ("fork_every", "stages"):
             raise ValueError(
-                f"group: a list says how many branches each step has, which needs how: fork_every or stages; with {self.how} give one "
-                f"number, got {list(self.group)}"
+                "group: a list says how many branches each step has, which needs how: fork_every or stages; with "
+                f"{self.how} give one number, got {list(self.group)}"
             )
         if self.how not in ("independent", "best_of") and self.most < 2:
             given = self.group if isinstance(self.group, int) else list(self.group)
             raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {given}")
         if self.posterior != "gaussian" and self.how != "tree_search":
             raise ValueError(
-                f"posterior: only tree_search draws from it; set how: tree_search, or remove it, got {self.posterior!r} with how: {self.how}"
+                "posterior: only tree_search draws from it; set how: tree_search, or remove it, got "
+                f"{self.posterior!r} with how: {self.how}"
             )
         if self.joint == "cross" and self.how != "fork_every":
             raise ValueError(

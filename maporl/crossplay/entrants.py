@@ -136,8 +136,8 @@ def _check_alike(first: Entrant, other: Entrant) -> None:
         raise ConfigError("evaluation.questions is 0; give evaluation.questions=NUMBER after the runs")
     if (protocol.between_turns() or protocol.score_between_turns) and one.reward != two.reward:
         raise ConfigError(
-            f"{other.name}: its reward section is not that of {first.name}, and protocol {protocol.label} shows agents their "
-            "scores or decides by them; give runs with the same rewards"
+            f"{other.name}: its reward section is not that of {first.name}, and protocol {protocol.label} shows agents "
+            "their scores or decides by them; give runs with the same rewards"
         )
 
 
@@ -152,7 +152,10 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _differ_in(key: str, mine: Any, theirs: Any, differ: Callable[..., ConfigError]) -> ConfigError:
-    """Return the error for runs that differ in the option ``key``. Of options with names, it shows those that differ."""
+    """Return the error for runs that differ in the option ``key``.
+
+    Of options with names, it shows those that differ.
+    """
     if isinstance(mine, dict):
         name = next(one for one in [*mine, *theirs] if mine.get(one) != theirs.get(one))
         key = key.replace("AGENT", name) if "AGENT" in key else f"{key}.{name}"
@@ -187,7 +190,7 @@ def shared_questions(entrants: Sequence[Entrant]) -> tuple[Task, list[int], int]
     asked = [n for n, example in enumerate(held_out) if (held_out.question(example) or example.id) not in trained]
     if not asked:
         raise ConfigError(
-            f"all {len(held_out)} held-out questions of {entrants[0].name} were training questions of another run, because "
-            "each run's seed draws its own split; train the runs with the same task.seed"
+            f"all {len(held_out)} held-out questions of {entrants[0].name} were training questions of another run, "
+            "because each run's seed draws its own split; train the runs with the same task.seed"
         )
     return held_out, asked[: first.evaluation.questions], len(held_out) - len(asked)

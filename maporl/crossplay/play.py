@@ -24,7 +24,8 @@ def play_crossplay(entrants: Sequence[Entrant], most: int, quiet: bool = False) 
     """Evaluate the teams that :func:`maporl.evaluation.crossplay.seatings` names.
 
     All teams answer the same questions, with the same seed and at the same temperature. An agent keeps its model, its
-    tokenizer, its chat template, its system prompt and its call format. Agents with weights answer by the ``transformers`` engine.
+    tokenizer, its chat template, its system prompt and its call format. Agents with weights answer by the
+    ``transformers`` engine.
 
     Args:
         entrants: the runs, as :func:`read_entrants` returns them.

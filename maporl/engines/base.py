@@ -70,8 +70,8 @@ class Reply:
 
     Args:
         version: the number of updates that the weights had. None: those of the engine's last :meth:`Engine.sync`.
-        no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking"). The
-            utterance has it in its tag ``no_text``.
+        no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking").
+            The utterance has it in its tag ``no_text``.
     """
 
     text: str
@@ -127,7 +127,8 @@ class Engine:
     between: bool = False
     """Whether it takes new weights between two answers of a dialogue. Otherwise dialogues end before :meth:`sync`."""
     continuous: bool = False
-    """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers."""
+    """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers.
+    """
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. ``decoding`` says how its tokens are drawn."""
@@ -141,7 +142,10 @@ class Engine:
         return [Pending(Ready(reply)) for reply in self.generate(requests, decoding)]
 
     def advance(self) -> bool:
-        """Hook: work for a moment on what was submitted, if this is done in this thread. Return whether there is more to do."""
+        """Hook: work for a moment on what was submitted, if this is done in this thread.
+
+        Return whether there is more to do.
+        """
         return False
 
     def sync(self, policy: str) -> None:
@@ -153,7 +157,8 @@ class Engine:
         """
 
     def release(self) -> None:
-        """Hook: drop what was kept of dialogues and what is left of submitted requests, because the dialogues have ended."""
+        """Hook: drop what was kept of dialogues and what is left of submitted requests, because the dialogues have
+        ended."""
 
     def metrics(self) -> dict[str, float]:
         """Hook: return metrics to log after every update."""
@@ -163,7 +168,8 @@ class Engine:
 def wait_for(
     groups: Sequence[Sequence[Future[Any] | Ready]], advance: Callable[[], bool], every: bool = True
 ) -> list[int]:
-    """Wait until all futures of a group are done, or those of every group. Return the numbers of the groups that are done.
+    """Wait until all futures of a group are done, or those of every group. Return the numbers of the groups that are
+    done.
 
     Args:
         groups: the futures, for example those of each dialogue.

@@ -49,7 +49,8 @@ def build_engines(
     for name in dict.fromkeys(agents.values()):
         if name not in ENGINES:
             raise ConfigError(
-                f"engine {name!r}: expected one of {', '.join(ENGINES)}, or pass it to the trainer: engines={{{name!r}: ...}}"
+                f"engine {name!r}: expected one of {', '.join(ENGINES)}, or pass it to the trainer: "
+                f"engines={{{name!r}: ...}}"
             )
         speaking = {agent for agent, engine in agents.items() if engine == name}
         served = {policy.name: policy for policy in policies.values() if speaking & set(policy.agents)}

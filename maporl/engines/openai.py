@@ -47,7 +47,7 @@ _FIELDS = {
 }
 """The fields that some models refuse, and how messages name them."""
 _VALUE = re.compile(
-    r"between|range|at (?:most|least)|(?:less|greater|larger|smaller|lower|higher|more) than|too (?:large|big|high|small|low|long)"
+    r"between|range|at (?:most|least)|(?:less|greater|larger|smaller|lower|higher|more) than|too (?:large|big|high|small|low|long)"  # noqa: E501
     r"|exceed|<=|>=|maximum|minimum|context",
     re.IGNORECASE,
 )
@@ -61,7 +61,8 @@ class ApiFailure(UserError, RuntimeError):
 class OpenAIEngine(Engine):
     """Sends each agent's conversation to its API, and again where that may help.
 
-    ``counts`` has the number of requests, of answers from the cache, of answers without text, and of tokens, for each agent.
+    ``counts`` has the number of requests, of answers from the cache, of answers without text, and of tokens, for each
+    agent.
 
     Args:
         sections: the API options of each agent.
@@ -109,7 +110,8 @@ class OpenAIEngine(Engine):
         return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``prompt_tokens``, ``completion_tokens``."""
+        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``prompt_tokens``,
+        ``completion_tokens``."""
         return dict(self.counts)
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
@@ -144,8 +146,8 @@ class OpenAIEngine(Engine):
                     record = {"text": "", "stop": refusal.code, "no_text": refusal.code, **dict.fromkeys(_COUNTED, 0)}
                 elif refusal.field is None or not self._learn(name, refusal.field, left_out, error):
                     raise ApiFailure(
-                        f"{request.label}: no answer from {client.url} (model {query['model']!r}, up to {section.retries} retries): "
-                        f"{error}"
+                        f"{request.label}: no answer from {client.url} (model {query['model']!r}, up to "
+                        f"{section.retries} retries): {error}"
                     ) from error
         if "stop" in left_out:
             record["text"] = up_to(record["text"], query.get("stop", ()))
@@ -162,7 +164,10 @@ class OpenAIEngine(Engine):
         )
 
     def _learn(self, name: str, field: str, left_out: frozenset[str], error: HttpFailure) -> bool:
-        """Send no more of a field that was refused. Return False if this was so already, or the configuration wants it."""
+        """Send no more of a field that was refused.
+
+        Return False if this was so already, or the configuration wants it.
+        """
         section, url = self.sections[name], self._clients[name].url
         if field in left_out or (field == "max_tokens" and section.length_field == "max_tokens"):
             return False
@@ -187,8 +192,8 @@ class OpenAIEngine(Engine):
                 return
             self._told.add((name, why))
         logger.warning(
-            "agents.%s.api: %s answered without text (%s). Such an answer is %s; its utterance has the tag no_text, and "
-            "api/%s/no_text counts them",
+            "agents.%s.api: %s answered without text (%s). Such an answer is %s; its utterance has the tag no_text, "
+            "and api/%s/no_text counts them",
             name, self._clients[name].url, why, "the words of the refusal" if why == "refusal" else "empty", name,
         )  # fmt: skip
 
@@ -245,8 +250,8 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
     key = os.environ.get(section.key_variable)
     if key is None and section.base_url is None:
         raise ConfigError(
-            f"agents.{name}.api: the environment variable {section.key_variable} holds no key; set it, or give base_url of a "
-            "server that needs none"
+            f"agents.{name}.api: the environment variable {section.key_variable} holds no key; set it, or give "
+            "base_url of a server that needs none"
         )
     url = section.base_url or os.environ.get("OPENAI_BASE_URL") or VENDOR
     try:
@@ -257,7 +262,8 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What an endpoint refused: the ``field`` of :data:`_FIELDS` that its model does not take, and the error's ``code``."""
+    """What an endpoint refused: the ``field`` of :data:`_FIELDS` that its model does not take, and the error's
+    ``code``."""
 
     field: str | None = None
     code: str | None = None
@@ -285,7 +291,8 @@ def refusal_of(error: HttpFailure) -> Refusal:
 
 
 def _words(message: Any) -> str:
-    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place, or ``detail``."""
+    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place, or
+    ``detail``."""
     if isinstance(message, Mapping):
         message = message.get("detail")
     if isinstance(message, str):
@@ -327,8 +334,8 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
 def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
     """Return the text of a message, or what stands in its place, and why it has no text, if so.
 
-    Servers give no text in many forms: no message at all for what a filter removed, no content or null beside the words of
-    a refusal or of the model's thinking, an empty text, or a list of parts of other types.
+    Servers give no text in many forms: no message at all for what a filter removed, no content or null beside the words
+    of a refusal or of the model's thinking, an empty text, or a list of parts of other types.
 
     Raises:
         TypeError: it is something else.

@@ -14,7 +14,8 @@ class RandomMoves(Engine):
 
     Args:
         moves: for each agent, the moves to choose from in place of the legal ones. A game that reads words itself, as
-            TextArena's do, lists none, unless it has ``examples``. A list with one move makes an opponent that always makes it.
+            TextArena's do, lists none, unless it has ``examples``. A list with one move makes an opponent that always
+            makes it.
     """
 
     remote = True
@@ -36,8 +37,8 @@ class RandomMoves(Engine):
         moves = self.moves.get(agent) or request.ask.tags.get("moves") or request.ask.taught
         if not moves:
             raise ConfigError(
-                f"agents.{agent}.engine: random makes legal moves of games, and none are listed here; give agents.{agent}."
-                "engine_options: {moves: [...]}, or another engine"
+                f"agents.{agent}.engine: random makes legal moves of games, and none are listed here; give "
+                f"agents.{agent}.engine_options: {{moves: [...]}}, or another engine"
             )
         rng = random.Random(repr(request.rng_key)) if request.rng_key is not None else random.Random()
         return rng.choice(list(moves))
@@ -57,7 +58,8 @@ def build(setup: EngineSetup) -> RandomMoves:
             moves is None or (isinstance(moves, list) and moves and all(isinstance(m, str) for m in moves))
         ):
             raise ConfigError(
-                f"agents.{agent}.engine_options: engine random takes moves, a list of texts, as {{moves: [A, B]}}; got {options!r:.80}"
+                f"agents.{agent}.engine_options: engine random takes moves, a list of texts, as {{moves: [A, B]}}; got "
+                f"{options!r:.80}"
             )
         if moves is not None:
             given[agent] = moves

@@ -1,4 +1,5 @@
-"""Sample tokens from the models in this process: the side of the default engine that holds weights, and sees no text."""
+"""Sample tokens from the models in this process: the side of the default engine that holds weights, and sees no
+text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -29,8 +29,8 @@ class ArgumentCheck:
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the ``arguments`` of a call as the schema wants them.
 
-        Models write values in other ways than a schema has them, and what is meant is clear: numbers, truth values and lists
-        as texts, 4.0 for 4, and null for an optional argument that they leave out.
+        Models write values in other ways than a schema has them, and what is meant is clear: numbers, truth values and
+        lists as texts, 4.0 for 4, and null for an optional argument that they leave out.
 
         Raises:
             CallRefused: an argument is missing, unknown, of the wrong type, or too deep. The message is for the agent.

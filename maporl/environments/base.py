@@ -28,17 +28,19 @@ def writable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that agents may call. It is made once in a process, and several dialogues may call it at the same time.
+    """A function that agents may call. It is made once in a process, and several dialogues may call it at the same
+    time.
 
     Args:
         name: the name by which agents call it.
         description: what agents are told about it.
-        parameters: a JSON schema of an object with its arguments. Without a ``type``, it has the type ``object``; ``{}``
-            stands for no arguments at all.
+        parameters: a JSON schema of an object with its arguments. Without a ``type``, it has the type ``object``;
+            ``{}`` stands for no arguments at all.
         run: the function. It gets the arguments by name, already checked against ``parameters``. It returns text, a
             :class:`maporl.types.Result`, or anything that ``str`` makes readable. A coroutine function is awaited.
             What it raises is told to the agent.
-        ordered: whether two calls of one dialogue never run at once. The calls of one utterance then run in their order.
+        ordered: whether two calls of one dialogue never run at once. The calls of one utterance then run in their
+            order.
         returns: a JSON schema of what it returns, which some chat templates show.
 
     Raises:
@@ -55,8 +57,8 @@ class Tool:
     def __post_init__(self):
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise ConfigError(
-                f"tool {self.name!r:.80}: its name must have only letters, digits, _ and -, begin with a letter or _, and "
-                "have at most 64 characters"
+                f"tool {self.name!r:.80}: its name must have only letters, digits, _ and -, begin with a letter or _, "
+                "and have at most 64 characters"
             )
         if isinstance(self.parameters, dict) and "type" not in self.parameters and _of_an_object(self.parameters):
             object.__setattr__(self, "parameters", {"type": "object", "properties": {}, **self.parameters})
@@ -153,10 +155,11 @@ def _properties(schema: Any) -> dict[str, Any]:
 
 
 def _kind(schema: Any, root: Any, depth: int = 0) -> str:
-    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of 'a', 'b'``, ``{row: integer}``.
+    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of 'a', 'b'``, ``{row:
+    integer}``.
 
-    References are followed inside of the schema ``root``. What is deeper than three of the model's parts is named by its
-    type alone.
+    References are followed inside of the schema ``root``. What is deeper than three of the model's parts is named by
+    its type alone.
     """
     if not isinstance(schema, dict):
         return "any"
@@ -218,8 +221,8 @@ class Environment:
     no base class.
 
     What a tool's ``run`` raises is told to the agent. What :meth:`reset`, :meth:`observe`, :meth:`state`, :meth:`over`,
-    :meth:`reward` or :meth:`fork` raises is a fault of the environment and stops the run. :func:`maporl.check_environment`
-    tries them all.
+    :meth:`reward` or :meth:`fork` raises is a fault of the environment and stops the run.
+    :func:`maporl.check_environment` tries them all.
 
     Attributes:
         forks: how a dialogue in it can be forked. "copy": :meth:`fork` returns an independent equal one. "replay": the
@@ -285,7 +288,10 @@ class Environment:
 
 
 class EnvironmentLost(Exception):
-    """An environment cannot answer any more. What raises it in ``reward`` is lost: its dialogue is left out of the update."""
+    """An environment cannot answer any more.
+
+    What raises it in ``reward`` is lost: its dialogue is left out of the update.
+    """
 
 
 class CallRefused(Exception):
@@ -325,7 +331,8 @@ def may_pay(run: Callable[..., Any]) -> bool:
 
 
 def _plain_types(annotation: Any) -> list[Any]:
-    """Return the alternatives of an annotation, each without its parameters: of ``list[int] | None`` list and NoneType."""
+    """Return the alternatives of an annotation, each without its parameters: of ``list[int] | None`` list and
+    NoneType."""
     if get_origin(annotation) in (Union, UnionType):
         return [one for part in get_args(annotation) for one in _plain_types(part)]
     return [type(None) if annotation is None else get_origin(annotation) or annotation]

@@ -49,12 +49,12 @@ class TeamTools:
     def from_config(cls, config: Config, speakers: Sequence[str], acts_in: frozenset[str] = frozenset()) -> "TeamTools":
         """Return those of a configuration.
 
-        ``speakers`` are the agents that play, and ``acts_in`` are the names of the environments in which the protocol acts
-        for them.
+        ``speakers`` are the agents that play, and ``acts_in`` are the names of the environments in which the protocol
+        acts for them.
 
         Raises:
-            ConfigError: a tool or an environment does not exist or cannot be made, or an environment is for an agent that
-                does not play.
+            ConfigError: a tool or an environment does not exist or cannot be made, or an environment is for an agent
+                that does not play.
         """
         named = {name: config.agents[name].tools for name in speakers}
         found: dict[str, Tool] = {}
@@ -213,13 +213,13 @@ def _no_options(options: Mapping[str, Any], where: str) -> None:
 def owners(name: str, tools: Mapping[str, Sequence[str]], acts_in: frozenset[str]) -> tuple[str, ...]:
     """Return the agents to which the environment ``name`` belongs, if its section does not list them.
 
-    They are the agents whose ``tools`` name it, or one of its tools. It belongs to all agents if nobody names it, or if the
-    protocol acts in it for them (``acts_in``).
+    They are the agents whose ``tools`` name it, or one of its tools. It belongs to all agents if nobody names it, or if
+    the protocol acts in it for them (``acts_in``).
 
     >>> tools = {"ann": ["add"], "bob": ["shop.buy"]}
     >>> owners("shop", tools, frozenset()), owners("bank", tools, frozenset()), owners("shop", tools, frozenset({"shop"}))
     (('bob',), ('ann', 'bob'), ('ann', 'bob'))
-    """
+    """  # noqa: E501
     found = tuple(agent for agent, own in tools.items() if name in {tool.partition(".")[0] for tool in own})
     return tuple(tools) if name in acts_in or not found else found
 
@@ -272,8 +272,8 @@ def _maker(part: Callable[..., Any], section: EnvironmentSection, where: str) ->
             raise ConfigError(f"{where}.reward: only a class written for TRL has it; remove it")
         if not isinstance(made, Environment):
             raise ConfigError(
-                f"{where}.use: expected a maporl.Environment, or a class with reset and typed methods as TRL takes it, got "
-                f"{kind_of(made)}"
+                f"{where}.use: expected a maporl.Environment, or a class with reset and typed methods as TRL takes it, "
+                f"got {kind_of(made)}"
             )
         if section.forks is not None:
             made.forks = section.forks

@@ -108,7 +108,10 @@ class PlainFormat(CallFormat):
     how = ""
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
-        """Return the calls of a completion. One in the format of another family of models is told how it is written here."""
+        """Return the calls of a completion.
+
+        One in the format of another family of models is told how it is written here.
+        """
         found = self.calls(text)
         if found:
             return found
@@ -192,8 +195,8 @@ class TagsFormat(PlainFormat):
             kinds = [tool.parameters.get("properties", {}).get(one, {}).get("type") for one in needed]
             if kinds != ["string"]:
                 raise ConfigError(
-                    f"call_format: tags: tool {name} needs the arguments {list(needed)}, but tags hold exactly one, which is "
-                    "text; use call_format: json"
+                    f"call_format: tags: tool {name} needs the arguments {list(needed)}, but tags hold exactly one, "
+                    "which is text; use call_format: json"
                 )
             self._argument[name] = needed[0]
 
@@ -252,8 +255,8 @@ def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int |
     Args:
         text: the completion.
         marks: the mark that ends a block, by the one that begins it.
-        end_of: returns where what begins at a place ends by itself, or None if only the mark says so. A mark before this
-            place is part of the block.
+        end_of: returns where what begins at a place ends by itself, or None if only the mark says so. A mark before
+            this place is part of the block.
     """
     found: list[_Block] = []
     thought = False
@@ -343,8 +346,8 @@ def build_format(
             return NativeFormat(tools, texts, reader)
         if name == "native":
             raise ConfigError(
-                f"{where}.call_format: native: its chat template does not show tools, calls and results, or its calls cannot be "
-                "read; use auto, json or tags, or another chat template"
+                f"{where}.call_format: native: its chat template does not show tools, calls and results, or its calls "
+                "cannot be read; use auto, json or tags, or another chat template"
             )
         name = "json"
     try:

@@ -34,8 +34,9 @@ def _replayed(world: World, room: Room, rooms: Rooms, log: list[tuple]) -> Room:
     name = room.spec.name
     if log and room.world.forks == "no":
         raise EnvironmentFailure(
-            f"environment {name!r}: it can be neither copied nor replayed, so a dialogue in it cannot be forked after its "
-            "first call; use branching.how: independent or fork_first, or set forks: replay if reset(seed) decides everything"
+            f"environment {name!r}: it can be neither copied nor replayed, so a dialogue in it cannot be forked after "
+            "its first call; use branching.how: independent or fork_first, or set forks: replay if reset(seed) "
+            "decides everything"
         )
     again = world.open_room(room.spec, rooms)
     try:
@@ -58,6 +59,6 @@ def _repeat(world: World, room: Room, log: list[tuple]) -> None:
         now = world.result_of(rooms, step, act, outcome).text
         if now != text:
             raise EnvironmentFailure(
-                f"environment {name!r} does not replay: call {number + 1}, {tool}({shown(arguments)}), gave {now!r:.80} "
-                f"after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
+                f"environment {name!r} does not replay: call {number + 1}, {tool}({shown(arguments)}), gave "
+                f"{now!r:.80} after {text!r:.80}; set forks: no, or make reset(seed) decide everything"
             )

@@ -1,4 +1,5 @@
-"""The process of :mod:`maporl.environments.isolated`: it imports an environment's module and forks a process for each instance.
+"""The process of :mod:`maporl.environments.isolated`: it imports an environment's module and forks a process for each
+instance.
 
 It runs the user's own code, with the rights and the variables of the trainer. Isolation is against code that blocks or
 crashes, not against code that means harm. Imports no torch.

@@ -57,8 +57,8 @@ class Offers:
         for name, tool in self.tools.items():
             if name in weighed and not may_pay(tool.run):
                 raise ConfigError(
-                    f"reward: {name}: the tool {name!r} pays nothing: it returns no maporl.Result; remove {name!r} from the rewards, or "
-                    "let the tool return Result(text, reward=...)"
+                    f"reward: {name}: the tool {name!r} pays nothing: it returns no maporl.Result; remove {name!r} "
+                    "from the rewards, or let the tool return Result(text, reward=...)"
                 )
         for name, spec in self.environments.items():
             if name not in weighed or not spec.agents:
@@ -70,9 +70,10 @@ class Offers:
                 guarded(made.close, f"environment {name!r}: close() of one that never began")
             if not pays:
                 raise ConfigError(
-                    f"reward: {name}: the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has no reward, and its tools "
-                    f"return none; remove {name!r} from the rewards, or give its class reward() (get_reward() in a class for TRL), or "
-                    f"set environments.{name}.reward to the attribute that has it"
+                    f"reward: {name}: the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has "
+                    f"no reward, and its tools return none; remove {name!r} from the rewards, or give its class "
+                    f"reward() (get_reward() in a class for TRL), or set environments.{name}.reward to the attribute "
+                    "that has it"
                 )
 
     def rewards(self) -> frozenset[str]:

@@ -33,11 +33,11 @@ class _Programs(Toolbox):
 class Python(_Programs):
     """The tool ``python(code)``: it runs a program in the sandbox and returns what it printed and its last error line.
 
-    The program is a script: what stands under its main guard runs. It has Python's standard library, as far as that needs
-    no file, network, thread or other process.
+    The program is a script: what stands under its main guard runs. It has Python's standard library, as far as that
+    needs no file, network, thread or other process.
 
-    ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a program. ``workers`` is how many run at once,
-    by default one for each core. The result's ``value`` is ``{"reason": how it ended}``.
+    ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a program. ``workers`` is how many run at
+    once, by default one for each core. The result's ``value`` is ``{"reason": how it ended}``.
 
     Raises:
         SandboxError: the kernel of this machine cannot hold a program.
@@ -61,7 +61,8 @@ class Python(_Programs):
 
 
 class RunTests(_Programs):
-    """The tool ``run_tests(code, asserts, setup, name)``, which the protocol ``code`` calls. The options are those of ``python``.
+    """The tool ``run_tests(code, asserts, setup, name)``, which the protocol ``code`` calls. The options are those of
+    ``python``.
 
     Tests run in another process than the program (:meth:`maporl.sandbox.sandbox.Sandbox.run_tests`), which is imported
     there: what stands under its main guard does not run. The result's text has a line for each assert that fails. Its

@@ -148,7 +148,8 @@ def payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
     """Return what an environment paid, by agent. ``where`` stands before errors.
 
     Raises:
-        EnvironmentFailure: an amount is not a finite number, or is for an agent to whom the environment does not belong.
+        EnvironmentFailure: an amount is not a finite number, or is for an agent to whom the environment does not
+            belong.
     """
     if value is None:
         return {}
@@ -159,8 +160,8 @@ def payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
             raise EnvironmentFailure(f"{where} paid {amount!r:.40} to {agent!r:.40}, but {_whose(spec, agent)}")
         if numbers[agent] is None:
             raise EnvironmentFailure(
-                f"{where} paid {amount!r:.40} to {agent!r:.40}; expected a finite number, or finite numbers for the agents "
-                f"{list(spec.agents)}"
+                f"{where} paid {amount!r:.40} to {agent!r:.40}; expected a finite number, or finite numbers for the "
+                f"agents {list(spec.agents)}"
             )
     return {agent: number for agent, number in numbers.items() if number is not None}
 
@@ -168,8 +169,8 @@ def payments(value: Any, spec: EnvironmentSpec, where: str) -> dict[str, float]:
 def _whose(spec: EnvironmentSpec, agent: Any) -> str:
     """Return the words of errors that say to whom an environment belongs, and how it would belong to ``agent`` too."""
     return (
-        f"environment {spec.name!r} belongs to {list(spec.agents)}; leave {agent!r:.40} out, or let it belong to this agent too: "
-        f"name {spec.name!r} in agents.NAME.tools, or list the agent in environments.{spec.name}.agents"
+        f"environment {spec.name!r} belongs to {list(spec.agents)}; leave {agent!r:.40} out, or let it belong to this "
+        f"agent too: name {spec.name!r} in agents.NAME.tools, or list the agent in environments.{spec.name}.agents"
     )
 
 
@@ -183,7 +184,8 @@ def call_payment(rooms: Rooms, act: Act, reward: Any) -> float | None:
     if paid is None and reward is not None:
         where = f"tool {act.name!r}, question {rooms.example.id}" if act.place is None else rooms.where(act.place)
         raise EnvironmentFailure(
-            f"{where}: {act.name}({shown(act.arguments)}) of agent {act.agent!r} was paid {reward!r:.40}; expected a finite number"
+            f"{where}: {act.name}({shown(act.arguments)}) of agent {act.agent!r} was paid {reward!r:.40}; expected a "
+            "finite number"
         )
     return paid
 

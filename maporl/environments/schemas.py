@@ -1,8 +1,8 @@
 """JSON schemas of strangers, checked in bounded time. Imports no torch.
 
-A schema comes with a tool, often from a server of somebody else. The package ``jsonschema`` checks what it says, and this
-bounds what that may cost: a pattern that never ends, alternatives of alternatives, lists compared pair by pair, references
-that go in a circle. A schema that cannot be right is named before anybody calls the tool.
+A schema comes with a tool, often from a server of somebody else. The package ``jsonschema`` checks what it says, and
+this bounds what that may cost: a pattern that never ends, alternatives of alternatives, lists compared pair by pair,
+references that go in a circle. A schema that cannot be right is named before anybody calls the tool.
 """
 
 import functools
@@ -64,15 +64,16 @@ class BoundedSchema:
     """A JSON schema that can be checked in bounded time.
 
     ``unevaluatedItems`` and ``unevaluatedProperties`` are not looked at, and ``nullable: true``, which OpenAPI and
-    transformers write, allows null. Patterns are those of ECMA, as JSON schema says: ``$`` is the end of the text, ``\\d`` is a
-    digit of ASCII. Without a ``$schema``, ``exclusiveMinimum: true`` and lists of ``items`` are read as older drafts have them.
+    transformers write, allows null. Patterns are those of ECMA, as JSON schema says: ``$`` is the end of the text,
+    ``\\d`` is a digit of ASCII. Without a ``$schema``, ``exclusiveMinimum: true`` and lists of ``items`` are read as
+    older drafts have them.
 
     Args:
         schema: the schema.
 
     Raises:
-        ConfigError: it is not valid, refers to what it does not have or to itself without end, has a pattern that cannot be read, or
-            is too large. The message begins with the place in it.
+        ConfigError: it is not valid, refers to what it does not have or to itself without end, has a pattern that
+            cannot be read, or is too large. The message begins with the place in it.
     """
 
     def __init__(self, schema: dict[str, Any]):
@@ -92,7 +93,8 @@ class BoundedSchema:
         except TooMuch as error:
             raise ConfigError(f"parameters: {error}; give a smaller JSON schema") from None
         self.schema: dict[str, Any] = plain
-        """The schema as it is checked: with null among the types of what is ``nullable``, and references that begin with #/."""
+        """The schema as it is checked: with null among the types of what is ``nullable``, and references that begin
+        with #/."""
         # without a registry a reference to another address would be fetched
         self._validator: Any = own(plain, registry=Registry())
 
@@ -138,7 +140,8 @@ def _fault(where: tuple[Any, ...], what: str) -> ConfigError:
 class _Copy:
     """Copies schemas for the checker, and checks their patterns. References of theirs stay as they are.
 
-    ``older`` tells that no draft is named, so that what older drafts wrote otherwise is written as the newest one has it.
+    ``older`` tells that no draft is named, so that what older drafts wrote otherwise is written as the newest one has
+    it.
     """
 
     def __init__(self, older: bool) -> None:
@@ -250,7 +253,8 @@ def _ecma(pattern: str) -> str:
 
 
 def _repeats(pattern: str) -> int:
-    """Return how often the counts in braces of a pattern repeat something at most, those of groups in groups multiplied."""
+    """Return how often the counts in braces of a pattern repeat something at most, those of groups in groups
+    multiplied."""
     inside, largest = [1], 1
     found = _BRACED.finditer(pattern)
     for match in found:
@@ -324,7 +328,8 @@ class _Walk:
                 self.visit(part, resolver, place)
 
     def point(self, root: dict[str, Any]) -> None:
-        """Make every ``$ref`` begin with ``#/``, whatever anchor or ``$id`` it named, so that all who follow it need no others."""
+        """Make every ``$ref`` begin with ``#/``, whatever anchor or ``$id`` it named, so that all who follow it need no
+        others."""
         places = {id(root): "#"}
         waiting: list[Any] = [root]
         while waiting:

@@ -1,6 +1,7 @@
 """Search in a local corpus by BM25: a tool over one file, and an environment over the paragraphs of each question.
 
-The index is that of ``bm25s`` (extra ``search``), over the words of :mod:`maporl.environments.search_words`. Nothing outside the corpus is read, and no network is used.
+The index is that of ``bm25s`` (extra ``search``), over the words of :mod:`maporl.environments.search_words`. Nothing
+outside the corpus is read, and no network is used.
 """
 
 import difflib
@@ -262,8 +263,8 @@ class QuestionSearch(Environment):
             passages = passages_of(row.get("paragraphs"))
         except ValueError as error:
             raise ConfigError(
-                f"search: question {row.get('id')}: paragraphs: {error}; use a task whose questions have paragraphs, such as "
-                "hotpotqa, or the tool bm25 with a corpus"
+                f"search: question {row.get('id')}: paragraphs: {error}; use a task whose questions have paragraphs, "
+                "such as hotpotqa, or the tool bm25 with a corpus"
             ) from None
         self._index = Index(passages, self._k1, self._b)
 

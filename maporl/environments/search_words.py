@@ -1,7 +1,8 @@
 """The words of a text that a search looks for, in any script. Imports no torch.
 
-Scripts that write words without spaces between them, such as Chinese, Japanese and Thai, are read by their characters and by
-pairs of neighbours, as Lucene's analyser for them does. Korean is too, because its particles are joined to words.
+Scripts that write words without spaces between them, such as Chinese, Japanese and Thai, are read by their characters
+and by pairs of neighbours, as Lucene's analyser for them does. Korean is too, because its particles are joined to
+words.
 """
 
 import unicodedata
@@ -32,8 +33,8 @@ COMMON = frozenset({
 def indexed_words(text: str) -> list[str]:
     """Return the words by which a passage is found, in their order.
 
-    Upper and lower case, and forms of Unicode that mean the same, give the same words. Of a run without spaces these are
-    all characters and all pairs.
+    Upper and lower case, and forms of Unicode that mean the same, give the same words. Of a run without spaces these
+    are all characters and all pairs.
 
     >>> indexed_words("The Caf\\u00e9's vitamin C"), indexed_words("\\u732b\\u304c\\u597d\\u304d")
     (['café', 'vitamin', 'c'], ['猫', 'が', '好', 'き', '猫が', 'が好', '好き'])

@@ -46,24 +46,24 @@ def check_environment(
 ) -> Trial:
     """Try an environment without models, as a run would use it, and return what happened. For tests of one's own.
 
-    It reads the tools of each agent, begins, makes the ``calls``, asks for the reward, and closes. A call that raises is
-    told to the agent, as in a run. If the environment says that it can be forked, it is forked before the calls and after
-    half of them. The calls that are left are made in the fork first, and must then return the same in the environment
-    itself. An environment whose calls run at the same time as those of other instances must leave alone what these
-    share: the global random generators of Python and NumPy, and the working folder.
+    It reads the tools of each agent, begins, makes the ``calls``, asks for the reward, and closes. A call that raises
+    is told to the agent, as in a run. If the environment says that it can be forked, it is forked before the calls and
+    after half of them. The calls that are left are made in the fork first, and must then return the same in the
+    environment itself. An environment whose calls run at the same time as those of other instances must leave alone
+    what these share: the global random generators of Python and NumPy, and the working folder.
 
     Args:
-        environment: a class or a function that makes one without arguments: a :class:`maporl.Environment`, or a class for
-            TRL's ``environment_factory``.
+        environment: a class or a function that makes one without arguments: a :class:`maporl.Environment`, or a class
+            for TRL's ``environment_factory``.
         calls: what agents do, in order.
         row: the columns of the question: ``question``, ``answer``, and its other values.
         agents: the agents that act in it.
         seed: two trials with the same seed begin with the same one.
 
     Raises:
-        ConfigError: it cannot be made, begun, forked or closed, its tools are not valid or change, a call names an unknown
-            agent or tool or has wrong arguments, what it says or pays is not what it must be, it does not answer in time,
-            a fork differs, or it changes what instances share.
+        ConfigError: it cannot be made, begun, forked or closed, its tools are not valid or change, a call names an
+            unknown agent or tool or has wrong arguments, what it says or pays is not what it must be, it does not
+            answer in time, a fork differs, or it changes what instances share.
     """
     columns = dict(row or {})
     example = Example("trial", str(columns.pop("question", "")), str(columns.pop("answer", "")), columns)
@@ -121,8 +121,8 @@ class _Tried:
             offered = [tool.schema() for tool in self.world.offers.tools_of(NAME, agent)]
             if [tool.schema() for tool in room.world.tools(agent)] != offered:
                 raise EnvironmentFailure(
-                    f"{self.rooms.where(NAME)}: tools({agent!r}) returned other tools after reset() than before it; offer all of "
-                    "them, and let the tools that cannot be used say so"
+                    f"{self.rooms.where(NAME)}: tools({agent!r}) returned other tools after reset() than before it; "
+                    "offer all of them, and let the tools that cannot be used say so"
                 )
         return dict(room.said)
 
@@ -152,14 +152,15 @@ class _Tried:
         """Check that a fork after ``number`` calls went on as the environment itself did later."""
         if fork.said != trunk.said:
             raise EnvironmentFailure(
-                f"{self.rooms.where(NAME)}: reset() told {trunk.said} first and {fork.said} with the same seed; draw from "
-                "random.Random(seed)"
+                f"{self.rooms.where(NAME)}: reset() told {trunk.said} first and {fork.said} with the same seed; draw "
+                "from random.Random(seed)"
             )
         for place, (one, other) in enumerate(zip(fork.results, trunk.results, strict=True), number + 1):
             if one != other:
                 raise EnvironmentFailure(
-                    f"{self.rooms.where(NAME)}: call {place} gave {_shown(one)} in a fork after {number} calls, and then "
-                    f"{_shown(other)} in itself; a fork must share nothing that calls change, and reset(seed) must decide everything"
+                    f"{self.rooms.where(NAME)}: call {place} gave {_shown(one)} in a fork after {number} calls, and "
+                    f"then {_shown(other)} in itself; a fork must share nothing that calls change, and reset(seed) "
+                    "must decide everything"
                 )
 
     def end(self) -> dict[str, float]:
@@ -176,8 +177,9 @@ class _Tried:
         """Check that code of the environment left alone what instances share."""
         if self.rooms.open[NAME].world.concurrent and (parts := changed(before)):
             raise EnvironmentFailure(
-                f"{self.rooms.where(NAME)}: {what} changed {' and '.join(parts)}, which all instances share; use a generator and "
-                "paths of the instance's own, or set concurrent = False, so that calls take turns and it is put back"
+                f"{self.rooms.where(NAME)}: {what} changed {' and '.join(parts)}, which all instances share; use a "
+                "generator and paths of the instance's own, or set concurrent = False, so that calls take turns and "
+                "it is put back"
             )
 
 

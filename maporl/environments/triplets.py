@@ -1,4 +1,7 @@
-"""The tool ``triplet``, which makes a question of the program that a proposer writes (Absolute Zero). Imports no torch."""
+"""The tool ``triplet``, which makes a question of the program that a proposer writes (Absolute Zero).
+
+Imports no torch.
+"""
 
 import dataclasses
 
@@ -12,14 +15,15 @@ from maporl.types import Result
 class TripletTool(Toolbox):
     """The tool ``triplet(said, kind, program)``, which the protocol ``propose`` calls with ``vouch: tool``.
 
-    For deduction and abduction ``said`` has a ``python`` block with a function f, and an ``input`` block with its arguments. For
-    induction it has ten ``input`` blocks for the given ``program``, and a ``message`` block that says what it does. The program is run
-    twice in fresh processes, and must have the same values, which Python can write as literals. A program that reads the clock,
-    or chance that the sandbox does not seed, is refused; it seeds Python's ``random``.
+    For deduction and abduction ``said`` has a ``python`` block with a function f, and an ``input`` block with its
+    arguments. For induction it has ten ``input`` blocks for the given ``program``, and a ``message`` block that says
+    what it does. The program is run twice in fresh processes, and must have the same values, which Python can write as
+    literals. A program that reads the clock, or chance that the sandbox does not seed, is refused; it seeds Python's
+    ``random``.
 
-    ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a run, and ``workers`` is how many are run at once, by default
-    one for each core. The question has the limits in ``meta.limits``, and the task ``triplets`` grades its answers under them, so that what the
-    tool found valid can be answered.
+    ``cpu_seconds``, ``wall_seconds`` and ``memory_mb`` are the limits of a run, and ``workers`` is how many are run at
+    once, by default one for each core. The question has the limits in ``meta.limits``, and the task ``triplets`` grades
+    its answers under them, so that what the tool found valid can be answered.
 
     Source: Absolute Zero, arXiv 2505.03335, and its published code.
 

@@ -82,8 +82,8 @@ def _turn_of(ask: Ask, tools: AgentTools | None, open_turns: "dict[int, Turn]") 
     turn = open_turns.pop(ask.continues, None)
     if turn is None:
         raise ConfigError(
-            f"the protocol continues utterance {ask.continues!r} of agent {ask.agent!r}, which waits for nothing; continue an "
-            "utterance that called one of the protocol's own tools"
+            f"the protocol continues utterance {ask.continues!r} of agent {ask.agent!r}, which waits for nothing; "
+            "continue an utterance that called one of the protocol's own tools"
         )
     turn.resume(ask)
     return turn
@@ -195,8 +195,9 @@ class Turn:
         results = [message for message in ask.messages if message["role"] == "tool"]
         if len(results) != len(waiting) or ask.agent != self.ask.agent:
             raise ConfigError(
-                f"the protocol continues utterance {self.segment.id} of agent {self.ask.agent!r} with {len(results)} results for agent "
-                f"{ask.agent!r}; expected one message of the role tool for each of its {len(waiting)} calls"
+                f"the protocol continues utterance {self.segment.id} of agent {self.ask.agent!r} with {len(results)} "
+                f"results for agent {ask.agent!r}; expected one message of the role tool for each of its "
+                f"{len(waiting)} calls"
             )
         for call, message in zip(waiting, results, strict=True):
             self._take_result(call, Result(message["content"]))

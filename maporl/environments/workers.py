@@ -19,8 +19,8 @@ from trl_ext.process.waits import taken
 MOST = 32
 """The most calls that run at the same time."""
 MOST_LEFT = 8
-"""The number of threads left behind at which a run stops, because each of them may keep a core and memory. The thread of
-an event loop that a coroutine blocks is one of them."""
+"""The number of threads left behind at which a run stops, because each of them may keep a core and memory. The thread
+of an event loop that a coroutine blocks is one of them."""
 
 
 class TooManyLeft(UserError, RuntimeError):
@@ -74,8 +74,8 @@ class Workers:
     def run(self, rows: Sequence[Sequence[Job]]) -> list[list[Outcome]]:
         """Run all jobs, and return their outcomes in the order of the jobs.
 
-        The jobs of a row run one after the other, and rows at the same time. After a job that took too long, the rest of
-        its row is not begun.
+        The jobs of a row run one after the other, and rows at the same time. After a job that took too long, the rest
+        of its row is not begun.
 
         Raises:
             TooManyLeft: too many calls took too long and cannot be ended.
@@ -175,8 +175,8 @@ class Workers:
     def _check_left(self, row: "_Row") -> None:
         if self.left >= MOST_LEFT and row.outcomes[row.number].late:
             raise TooManyLeft(
-                f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the last one "
-                f"{row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
+                f"{row.jobs[row.number].name}: {self.left} calls took longer than they may and cannot be ended, the "
+                f"last one {row.jobs[row.number].seconds:g} s; give it a time-out of its own, or more seconds"
             )
 
 

@@ -73,7 +73,8 @@ class World:
         self.counts: Counter[str] = Counter()
         """What happened since :meth:`take_counts`: calls, failures, environments opened, closed and lost."""
         self.keeps_until_scored = False
-        """Whether environments stay open after their dialogue's end until :meth:`drop_scored`, because rewards read them."""
+        """Whether environments stay open after their dialogue's end until :meth:`drop_scored`, because rewards read
+        them."""
         self._open: list[Rooms] = []
         self._ended: dict[int, Rooms] = {}
         self._alone = Alone()
@@ -108,7 +109,8 @@ class World:
             where = f"environment {spec.name!r}, question {r.example.id}, seed {environment_seed(r.key, spec.name)}"
             if outcome.late:
                 raise EnvironmentFailure(
-                    f"{where}: it was not ready after {spec.options.open_seconds:g} s; raise open_seconds, or lower at_once"
+                    f"{where}: it was not ready after {spec.options.open_seconds:g} s; raise open_seconds, or lower "
+                    "at_once"
                 )
             if outcome.error is not None:
                 raise failure(outcome.error, f"{where}: it cannot begin")
@@ -137,8 +139,8 @@ class World:
     def finish(self, rooms: Rooms) -> dict[str, dict[str, float]]:
         """Return what the environments of a dialogue pay at its end, by environment and agent, and close them.
 
-        One that cannot answer any more pays nothing and is lost (:attr:`Rooms.lost`). If rewards read environments, they
-        are closed after scoring (:meth:`drop_scored`).
+        One that cannot answer any more pays nothing and is lost (:attr:`Rooms.lost`). If rewards read environments,
+        they are closed after scoring (:meth:`drop_scored`).
 
         Raises:
             EnvironmentFailure: a reward cannot be computed, or is not a finite number.
@@ -335,8 +337,8 @@ class World:
             lost = sum(name in dialogue.lost for dialogue in dialogues)
             if lost > spec.options.lost_at_most * len(dialogues):
                 raise EnvironmentFailure(
-                    f"environment {name!r}: it did not answer within {spec.options.seconds:g} s in {lost} of {len(dialogues)} "
-                    f"dialogues; mend it, raise environments.{name}.seconds, or raise lost_at_most"
+                    f"environment {name!r}: it did not answer within {spec.options.seconds:g} s in {lost} of "
+                    f"{len(dialogues)} dialogues; mend it, raise environments.{name}.seconds, or raise lost_at_most"
                 )
 
     # -- counting -----------------------------------------------------------------------------------------------------

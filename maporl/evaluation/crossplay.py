@@ -1,4 +1,5 @@
-"""Cross-play: the accuracy of teams that trained together, and of teams whose agents come from different runs. No torch.
+"""Cross-play: the accuracy of teams that trained together, and of teams whose agents come from different runs. No
+torch.
 
 Agents that train together may learn to use what others say, or they may learn habits that only their own partners
 understand. Accuracy on held-out questions does not tell the two apart. Teams of strangers do (Hu et al. 2020,
@@ -29,8 +30,8 @@ Right = tuple[float | None, ...]
 
 
 def final_right(dialogue: Dialogue) -> float | None:
-    """Return the share of right answers in the last turn of a graded dialogue, 0 if nobody has answered, and None if no answer
-    can be graded."""
+    """Return the share of right answers in the last turn of a graded dialogue, 0 if nobody has answered, and None if no
+    answer can be graded."""
     grades = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None and u.grade.correct is not None]
     if not grades:
         return 0.0 if unanswered(dialogue) else None

@@ -134,7 +134,10 @@ class Evaluation:
         return self.turns[-1].team
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers as a flat dict for logs. A share of nothing, where no answer can be graded, is left out."""
+        """Return the numbers as a flat dict for logs.
+
+        A share of nothing, where no answer can be graded, is left out.
+        """
         flat: dict[str, float] = {}
         for number, turn in enumerate(self.turns, 1):
             flat[f"accuracy/turn_{number}"] = turn.team.value
@@ -224,8 +227,8 @@ def turns_played(dialogues: Sequence[Dialogue]) -> int:
 
 
 def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) -> Evaluation:
-    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None). A dialogue in which nobody
-    answers a question that has an answer is wrong.
+    """Measure graded dialogues. Shares leave out answers that cannot be graded (``correct`` is None). A dialogue in
+    which nobody answers a question that has an answer is wrong.
 
     ``turns`` is the number of turns to report. By default it is that of the longest dialogue. Give it if other
     processes may have longer dialogues of the same evaluation.

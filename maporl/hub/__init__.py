@@ -3,6 +3,6 @@
 A folder with a ``config.yaml`` and a folder for each policy is what is shared, whether a run or ``Team.save`` wrote it
 (:mod:`maporl.hub.folder`). :func:`maporl.hub.push.push` packs the files of it that may become public
 (:mod:`maporl.hub.pack`), without secrets and paths of this machine (:mod:`maporl.hub.scrub`).
-:func:`maporl.hub.pull.read_team` finds a folder here or on the hub, and returns its configuration, which reaches for nothing of the
-user's (:mod:`maporl.hub.reach`). ``Team.from_pretrained`` makes a team of the two. Imports no torch.
+:func:`maporl.hub.pull.read_team` finds a folder here or on the hub, and returns its configuration, which reaches for
+nothing of the user's (:mod:`maporl.hub.reach`). ``Team.from_pretrained`` makes a team of the two. Imports no torch.
 """

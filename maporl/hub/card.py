@@ -45,7 +45,7 @@ only. `config.yaml` is what is recorded of the run, and `report.html` is its rep
 
 MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement Learning*, ACL
 2025, arXiv:2502.18439.
-"""
+"""  # noqa: E501
 
 
 def card(run: Run, name: str, policies: list[str]) -> str:

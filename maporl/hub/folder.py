@@ -17,8 +17,8 @@ def weights_of(folder: Path) -> Path:
 def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
     """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
 
-    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team that
-    was pushed.
+    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team
+    that was pushed.
     """
     found = {}
     for key in ("model", "tokenizer", "adapter"):

@@ -102,8 +102,8 @@ def policies_in(run: Run) -> list[str]:
 
 
 def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
-    """Return the places in each agent's section that the run has saved, as they are named in the repository, and the folders
-    of these names.
+    """Return the places in each agent's section that the run has saved, as they are named in the repository, and the
+    folders of these names.
 
     Such are the weights of frozen agents, and models below adapters.
     """
@@ -117,7 +117,8 @@ def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
         places = own_places(section, str(run.config.get("output_dir")), run.folder)
         inside = {key: Path(place).relative_to(run.folder).parts for key, place in places.items()}
         names = {key: "/".join(parts[parts[0] in (INITIAL, TOKENIZERS, FINAL) :]) for key, parts in inside.items()}
-        # where a tokenizer lies alone, and weights elsewhere under the same name, the weights' folder has a tokenizer too
+        # where a tokenizer lies alone, and weights elsewhere under the same name, the weights' folder has a tokenizer
+        # too
         folders |= {names[key]: Path(places[key]) for key in sorted(places, key=lambda key: key != "tokenizer")}
         own[agent] = {key: f"./{name}" for key, name in names.items()}
     return own, folders
@@ -141,7 +142,8 @@ def team_files(policies: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]
             wanted = folder in FOLDERS and any(fnmatchcase(path.name, known) for known in (*WEIGHTS, *TEXTS))
             if path.is_symlink() and (wanted or inside == "critic"):
                 raise RunError(
-                    f"{path}: is a link, and what it leads to may not be the team's; put a copy of the file in its place"
+                    f"{path}: is a link, and what it leads to may not be the team's; put a copy of the file in its "
+                    "place"
                 )
             if wanted and path.is_file():
                 files[f"{policy}/{inside}"] = path

@@ -49,9 +49,9 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     """Return the configuration of the team ``name``, and its folder.
 
     What was saved in the folder is read from there, wherever the folder lies now. So the models that fully trained ones
-    started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration from
-    the hub may name things on the hub only (:mod:`maporl.hub.reach`). What ``overrides`` set is the user's own, and may
-    name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
+    started from are not needed. With ``restate: base_model`` they are, because they restate answers. A configuration
+    from the hub may name things on the hub only (:mod:`maporl.hub.reach`). What ``overrides`` set is the user's own,
+    and may name anything. Modules that a local configuration names are imported (:mod:`maporl.config.imports`).
     ``only_in_python`` is left with what playing needs.
 
     Raises:
@@ -76,8 +76,9 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
                 section |= _trained(section, below(root, policy_names(agent, parsed.agents[agent], parsed)[0]))
     if not local and (reach := reach_of(values, given, root)):
         raise RunError(
-            f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or your network; "
-            f"override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} --local-dir DIR, and give DIR"
+            f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or "
+            f"your network; override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} "
+            "--local-dir DIR, and give DIR"
         )
     config = with_imports(parse_config(values, str(file)), str(file))
     refuse(section_faults(config), str(file))
@@ -87,7 +88,8 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
 
 
 def _trained(section: Mapping[str, Any], own: Path) -> dict[str, Any]:
-    """Return the values of an agent's ``section`` that its policy's ``own`` folder of trained weights takes the place of."""
+    """Return the values of an agent's ``section`` that its policy's ``own`` folder of trained weights takes the place
+    of."""
     found: dict[str, Any] = {}
     if section.get("adapter") and (own / "adapter_config.json").is_file():
         found["adapter"] = str(own)

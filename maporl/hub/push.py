@@ -39,8 +39,8 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         dry_run: whether to upload nothing, and only to return what would be uploaded.
 
     Raises:
-        RunError: the run has not ended, records of it are damaged, a file of the team is a link, ``name`` is not a name on the hub, or the upload
-            failed.
+        RunError: the run has not ended, records of it are damaged, a file of the team is a link, ``name`` is not a name
+            on the hub, or the upload failed.
     """
     try:
         validate_repo_id(name)

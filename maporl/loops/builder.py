@@ -20,8 +20,8 @@ class Builder(ABC):
     order they come (:func:`in_order`).
 
     Attributes:
-        makes: single rows, pairs, rows that are called good or bad, comparisons of whole dialogues, pairs of trajectories, or
-            states in which candidates are sampled and ranked.
+        makes: single rows, pairs, rows that are called good or bad, comparisons of whole dialogues, pairs of
+            trajectories, or states in which candidates are sampled and ranked.
     """
 
     makes: ClassVar[Literal["single rows", "pairs", "signed rows", "comparisons", "trajectory pairs", "states"]] = (

@@ -45,13 +45,16 @@ class Gap(Builder):
     """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
 
     The worth of a dialogue is the mean of its utterances' values. A pair of dialogues makes a pair of answers for each
-    agent, unless both are equal. At most ``per_question`` pairs of dialogues are taken; None takes all. ``select`` says which:
+    agent, unless both are equal. At most ``per_question`` pairs of dialogues are taken; None takes all. ``select`` says
+    which:
 
     - ``reward_gap``: those with the largest difference in worth first.
     - ``random``: any.
-    - ``first_right``: the first dialogue of the best against each that is worth less, in their order, if the best are worth at least 1 (SWEET-RL).
-    - ``comparator_reward``: the k-th dialogue of the first half against the k-th of the second half, the comparator's; those
-      whose comparator is worth most first, and of equal ones those with the largest difference (the iterated forms of MADPO and MARLHF).
+    - ``first_right``: the first dialogue of the best against each that is worth less, in their order, if the best are
+        worth at least 1 (SWEET-RL).
+    - ``comparator_reward``: the k-th dialogue of the first half against the k-th of the second half, the comparator's;
+      those whose comparator is worth most first, and of equal ones those with the largest difference (the iterated
+      forms of MADPO and MARLHF).
     """
 
     select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "reward_gap"
@@ -72,7 +75,8 @@ class Gap(Builder):
         ]
 
     def compared(self, dialogues: Sequence[Dialogue]) -> Iterator[tuple[int, list[Dialogue], int, int, float]]:
-        """Yield the chosen pairs: the number of the question, its dialogues, the numbers of both in them, and the gap."""
+        """Yield the chosen pairs: the number of the question, its dialogues, the numbers of both in them, and the
+        gap."""
         questions: dict[int, list[tuple[Dialogue, float]]] = defaultdict(list)
         for dialogue in in_order(dialogues):
             value = worth(dialogue)
@@ -105,7 +109,8 @@ class Gap(Builder):
 
 @section()
 class Comparisons(Gap):
-    """Pairs of whole dialogues of one question, of which one is worth more than the other, for a reward model (MARLHF, CoMLRL).
+    """Pairs of whole dialogues of one question, of which one is worth more than the other, for a reward model (MARLHF,
+    CoMLRL).
 
     They are chosen as :class:`Gap` does. A pair of dialogues makes one comparison. Roles are not read.
     """
@@ -143,8 +148,9 @@ def same_prompt(one: Row, other: Row) -> None:
     """
     if one.prompt_ids != other.prompt_ids:
         raise RunError(
-            f"question {one.question!r}: {one.agent} was shown different tokens at {one.place} and {other.place}, so what "
-            "was said there makes no pair; pair with the builder siblings, and sample with branching.how: fork_every"
+            f"question {one.question!r}: {one.agent} was shown different tokens at {one.place} and {other.place}, so "
+            "what was said there makes no pair; pair with the builder siblings, and sample with branching.how: "
+            "fork_every"
         )
 
 
@@ -156,8 +162,8 @@ def _answers(better: Dialogue, worse: Dialogue, roles: Collection[str]) -> list[
         for row, _ in said([dialogue], roles):
             if row.agent in own:
                 raise RunError(
-                    f"question {row.question!r}: {row.agent} spoke more than once in a dialogue, and the builder gap compares "
-                    "single answers; use a protocol in which each agent speaks once, or the builder siblings"
+                    f"question {row.question!r}: {row.agent} spoke more than once in a dialogue, and the builder gap "
+                    "compares single answers; use a protocol in which each agent speaks once, or the builder siblings"
                 )
             own[row.agent] = row
         found.append(own)

@@ -21,12 +21,13 @@ def stages_of(config: Config) -> list[Stage]:
     """Return the stages of a loop with their builders, after checking that they fit each other.
 
     Raises:
-        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, rounds are to be
-            accepted without an evaluation, or more than one process was launched.
+        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, rounds are to
+            be accepted without an evaluation, or more than one process was launched.
     """
     if config.loop.accept == "not_worse" and not config.evaluation.questions:
         raise ConfigError(
-            "loop.accept: not_worse compares held-out scores, and evaluation.questions is 0; set how many questions to ask"
+            "loop.accept: not_worse compares held-out scores, and evaluation.questions is 0; set how many questions "
+            "to ask"
         )
     if distributed.size() > 1:
         raise ConfigError(
@@ -44,7 +45,8 @@ def stages_of(config: Config) -> list[Stage]:
         if builder.makes not in section.takes:
             fitting = [name for name, kind in BUILDERS.items() if kind.makes in section.takes]
             raise ConfigError(
-                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}; use one of {fitting}"
+                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}; use "
+                f"one of {fitting}"
             )
         builder.check(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
         stages.append((section, builder))
@@ -57,8 +59,8 @@ def _check_read(stages: Sequence[Stage]) -> None:
     for number, (section, _) in enumerate(stages):
         if isinstance(section, TurnCriticStage) and not any(isinstance(own, RankHalves) for _, own in stages[number:]):
             raise ConfigError(
-                f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; add {{train: "
-                "dpo, build: rank_halves, norm: true}}"
+                f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; "
+                "add {train: dpo, build: rank_halves, norm: true}}"
             )
 
 
@@ -67,12 +69,13 @@ def _check_verifier(config: Config, where: str) -> None:
     verifier = config.reward.verifier
     if verifier is None or (verifier.model is None and verifier.tiny is None):
         raise ConfigError(
-            f"{where}: train: reward trains reward.verifier, and it names no model; add reward.verifier: {{model: NAME, reads: "
-            "dialogue}"
+            f"{where}: train: reward trains reward.verifier, and it names no model; add reward.verifier: {{model: "
+            "NAME, reads: dialogue}"
         )
     if verifier.reads != "dialogue":
         raise ConfigError(
-            f"{where}: train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}; set reads: dialogue"
+            f"{where}: train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}; set "
+            "reads: dialogue"
         )
 
 
@@ -101,8 +104,8 @@ def check_loop(config: Config, dialogues: int, condition: str, questions: int) -
     asked = min(loop.questions, questions)
     times = "1 round" if loop.rounds == 1 else f"{loop.rounds} rounds"
     lines = [
-        f"loop: {times} of {asked} questions, {dialogues} dialogues for each ({asked * dialogues} in a round{condition}), "
-        f"then {trained}, into {config.output_dir}"
+        f"loop: {times} of {asked} questions, {dialogues} dialogues for each ({asked * dialogues} in a "
+        f"round{condition}), then {trained}, into {config.output_dir}"
     ]
     if loop.questions > questions:
         lines.append(
@@ -119,7 +122,8 @@ def _unread(config: Config) -> list[str]:
         changed.append("training.learning_rate")
     instead = {"updates": "loop.rounds", "training.learning_rate": "learning_rate of each stage"}
     return [
-        f"warning: {name}: PPO reads it, and a loop does not; {f'set {instead[name]}' if name in instead else 'remove it'}"
+        f"warning: {name}: PPO reads it, and a loop does not; "
+        f"{f'set {instead[name]}' if name in instead else 'remove it'}"
         for name in changed
     ]
 

@@ -21,8 +21,8 @@ from maporl.types import Dialogue
 class TrajectoryPairs(Gap):
     """Pairs of dialogues of one question, for each policy with all that it said in them, for a critic of turns.
 
-    They are chosen as :class:`maporl.loops.pairs.Gap` does, by default three at random among those of different worth. SWEET-RL
-    takes ``first_right``.
+    They are chosen as :class:`maporl.loops.pairs.Gap` does, by default three at random among those of different worth.
+    SWEET-RL takes ``first_right``.
     """
 
     select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "random"
@@ -41,13 +41,15 @@ class TrajectoryPairs(Gap):
 
 @section()
 class RankHalves(Builder):
-    """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are preferred.
+    """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are
+    preferred.
 
     A state is what an agent saw before it said something. ``share`` is the share of the round's dialogues all of whose
-    states are taken, at least one: the first dialogues of the questions in their order, then their second ones, and so on, as the
-    published code stores them. The stage samples the candidates with the weights at which it starts, and :meth:`paired` makes pairs of
-    them. They are ranked by the critic's log-probability less the reference's. The critic reads the right answer; the reference
-    reads the ``answer`` too, as in training, or only the ``prompt`` (SWEET-RL's published code).
+    states are taken, at least one: the first dialogues of the questions in their order, then their second ones, and so
+    on, as the published code stores them. The stage samples the candidates with the weights at which it starts, and
+    :meth:`paired` makes pairs of them. They are ranked by the critic's log-probability less the reference's. The critic
+    reads the right answer; the reference reads the ``answer`` too, as in training, or only the ``prompt`` (SWEET-RL's
+    published code).
     """
 
     candidates: Annotated[int, Field(ge=2)] = 16
@@ -61,36 +63,37 @@ class RankHalves(Builder):
         return [row for row, _ in said(first[: max(1, int(self.share * len(first) * (1 + ROUNDING)))], roles)]
 
     def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:
-        """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has trained.
+        """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has
+        trained.
 
         Raises:
             ConfigError: it cannot.
         """
         if "turn_critic" not in before:
             raise ConfigError(
-                f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add {{train: turn_critic, "
-                "build: trajectory_pairs}}"
+                f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add "
+                "{train: turn_critic, build: trajectory_pairs}}"
             )
         if section.replay != "current":
             raise ConfigError(f"{where}.replay: rank_halves samples candidates for the present round only; remove it")
         if tooled := [name for name, agent in config.agents.items() if agent.tools and agent.trainable]:
             raise ConfigError(
-                f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; give "
-                "it none"
+                f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; "
+                "give it none"
             )
         engines = {name: agent.engine for name, agent in config.agents.items() if agent.trainable}
         for name, engine in engines.items():
             if engine != "transformers":
                 raise ConfigError(
-                    f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is {engine!r}; "
-                    "set engine: transformers"
+                    f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is "
+                    f"{engine!r}; set engine: transformers"
                 )
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:
         """Return pairs of one state's candidates, whose values are their advantages.
 
-        A member of the better half is drawn for each pair, and one of the worse half. With an odd number, the one in the
-        middle is left out. Pairs of equal words are left out too.
+        A member of the better half is drawn for each pair, and one of the worse half. With an odd number, the one in
+        the middle is left out. Pairs of equal words are left out too.
         """
         order = sorted(candidates, key=lambda row: -row.value)
         half = len(order) // 2

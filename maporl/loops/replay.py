@@ -23,18 +23,22 @@ def shares(replay: str | Mapping[Literal["nearest", "decay"], float], rounds: in
 
 
 def drawn(rows: Sequence[AnyRow], share: float, name: str) -> list[AnyRow]:
-    """Return a random share of the rows, in their order. ``name`` decides chance. Pairs of the same dialogues stay together."""
+    """Return a random share of the rows, in their order.
+
+    ``name`` decides chance. Pairs of the same dialogues stay together.
+    """
     keys = list(dict.fromkeys(_key(row) for row in rows))
     kept = set(random.Random(name).sample(keys, round(share * len(keys))))
     return [row for row in rows if _key(row) in kept]
 
 
 def redrawn(rounds: Sequence[Sequence[AnyRow]], shares: Sequence[float], name: str) -> list[AnyRow]:
-    """Return as many rows as the newest round has, drawn from all ``rounds``, the newest first (CoMLRL's replay of preferences).
+    """Return as many rows as the newest round has, drawn from all ``rounds``, the newest first (CoMLRL's replay of
+    preferences).
 
-    A row comes from a round with a chance in proportion to the round's share, whatever its number of rows. A round gives
-    no row twice until it has given all of them. ``name`` decides chance. Pairs of the same dialogues stay together. A round
-    without rows counts as none.
+    A row comes from a round with a chance in proportion to the round's share, whatever its number of rows. A round
+    gives no row twice until it has given all of them. ``name`` decides chance. Pairs of the same dialogues stay
+    together. A round without rows counts as none.
     """
     shards = [(by_key, share) for rows, share in zip(rounds, shares, strict=True) if (by_key := _by_key(rows))]
     if not shards:

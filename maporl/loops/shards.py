@@ -20,7 +20,8 @@ def dialogues_of(sample: Path) -> list[Dialogue]:
 
 
 def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int) -> list[AnyRow]:
-    """Return the rows of a stage, none for one without a builder: those of round ``number``, and by ``replay`` those of earlier rounds, the newest first.
+    """Return the rows of a stage, none for one without a builder: those of round ``number``, and by ``replay`` those of
+    earlier rounds, the newest first.
 
     Args:
         folder: the folder of the loop.
@@ -51,9 +52,9 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
     if not rows:
         sample = folder / f"round-{number}/sample"
         raise RunError(
-            f"{place_of(section, number, position)}: {counts(dialogues_of(sample), section)}; no rows were made of them, so "
-            "nothing can be trained. Sample more questions, or change the builder's options; what was sampled is in "
-            f"{sample}"
+            f"{place_of(section, number, position)}: {counts(dialogues_of(sample), section)}; no rows were made of "
+            "them, so nothing can be trained. Sample more questions, or change the builder's options; what was "
+            f"sampled is in {sample}"
         )
     return rows
 
@@ -76,8 +77,8 @@ def check_both_kinds(about: Mapping[str, Any], where: str, policy: str) -> None:
     """
     if about.get("good") in (0, about["rows"]):
         raise RunError(
-            f"{where}: {about['good']} of {about['rows']} answers of policy {policy!r} are good, and KTO learns from good and "
-            "bad ones; sample more questions, or change the builder's threshold"
+            f"{where}: {about['good']} of {about['rows']} answers of policy {policy!r} are good, and KTO learns from "
+            "good and bad ones; sample more questions, or change the builder's threshold"
         )
 
 

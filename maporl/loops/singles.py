@@ -18,8 +18,8 @@ from maporl.types import Dialogue
 class Threshold(Builder):
     """Every utterance whose value is greater than ``above`` (MALT's data for SFT, arXiv 2412.01928).
 
-    With ``turn``, only what agents said in this turn of theirs, from 0. ``share`` is the share of these utterances that is
-    taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the answers that were right without help).
+    With ``turn``, only what agents said in this turn of theirs, from 0. ``share`` is the share of these utterances that
+    is taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the answers that were right without help).
     """
 
     above: Finite = 0.5
@@ -47,8 +47,8 @@ class BestOf(Builder):
     """The best dialogue of every question (Optima's data for iSFT, arXiv 2410.08115).
 
     The worth of a dialogue is the mean of its utterances' values. The best dialogues of all questions are sorted by it.
-    The first ``skip`` of them are left out, as a share, and those after the share ``keep``. Of the rest, those are taken
-    that are worth at least ``at_least``.
+    The first ``skip`` of them are left out, as a share, and those after the share ``keep``. Of the rest, those are
+    taken that are worth at least ``at_least``.
     """
 
     keep: PositiveShare = 0.7

@@ -55,8 +55,8 @@ def train_stage(
         reference: the policy with the weights of the reference, if these are not those at which the stage starts.
 
     Returns:
-        The mean loss. For DPO also the mean of the log-probabilities of the chosen and of the rejected completions, before
-        and after the stage.
+        The mean loss. For DPO also the mean of the log-probabilities of the chosen and of the rejected completions,
+        before and after the stage.
     """
     if isinstance(stage, SFTStage):
         with policy.active():
@@ -80,11 +80,13 @@ def train_jointly(
     quiet: bool = False,
     references: Mapping[str, Policy] = MappingProxyType({}),
 ) -> dict[str, dict[str, float]]:
-    """Train all ``policies`` by DPO on pairs of joint answers, in place, and return what :func:`train_stage` returns of each.
+    """Train all ``policies`` by DPO on pairs of joint answers, in place, and return what :func:`train_stage` returns of
+    each.
 
-    With ``delta`` as the log-ratio of an agent's chosen answer to its rejected one, less that of its reference, the loss of
-    an agent is ``-log sigmoid(beta (its delta + the sum of the others' deltas))``. A pass first computes the deltas of all
-    agents, and then trains one policy after another, so the others' deltas are those at the start of the pass.
+    With ``delta`` as the log-ratio of an agent's chosen answer to its rejected one, less that of its reference, the
+    loss of an agent is ``-log sigmoid(beta (its delta + the sum of the others' deltas))``. A pass first computes the
+    deltas of all agents, and then trains one policy after another, so the others' deltas are those at the start of the
+    pass.
 
     Args:
         config: the run's configuration.
@@ -115,7 +117,10 @@ def train_jointly(
 
 
 def sft_rows(rows: Sequence[Row]) -> list[dict[str, list[int]]]:
-    """Return the rows with the columns of TRL's SFT trainer. Only the completion bears loss, or its part in ``bears_loss``."""
+    """Return the rows with the columns of TRL's SFT trainer.
+
+    Only the completion bears loss, or its part in ``bears_loss``.
+    """
     return [
         {
             "input_ids": [*row.prompt_ids, *row.completion_ids],

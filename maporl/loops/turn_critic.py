@@ -1,10 +1,10 @@
 """A critic of turns that is a language model (SWEET-RL, arXiv 2503.15478; facebookresearch/sweet_rl).
 
-The advantage of what an agent said in a turn is the mean over its tokens of ``log p(token) - log p_ref(token)``. The critic
-and its reference start from the policy's weights, and both read the right answer, which the policy is never shown. The critic
-learns from pairs of dialogues of one question by ``-log sigmoid(beta (worth of the better one - worth of the other))``, so
-advantages of turns are learned from what whole dialogues were worth. The worth of a dialogue is the sum of its turns' advantages
-in the paper, and one mean over the tokens of all its turns in the published code.
+The advantage of what an agent said in a turn is the mean over its tokens of ``log p(token) - log p_ref(token)``. The
+critic and its reference start from the policy's weights, and both read the right answer, which the policy is never
+shown. The critic learns from pairs of dialogues of one question by ``-log sigmoid(beta (worth of the better one - worth
+of the other))``, so advantages of turns are learned from what whole dialogues were worth. The worth of a dialogue is
+the sum of its turns' advantages in the paper, and one mean over the tokens of all its turns in the published code.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def read_by_critic(tokenizer: Tokenizer, row: Row, example: Example, privileged:
     """
     if "{answer}" in privileged and example.answer is None:
         raise RunError(
-            f"question {row.question!r}: a critic of turns reads the right answer, and this question has none; use a task "
-            "with answers, or set privileged: '' for the stage"
+            f"question {row.question!r}: a critic of turns reads the right answer, and this question has none; use a "
+            "task with answers, or set privileged: '' for the stage"
         )
     text = encode_words(tokenizer, privileged.format(answer=example.answer)) if privileged else []
     begun = 1 if tokenizer.bos_token_id is not None and row.prompt_ids[:1] == [tokenizer.bos_token_id] else 0
@@ -57,7 +57,10 @@ def read_by_critic(tokenizer: Tokenizer, row: Row, example: Example, privileged:
 def turn_advantages(
     critic: Policy, reference: Policy, reads: Sequence[Read], by_reference: Sequence[Read] | None = None
 ) -> list[float]:
-    """Return the advantage of each completion after its prompt, in nats a token. ``by_reference`` None: the reference reads the same."""
+    """Return the advantage of each completion after its prompt, in nats a token.
+
+    ``by_reference`` None: the reference reads the same.
+    """
     found = []
     for policy, own in ((critic, reads), (reference, reads if by_reference is None else by_reference)):
         with policy.active():
@@ -69,7 +72,8 @@ def worth_of(ratios: Sequence[Any], lengths: Sequence[int], mean_over: Literal["
     """Return what a critic says a dialogue is worth, in nats.
 
     Args:
-        ratios: for each turn, the critic's log-probability of what was said, summed over its tokens, less the reference's.
+        ratios: for each turn, the critic's log-probability of what was said, summed over its tokens, less the
+            reference's.
         lengths: the number of tokens of each turn.
         mean_over: whether the means over the tokens of each ``turn`` are added, or one is taken over the ``dialogue``.
     """
@@ -79,10 +83,11 @@ def worth_of(ratios: Sequence[Any], lengths: Sequence[int], mean_over: Literal["
 
 
 class TurnCriticTrainer(Trainer):
-    """Trains a critic of turns on pairs of trajectories, each ``{chosen, rejected}`` with (read, reference) for every turn.
+    """Trains a critic of turns on pairs of trajectories, each ``{chosen, rejected}`` with (read, reference) for every
+    turn.
 
-    ``reference`` is the log-probability of what was said under the reference's weights, summed over its tokens. ``mean_over`` is
-    as for :func:`worth_of`.
+    ``reference`` is the log-probability of what was said under the reference's weights, summed over its tokens.
+    ``mean_over`` is as for :func:`worth_of`.
     """
 
     def __init__(self, beta: float, mean_over: Literal["turn", "dialogue"], **options: Any):

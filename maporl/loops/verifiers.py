@@ -86,7 +86,8 @@ def train_verifier(
 
 
 def _padding(tokenizer: object, pairs: Sequence[Sequence[list[int]]]) -> str:
-    """Return a token at which no chat ends, because the trainer takes a chat's last token before the padding for its end."""
+    """Return a token at which no chat ends, because the trainer takes a chat's last token before the padding for its
+    end."""
     ends = {ids[-1] for pair in pairs for ids in pair}
     free = (token for token, number in tokenizer.get_vocab().items() if number not in ends)  # type: ignore[attr-defined]
     found = next(free, None)

@@ -1,4 +1,7 @@
-"""Agent-RLVR: a right second try, which somebody helped with, is preferred to a wrong first one (arXiv 2506.11425). No torch."""
+"""Agent-RLVR: a right second try, which somebody helped with, is preferred to a wrong first one (arXiv 2506.11425).
+
+No torch.
+"""
 
 import itertools
 from collections import defaultdict

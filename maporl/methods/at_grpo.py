@@ -15,14 +15,16 @@ from maporl.rounding import ROUNDING, mean_rank
 
 @dataclass(frozen=True)
 class DropGroups(Transform):
-    """Leave out the ``share`` of the groups whose mean reward is lowest (AT-GRPO, PettingLLMs' ``filter_method: mean``).
+    """Leave out the ``share`` of the groups whose mean reward is lowest (AT-GRPO, PettingLLMs' ``filter_method:
+    mean``).
 
-    The rows with equal ``key`` are a group, as in ``advantage.key``. Each policy's groups are ranked over the whole batch, on
-    all processes. A KL in the reward does not count in their means. Their number times ``share`` is rounded down. Of groups with equal means the one goes first whose key comes
-    first. All rows of a group stay, or none. Those that are left out count in no statistic.
+    The rows with equal ``key`` are a group, as in ``advantage.key``. Each policy's groups are ranked over the whole
+    batch, on all processes. A KL in the reward does not count in their means. Their number times ``share`` is rounded
+    down. Of groups with equal means the one goes first whose key comes first. All rows of a group stay, or none. Those
+    that are left out count in no statistic.
 
-    It keeps what is nearly solved and leaves out what is still too hard, whether or not the rewards of a group differ. To leave
-    out groups from which nothing is to be learned, use ``drop_zeros``.
+    It keeps what is nearly solved and leaves out what is still too hard, whether or not the rewards of a group differ.
+    To leave out groups from which nothing is to be learned, use ``drop_zeros``.
 
     Raises:
         ValueError: ``share`` is not from 0 to below 1, or ``key`` names no column.
@@ -36,7 +38,8 @@ class DropGroups(Transform):
         super().__post_init__()
         if not self.key:
             raise ValueError(
-                "key: expected the columns whose rows form a group, such as [prompt], got [], by which all rows are one group"
+                "key: expected the columns whose rows form a group, such as [prompt], got [], by which all rows are "
+                "one group"
             )
         if not 0 <= self.share < 1:
             raise ValueError(f"share: expected a number from 0 to below 1, got {self.share}")

@@ -15,13 +15,13 @@ class Counterfactual(Rule):
     """An agent that was left out gets ``weight`` more where it turned the outcome, and less where it spoilt it (CCPO,
     arXiv 2603.21563).
 
-    The outcome of a dialogue is its last score R, and s is what it is without the agent. The agent turned the outcome if R
-    is above ``threshold`` and s below it, and spoilt it the other way round. ``baseline: question`` takes s as the mean over
-    all dialogues of the question, and ``paired`` takes that of the dialogue itself.
+    The outcome of a dialogue is its last score R, and s is what it is without the agent. The agent turned the outcome
+    if R is above ``threshold`` and s below it, and spoilt it the other way round. ``baseline: question`` takes s as the
+    mean over all dialogues of the question, and ``paired`` takes that of the dialogue itself.
 
-    With ``baseline: question`` s is the same for all dialogues of a question. After a group mean the bonus makes the agent's
-    advantages larger by one factor, ``1 + weight / (right - wrong)`` of the two scores, or does nothing where s is at the
-    threshold. After a division by the standard deviation nothing is left of it.
+    With ``baseline: question`` s is the same for all dialogues of a question. After a group mean the bonus makes the
+    agent's advantages larger by one factor, ``1 + weight / (right - wrong)`` of the two scores, or does nothing where s
+    is at the threshold. After a division by the standard deviation nothing is left of it.
     """
 
     weight: float = 0.2

@@ -1,4 +1,7 @@
-"""Chain-of-Agents: one policy learns whole dialogues as texts, and so to play all roles (arXiv 2508.13167). No torch."""
+"""Chain-of-Agents: one policy learns whole dialogues as texts, and so to play all roles (arXiv 2508.13167).
+
+No torch.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -18,12 +21,13 @@ from maporl.types import Dialogue
 class Flatten(Builder):
     """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
 
-    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in ``observation`` after
-    the words that called. What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
-    question as the task puts it, after the system prompt of the agent that speaks with the policy.
+    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in
+    ``observation`` after the words that called. What calls returned bears no loss. With ``roles`` only what was said in
+    them bears loss. The text answers the question as the task puts it, after the system prompt of the agent that speaks
+    with the policy.
 
-    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and of
-    each question at most ``per_question``, the first ones. None takes all.
+    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and
+    of each question at most ``per_question``, the first ones. None takes all.
     """
 
     into: str
@@ -74,7 +78,8 @@ class Flatten(Builder):
         policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
         if self.into not in policies:
             raise ConfigError(
-                f"{where}.build: flatten.into: {self.into!r} names none of the policies that learn; name one of {sorted(policies)}"
+                f"{where}.build: flatten.into: {self.into!r} names none of the policies that learn; name one of "
+                f"{sorted(policies)}"
             )
 
     def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:

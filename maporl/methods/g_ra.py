@@ -14,8 +14,8 @@ from maporl.types import Dialogue
 class Gate(Rule):
     """The sum of the named rewards in ``order`` of priority (G-RA, arXiv 2508.10548).
 
-    A reward counts only if every reward before it is above ``threshold``. Each must therefore vary while those before it
-    are above it. If a reward of higher priority implies it, the gate only counts that one twice.
+    A reward counts only if every reward before it is above ``threshold``. Each must therefore vary while those before
+    it are above it. If a reward of higher priority implies it, the gate only counts that one twice.
 
     Raises:
         ValueError: the order is empty, or names a reward after one that implies it.

@@ -1,4 +1,7 @@
-"""MARS²: credit in a tree of attempts, beside what an attempt followed and beside its siblings (arXiv 2604.14564). No torch."""
+"""MARS²: credit in a tree of attempts, beside what an attempt followed and beside its siblings (arXiv 2604.14564).
+
+No torch.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +13,12 @@ from maporl.types import Dialogue
 
 @dataclass(frozen=True)
 class TreeMargin(Rule):
-    """``r + alpha (r - b)`` for an utterance of a tree, with ``b = (1 - siblings) p + siblings s`` (MARS², arXiv 2604.14564).
+    """``r + alpha (r - b)`` for an utterance of a tree, with ``b = (1 - siblings) p + siblings s`` (MARS², arXiv
+    2604.14564).
 
-    p is the shaped credit of what the utterance followed, and s is the mean score of the others that followed the same. What
-    followed the question has no p, and an only child has no s; then b is the other of the two, and without both the score stays.
+    p is the shaped credit of what the utterance followed, and s is the mean score of the others that followed the same.
+    What followed the question has no p, and an only child has no s; then b is the other of the two, and without both
+    the score stays.
 
     Raises:
         ValueError: ``siblings`` is not from 0 to 1.

@@ -14,8 +14,8 @@ class Margin(Rule):
 
     R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,
     as MARTI's code does in a debate; ``of: own`` takes it over the agent's own scores, as MARTI's documents say. The
-    first turn has no earlier scores, so it is not shaped. With a ``beta``, which is 0.5 there, the names are margin_with_outcome and
-    quality_with_outcome in MARTI, and the first turn gets that term too.
+    first turn has no earlier scores, so it is not shaped. With a ``beta``, which is 0.5 there, the names are
+    margin_with_outcome and quality_with_outcome in MARTI, and the first turn gets that term too.
     """
 
     alpha: float = 0.5

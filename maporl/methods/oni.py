@@ -1,4 +1,7 @@
-"""ONI: a reward that is learned beside the team, from an agent's notes on what others observe (arXiv 2410.23022). No torch."""
+"""ONI: a reward that is learned beside the team, from an agent's notes on what others observe (arXiv 2410.23022).
+
+No torch.
+"""
 
 import json
 from pathlib import Path
@@ -19,8 +22,9 @@ NOTES = "notes.json"
 class Annotator(RewardSource):
     """Pays an utterance by the note on what came of it (ONI, arXiv 2410.23022, with its look-up of labels).
 
-    Between updates an agent of the team, which does not play, labels what was observed. Later utterances to which the same is
-    observed earn this label, and others 0. So rewards cost no model call while a team plays, and the first update has none.
+    Between updates an agent of the team, which does not play, labels what was observed. Later utterances to which the
+    same is observed earn this label, and others 0. So rewards cost no model call while a team plays, and the first
+    update has none.
     """
 
     learns = True

@@ -25,10 +25,11 @@ class LengthShare(Rule):
 
 @dataclass(frozen=True)
 class Readability(Rule):
-    """Adds ``weight`` divided by the largest ``nll`` of a dialogue's utterances (:class:`maporl.rewards.likelihood.Likelihood`).
+    """Adds ``weight`` divided by the largest ``nll`` of a dialogue's utterances
+    (:class:`maporl.rewards.likelihood.Likelihood`).
 
-    A smaller one counts as ``least``, because words that are nearly certain would otherwise be worth more than any answer. A
-    dialogue whose utterances all lack the reward keeps its credits.
+    A smaller one counts as ``least``, because words that are nearly certain would otherwise be worth more than any
+    answer. A dialogue whose utterances all lack the reward keeps its credits.
 
     Raises:
         ValueError: ``least`` is not above 0.

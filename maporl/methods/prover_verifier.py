@@ -20,10 +20,10 @@ from maporl.types import Dialogue, Utterance
 class Prove(Rule):
     """Pays an answer by what the verifier thinks of it and by whether it is right (arXiv 2407.13692).
 
-    V is the logit of an utterance's score, and V' is V less its mean over the question's utterances in the same role. c is 1 if
-    the answer is right, and h is 1 unless it was given in a ``sneaky`` role, whose task is to pass a wrong answer. ``src`` pays
-    ``(2c - 1)(2h - 1) V'`` where V' is above 0 by more than rounding, and -1 elsewhere. ``cgc`` pays V where c equals h, and ``otherwise`` elsewhere. An answer that
-    cannot be graded counts as wrong.
+    V is the logit of an utterance's score, and V' is V less its mean over the question's utterances in the same role. c
+    is 1 if the answer is right, and h is 1 unless it was given in a ``sneaky`` role, whose task is to pass a wrong
+    answer. ``src`` pays ``(2c - 1)(2h - 1) V'`` where V' is above 0 by more than rounding, and -1 elsewhere. ``cgc``
+    pays V where c equals h, and ``otherwise`` elsewhere. An answer that cannot be graded counts as wrong.
 
     Under ``src`` a helpful wrong answer with a small V' loses less than a helpful right one below the mean.
     """
@@ -59,15 +59,16 @@ class Prove(Rule):
 class Translate(Rule):
     """Pays a translation of an answer by what the verifier thinks of it (arXiv 2602.23248, section 2.3).
 
-    A translation is an answer that was shown another one, such as a solver's. V' is the logit of its score, minus the mean and divided
-    by the standard deviation of all translations of the same answer in the same role; ``ddof`` is 1 for the unbiased one, 0 for the
-    population's. The task of a ``sneaky`` role is to give a wrong answer, and that of any other role to keep the answer that it
-    was shown, by the reward ``faithful``. Who misses this task earns ``misaligned``. Otherwise a translation earns ``unconvincing``
-    where V' is not above 0 by more than rounding. A sneaky one above 0 earns V'. Any other one above 0 earns V' if the answer
-    that it was shown is right, and -V' if it is wrong.
+    A translation is an answer that was shown another one, such as a solver's. V' is the logit of its score, minus the
+    mean and divided by the standard deviation of all translations of the same answer in the same role; ``ddof`` is 1
+    for the unbiased one, 0 for the population's. The task of a ``sneaky`` role is to give a wrong answer, and that of
+    any other role to keep the answer that it was shown, by the reward ``faithful``. Who misses this task earns
+    ``misaligned``. Otherwise a translation earns ``unconvincing`` where V' is not above 0 by more than rounding. A
+    sneaky one above 0 earns V'. Any other one above 0 earns V' if the answer that it was shown is right, and -V' if it
+    is wrong.
 
-    An answer that cannot be graded counts as wrong. The rule credits translations alone. A single translation of an answer is
-    never convincing, so fork after the answer (``fork_every``).
+    An answer that cannot be graded counts as wrong. The rule credits translations alone. A single translation of an
+    answer is never convincing, so fork after the answer (``fork_every``).
     """
 
     sneaky: tuple[str, ...] = ("sneaky",)
@@ -116,8 +117,8 @@ class Translate(Rule):
 def faithful(dialogues: list[Dialogue], task: Task) -> Values:
     """Return 1 for an answer that says the same as the answer that it was shown, right or wrong, and 0 for another one.
 
-    The task's grader compares them, with the shown answer as the label (faithfulness of arXiv 2602.23248, section 2.1). The value is 0
-    if no final answer can be read in one of the two. What was shown no answer has no value.
+    The task's grader compares them, with the shown answer as the label (faithfulness of arXiv 2602.23248, section 2.1).
+    The value is 0 if no final answer can be read in one of the two. What was shown no answer has no value.
     """
     grade_answers(dialogues, task)
     return [[_same_as_shown(d, u, task) for u in d.utterances] for d in dialogues]
@@ -149,6 +150,9 @@ def _right(u: Utterance) -> bool:
 
 
 def _logit(score: float) -> float:
-    """Return the verifier's output, of which the score is the sigmoid. One that is rounded to 0 or 1 counts as nearly that."""
+    """Return the verifier's output, of which the score is the sigmoid.
+
+    One that is rounded to 0 or 1 counts as nearly that.
+    """
     bounded = min(max(score, 1e-6), 1 - 1e-6)
     return math.log(bounded / (1 - bounded))

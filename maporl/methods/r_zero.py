@@ -18,10 +18,10 @@ FARTHEST = 0.5
 class Repeats(RewardSource):
     """The share of the batch's proposals that are in a proposal's cluster, in (0, 1]. Give it a negative weight.
 
-    Proposals are clustered by average linkage on the distance 1 - BLEU. A proposal that holds no question is compared by
-    its words. The batch is what all processes play in an update, without questions that were replaced
-    (``branching.resample``). Branchings that compare answers while a question is played are refused. A proposer that is paid for hard questions alone
-    writes one hard question again and again, which this prevents.
+    Proposals are clustered by average linkage on the distance 1 - BLEU. A proposal that holds no question is compared
+    by its words. The batch is what all processes play in an update, without questions that were replaced
+    (``branching.resample``). Branchings that compare answers while a question is played are refused. A proposer that is
+    paid for hard questions alone writes one hard question again and again, which this prevents.
 
     Source: R-Zero, arXiv 2508.05004. Its code takes another library's BLEU, so distances differ a little.
 
@@ -35,7 +35,8 @@ class Repeats(RewardSource):
         for package in ("sacrebleu", "scipy"):
             if find_spec(package) is None:
                 raise ConfigError(
-                    f"reward.sources: repeats needs the package {package}; install it with: {install_command('novelty')}"
+                    f"reward.sources: repeats needs the package {package}; install it with: "
+                    f"{install_command('novelty')}"
                 )
         self._met: tuple[Dialogue | None, list[str]] = (None, [])
         """A dialogue of the update, and what the other processes proposed in it."""

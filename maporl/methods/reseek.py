@@ -17,10 +17,11 @@ _WORD = re.compile(r"\w+")
 
 
 class Judgement(RewardSource):
-    """The reward ``judgement``: whether an agent rightly calls a result useful, in the protocol ``call_return`` with ``judge``.
+    """The reward ``judgement``: whether an agent rightly calls a result useful, in the protocol ``call_return`` with
+    ``judge``.
 
-    A result is useful if it has more than the share ``similar`` of the words of the right answer. A judgement that cannot be
-    read counts as the wrong one. The judgement is tagged with what it should have been (``ideal``).
+    A result is useful if it has more than the share ``similar`` of the words of the right answer. A judgement that
+    cannot be read counts as the wrong one. The judgement is tagged with what it should have been (``ideal``).
     """
 
     def __init__(self, section: JudgementSection):
@@ -33,8 +34,8 @@ class Judgement(RewardSource):
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Return how the judgements of an update were, over all processes, or nothing without any.
 
-        Where few results are useful, an agent that always says no is mostly right. So the accuracy is the mean of the share of
-        useful results that were called useful, and of the share of the others that were called useless.
+        Where few results are useful, an agent that always says no is mostly right. So the accuracy is the mean of the
+        share of useful results that were called useful, and of the share of the others that were called useless.
         """
         own = [
             (u.tags["ideal"], u.tags["useful"])
@@ -73,7 +74,7 @@ def similarity(text: str, truth: str) -> float:
 
     >>> similarity("It was Jane Austen, in 1815.", "jane austen"), similarity("Austen", "Jane Austen"), similarity("x", "")
     (1.0, 0.5, 0.0)
-    """
+    """  # noqa: E501
     said, right = Counter(_WORD.findall(text.lower())), Counter(_WORD.findall(truth.lower()))
     return sum((said & right).values()) / sum(right.values()) if right else 0.0
 

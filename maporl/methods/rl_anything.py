@@ -1,4 +1,7 @@
-"""RLAnything: steps are paid by outcome and verdicts, and verdicts by agreeing with both (arXiv 2602.02488). No torch."""
+"""RLAnything: steps are paid by outcome and verdicts, and verdicts by agreeing with both (arXiv 2602.02488).
+
+No torch.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,24 +15,27 @@ from maporl.types import Dialogue
 
 @dataclass(frozen=True)
 class Consistency(Rule):
-    """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each. A verdict S earns that times S.
+    """A judged utterance earns its credit so far, O, plus the mean of its verdicts, 1 or -1 each. A verdict S earns
+    that times S.
 
-    The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the others.
-    One that cannot be read earns ``unreadable``, and counts 0 in the mean. With ``rules: [last, consistency]``, O is the outcome of the dialogue.
-    ``failure``, a number below 1, makes it one of two: 1 where the credit is above 0, and elsewhere ``failure``, which is -1 as published. None: O is
-    the credit.
+    The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the
+    others. One that cannot be read earns ``unreadable``, and counts 0 in the mean. With ``rules: [last, consistency]``,
+    O is the outcome of the dialogue. ``failure``, a number below 1, makes it one of two: 1 where the credit is above 0,
+    and elsewhere ``failure``, which is -1 as published. None: O is the credit.
 
-    A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is from
-    ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere they earn 0,
-    which teaches nothing if rows of a question are compared with each other. A question with one dialogue always teaches
-    both, because its share says nothing.
+    A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is
+    from ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere
+    they earn 0, which teaches nothing if rows of a question are compared with each other. A question with one dialogue
+    always teaches both, because its share says nothing.
 
-    With outcomes of 1 and -1, a good verdict never costs anything after a success, nor a bad one after a failure. With outcomes of 1
-    and 0, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one earns more there
-    too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of the verdicts.
+    With outcomes of 1 and -1, a good verdict never costs anything after a success, nor a bad one after a failure. With
+    outcomes of 1 and 0, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one
+    earns more there too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of
+    the verdicts.
 
     Raises:
-        ValueError: two shares do not rise from 0 to 1, ``weight`` is below 0, ``failure`` is not below 1, or a number is not finite.
+        ValueError: two shares do not rise from 0 to 1, ``weight`` is below 0, ``failure`` is not below 1, or a number
+            is not finite.
     """
 
     weight: float = 1.0
@@ -52,12 +58,14 @@ class Consistency(Rule):
             raise ValueError(f"unreadable: expected a finite number, got {self.unreadable}")
         if self.failure is not None and not -math.inf < self.failure < 1:
             raise ValueError(
-                f"failure: expected a finite number below 1, which is what a success is worth, or null for the credit itself, got {self.failure}"
+                "failure: expected a finite number below 1, which is what a success is worth, or null for the credit "
+                f"itself, got {self.failure}"
             )
         for low, high in (("least", "most"), ("judge_least", "judge_most")):
             if not 0 <= getattr(self, low) <= getattr(self, high) <= 1:
                 raise ValueError(
-                    f"{low}, {high}: expected shares that rise from 0 to 1, got {getattr(self, low)}, {getattr(self, high)}"
+                    f"{low}, {high}: expected shares that rise from 0 to 1, got {getattr(self, low)}, "
+                    f"{getattr(self, high)}"
                 )
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:

@@ -11,13 +11,15 @@ from maporl.rounding import exceeds
 
 @dataclass(frozen=True)
 class EndOfFailures(Transform):
-    """Of a dialogue that earned no more than ``above``, only the last utterance is trained on (WideSeek-R1, arXiv 2602.04634).
+    """Of a dialogue that earned no more than ``above``, only the last utterance is trained on (WideSeek-R1, arXiv
+    2602.04634).
 
     A KL in the reward does not count in what it earned.
 
-    It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it may have
-    been good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read. All rows still count
-    in the statistics of groups. Where ``equal_shares`` follows, its shares are those of the rows that stay.
+    It is the last one that nobody called; where callers are not recorded, nobody was called. What was said before it
+    may have been good, and the end alone may have spoilt the dialogue, such as an answer in no form that can be read.
+    All rows still count in the statistics of groups. Where ``equal_shares`` follows, its shares are those of the rows
+    that stay.
     """
 
     above: float = 0.0

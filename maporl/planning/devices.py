@@ -63,8 +63,8 @@ class Cluster:
 def read_cluster(text: str, file: Path | None = None) -> Cluster:
     """Read ``2x8xH100`` or ``8xH200``: machines, devices of each, and the device's name in the table.
 
-    ``file`` is a YAML file with further devices: ``{NAME: {flops: 1.0e+15, bandwidth: 3.0e+12, memory: 8.0e+10, link: 4.5e+11,
-    network: 5.0e+10}}``.
+    ``file`` is a YAML file with further devices: ``{NAME: {flops: 1.0e+15, bandwidth: 3.0e+12, memory: 8.0e+10, link:
+    4.5e+11, network: 5.0e+10}}``.
 
     Raises:
         ConfigError: ``text`` has another form, or names an unknown device, or the file is not such a table.

@@ -1,7 +1,7 @@
 """How many bytes and seconds the parts of an update take, by formulas. Imports no torch.
 
-The formulas are those of a decoder with gated blocks and grouped keys. How fast a device works is assumed, or measured by a
-probe (:mod:`maporl.planning.probe`).
+The formulas are those of a decoder with gated blocks and grouped keys. How fast a device works is assumed, or measured
+by a probe (:mod:`maporl.planning.probe`).
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,8 @@ class Rates:
         decoding: operations per second of decoding many rows.
         bandwidth: bytes of weights and cache per second that decoding reads.
         step: seconds of a decoding step besides.
-        steps: measured decoding steps in place of these: their rows, which rise, and their seconds without those of the cache.
+        steps: measured decoding steps in place of these: their rows, which rise, and their seconds without those of the
+            cache.
         optimizer: seconds of a step of the optimizer, for all weights that are trained.
         measured: the names of those that were measured. The others are assumed.
     """
@@ -127,10 +128,12 @@ class Rates:
 
 
 def update_flops(model: Shape, work: Work) -> float:
-    """Return the operations of an update: a forward for old log-probabilities, one for a reference, and four forwards' worth a pass.
+    """Return the operations of an update: a forward for old log-probabilities, one for a reference, and four forwards'
+    worth a pass.
 
-    The fourth is the forward that is computed again in the backward pass. With adapters it is three, because the base has no
-    gradients; their own products are left out. A critic with a model of its own costs all but the reference once more.
+    The fourth is the forward that is computed again in the backward pass. With adapters it is three, because the base
+    has no gradients; their own products are left out. A critic with a model of its own costs all but the reference once
+    more.
     """
     if not work.read:
         return 0.0
@@ -143,7 +146,8 @@ def update_flops(model: Shape, work: Work) -> float:
 def update_seconds(
     model: Shape, work: Work, device: Device, ranks: int, spans: bool = False, rates: Rates | None = None
 ) -> tuple[float, float]:
-    """Return the seconds of arithmetic, with the optimizer's, and of moving shards in an update. They overlap, so the larger counts.
+    """Return the seconds of arithmetic, with the optimizer's, and of moving shards in an update. They overlap, so the
+    larger counts.
 
     Nothing is sharded on one device, or where adapters are trained, whose gradients are small.
 
@@ -177,7 +181,10 @@ def state_bytes(model: Shape, work: Work, ranks: int) -> float:
 
 
 def learner_bytes(model: Shape, work: Work, ranks: int, others: float = 0.0) -> float:
-    """Return the bytes a device while a learner works. ``others`` are the states of learners that wait on the same devices."""
+    """Return the bytes a device while a learner works.
+
+    ``others`` are the states of learners that wait on the same devices.
+    """
     block = 0 if model.adapters else model.body / model.layers
     gathered = 2 * 2 * 2 * block  # two blocks of bfloat16 weights, and as much for their gradients
     ends = 0.0 if model.adapters else 6.0 * model.head * (1 if model.tied else 2)
@@ -186,7 +193,10 @@ def learner_bytes(model: Shape, work: Work, ranks: int, others: float = 0.0) -> 
 
 
 def engine_rows(model: Shape, work: Work, device: Device, states: float = 0.0) -> int:
-    """Return the conversations that an engine has room for at one time. ``states`` are the bytes of learners on its device."""
+    """Return the conversations that an engine has room for at one time.
+
+    ``states`` are the bytes of learners on its device.
+    """
     left = device.memory * (1 - LEFT_FREE) - model.weights - ENGINE - states
     return max(0, min(MOST_ROWS, round(left / model.kv_cache(work.conversation))))
 
@@ -209,7 +219,8 @@ def step_seconds(model: Shape, rows: float, context: float, device: Device, rate
 def rollout_seconds(
     model: Shape, work: Work, device: Device, replicas: int, rows: float, rates: Rates | None = None
 ) -> tuple[float, float]:
-    """Return the seconds until the mean dialogue is over, and those of the tail, in which the longest answers end alone."""
+    """Return the seconds until the mean dialogue is over, and those of the tail, in which the longest answers end
+    alone."""
     if not work.conversations:
         return 0.0, 0.0
     rates = rates or Rates.assumed(device)

@@ -41,8 +41,8 @@ class Timings:
 def fitted(assumed: Rates, model: Shape, found: Timings) -> Rates:
     """Return the rates with which the formulas give what was measured. What was not measured stays as ``assumed``.
 
-    A step of a single row says how fast weights are read, and so how fast the cache of each row is. What an update takes beside
-    its operations is the optimizer's.
+    A step of a single row says how fast weights are read, and so how fast the cache of each row is. What an update
+    takes beside its operations is the optimizer's.
     """
     first = found.steps[0]
     bandwidth = (model.weights + first.context * model.kv_cache(1)) / first.seconds

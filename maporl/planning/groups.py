@@ -36,7 +36,8 @@ def groups_of(
         dialogues: those of an update. By default what the batch and the branching of one process make.
         question: the tokens of a first prompt.
         answer: the tokens of a mean answer. By default half of ``ppo.response_length``, which is the longest.
-        heard: the tokens that are new to an agent before a later answer. By default the answers of the other agents, and 100.
+        heard: the tokens that are new to an agent before a later answer. By default the answers of the other agents,
+            and 100.
 
     Raises:
         ConfigError: a policy is a tiny model, or has a central critic.

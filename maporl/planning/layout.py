@@ -18,8 +18,8 @@ from maporl.planning.placements import Group, Placement, apart
 def runnable(config: Config, groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> Placement | None:
     """Return the quickest placement with which ``config`` runs as it is, or None if none fits.
 
-    It has the configuration's own ``async_depth``. Devices are shared only where vLLM samples from all groups and nobody plays
-    ahead, because other engines do not give their memory back.
+    It has the configuration's own ``async_depth``. Devices are shared only where vLLM samples from all groups and
+    nobody plays ahead, because other engines do not give their memory back.
 
     Args:
         config: the configuration.
@@ -38,8 +38,8 @@ def runnable(config: Config, groups: Sequence[Group], cluster: Cluster, found: S
 def with_layout(config: Config, groups: Sequence[Group], placed: Placement) -> Config:
     """Return ``config`` with the groups of a placement, for the backend ``ray``.
 
-    Learners of several devices that train all weights are sharded (``fsdp2``). Adapters share a base, so that every device has
-    the whole of it. The other keys of the section ``cluster`` stay.
+    Learners of several devices that train all weights are sharded (``fsdp2``). Adapters share a base, so that every
+    device has the whole of it. The other keys of the section ``cluster`` stay.
     """
     sections = {}
     for group, share in zip(groups, placed.shares, strict=True):
@@ -54,7 +54,10 @@ def with_layout(config: Config, groups: Sequence[Group], placed: Placement) -> C
 
 
 def section_lines(config: Config, groups: Sequence[Group]) -> list[str]:
-    """Return the section ``cluster`` as YAML: the backend and the groups. A group that does not learn has no learner."""
+    """Return the section ``cluster`` as YAML: the backend and the groups.
+
+    A group that does not learn has no learner.
+    """
     shown = {}
     for group in groups:
         section = asdict(config.cluster.groups[group.name])

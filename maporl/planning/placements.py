@@ -109,8 +109,8 @@ class Placement:
 def placements(groups: Sequence[Group], cluster: Cluster, bounds: Sequence[int] = BOUNDS) -> list[Placement]:
     """Return the best placement of each kind of sharing that fits, from the shortest period to the longest.
 
-    ``apart`` is there for each of ``bounds`` that makes an update shorter than the smaller ones do. Of equals in everything, the
-    one on-policy comes first. A kind that does not fit is last, with the reason.
+    ``apart`` is there for each of ``bounds`` that makes an update shorter than the smaller ones do. Of equals in
+    everything, the one on-policy comes first. A kind that does not fit is last, with the reason.
     """
     candidates = [list(_sleeping(groups, cluster)), list(_turning(groups, cluster))]
     found = [_best(own) for own in candidates if own]
@@ -137,8 +137,8 @@ def period_apart(shares: Sequence[Share], staleness: int) -> float:
     """Return the seconds of an update if learners and engines have devices of their own.
 
     A batch is begun when the batch ``staleness + 1`` before it has been learned. In this many periods it is played and
-    learned. So no period is shorter than the slowest dialogue divided by this number, and none is shorter than the learning or
-    the sampling of one update. One batch at a time fills the engines.
+    learned. So no period is shorter than the slowest dialogue divided by this number, and none is shorter than the
+    learning or the sampling of one update. One batch at a time fills the engines.
     """
     update, sending = max(s.update for s in shares), max(s.sending for s in shares)
     sampling, rollout = max(s.rollout - s.tail for s in shares), max(s.rollout for s in shares)
@@ -147,7 +147,8 @@ def period_apart(shares: Sequence[Share], staleness: int) -> float:
 
 
 def staleness_for(shares: Sequence[Share], period: float, slowest: float) -> int:
-    """Return the least bound with which no dialogue of ``slowest`` seconds makes a learner of this period wait for it."""
+    """Return the least bound with which no dialogue of ``slowest`` seconds makes a learner of this period wait for
+    it."""
     learning = max(s.update for s in shares) + max(s.sending for s in shares)
     return max(0, ceil((slowest + learning) / period - 1e-9) - 1)
 
@@ -191,7 +192,10 @@ def _share(
     others: float = 0.0,
     asleep: bool = False,
 ) -> Share:
-    """Return what a group has. ``states`` are learners' bytes on its engines' devices, ``others`` other learners' on its own."""
+    """Return what a group has.
+
+    ``states`` are learners' bytes on its engines' devices, ``others`` other learners' on its own.
+    """
     model, work, device, rates = group.model, group.work, cluster.device, group.rates
     room = engine_rows(model, work, device, states)
     rows = min(room, work.conversations / engines) or room  # no engine has more conversations than there are
@@ -294,7 +298,10 @@ def _placed(
 
 def _why_not(share: Share, cluster: Cluster) -> str:
     if share.memory > cluster.device.memory:
-        return f"the learner of {share.group} needs {share.memory / 1e9:.0f} GB of {cluster.device.memory / 1e9:.0f} on each device"
+        return (
+            f"the learner of {share.group} needs {share.memory / 1e9:.0f} GB of {cluster.device.memory / 1e9:.0f} on "
+            "each device"
+        )
     if not share.rows:
         return f"the engine of {share.group} has no memory left for a conversation beside what lies on its device"
     return ""

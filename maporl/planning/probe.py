@@ -1,6 +1,7 @@
 """Measures how fast this machine works with the base models of a plan: decoding, reading prompts, and an update.
 
-The parts that are measured are those of a group's processes (:mod:`maporl.backends`), in this process and on one device.
+The parts that are measured are those of a group's processes (:mod:`maporl.backends`), in this process and on one
+device.
 """
 
 import gc
@@ -43,7 +44,10 @@ MOST_TOKENS = 16_384
 PROMPT, STEPS = 16, 8
 """The tokens before the first decoding step, and the number of steps."""
 CONVERSATIONS = 8
-"""Those of the larger one of two updates, and twice the prompts that are read, or more if they are quick. The smaller update has a single one."""
+"""Those of the larger one of two updates, and twice the prompts that are read, or more if they are quick.
+
+The smaller update has a single one.
+"""
 LONG = 128
 """The tokens of a prompt that is read, and of a conversation that is trained on. Its second half is sampled."""
 ROOM = 0.8
@@ -122,7 +126,8 @@ def _spec(config: Config, group: Group, trained: bool) -> GroupSpec:
 
 
 def decoder(config: Config, group: Group) -> Callable[[int, int, int], Callable[[], object]]:
-    """Return a function of rows, tokens of their prompts, and steps. It returns what samples so much, with ``group``'s models.
+    """Return a function of rows, tokens of their prompts, and steps. It returns what samples so much, with ``group``'s
+    models.
 
     This is transformers, also where agents have ``engine: vllm``.
     """
@@ -157,7 +162,10 @@ def _decoding(config: Config, group: Group) -> Timings:
 
 
 def trainer(config: Config, group: Group) -> Callable[[Work], Callable[[], object]]:
-    """Return a function of an update's work. It returns what makes such an update of the group's first policy that learns."""
+    """Return a function of an update's work.
+
+    It returns what makes such an update of the group's first policy that learns.
+    """
     learner = LearnerProcess(_spec(config, group, trained=True), 0, "127.0.0.1")
     learner.build("", 0)
     name = next(iter(learner.learning.learners))
@@ -204,7 +212,10 @@ def _learning(config: Config, group: Group) -> tuple[tuple[Work, float], ...]:
 
 
 def _growing(size: int, most: int, times: int, measure: Callable[[int], float]) -> tuple[int, float]:
-    """Double ``size`` until ``times`` of what is measured take half of :data:`SECONDS`. Return the size with its seconds."""
+    """Double ``size`` until ``times`` of what is measured take half of :data:`SECONDS`.
+
+    Return the size with its seconds.
+    """
     while (seconds := measure(size)) * times < SECONDS / 2 and size < most:
         size *= 2
     return size, seconds

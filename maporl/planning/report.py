@@ -16,7 +16,8 @@ WORTH_STALENESS = 0.75
 def recommended(found: Sequence[Placement]) -> Placement | None:
     """Return the placement to take, or None if none fits.
 
-    It is the shortest on-policy one, unless one with older samples takes far less. One with still older samples must take far less again.
+    It is the shortest on-policy one, unless one with older samples takes far less. One with still older samples must
+    take far less again.
     """
     best: Placement | None = None
     for one in sorted(found, key=lambda one: (one.staleness, one.period)):
@@ -47,8 +48,8 @@ def lines(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement])
                 else ""
             )
             said.append(
-                f"  {share.group}: {learner}{share.engines} engines of {share.rows} rows, {share.rollout:.1f} s, of which "
-                f"{share.tail:.1f} wait for the longest answers"
+                f"  {share.group}: {learner}{share.engines} engines of {share.rows} rows, {share.rollout:.1f} s, of "
+                f"which {share.tail:.1f} wait for the longest answers"
             )
         if one.staleness:
             said.append(f"  {_slowest(one)}")
@@ -59,15 +60,15 @@ def _work(group: Group) -> str:
     model, work = group.model, group.work
     adapters = f", {model.adapters / 1e6:.1f}e6 in adapters" if model.adapters else ""
     does = (
-        f"an update reads {work.read / 1e6:.2f}M tokens and samples {work.sampled / 1e6:.2f}M ({work.conversations} conversations of "
-        f"{work.conversation})"
+        f"an update reads {work.read / 1e6:.2f}M tokens and samples {work.sampled / 1e6:.2f}M ({work.conversations} "
+        f"conversations of {work.conversation})"
         if work.conversations
         else "it does not play"
     )
     learns = "" if group.trained else ", does not learn"
     return (
-        f"{group.name}: {', '.join(group.policies or (group.name,))}{learns}; {model.parameters / 1e9:.2f}e9 parameters{adapters}, "
-        f"{model.kv_cache(1) / 1e3:.1f} kB of cache a token; {does}"
+        f"{group.name}: {', '.join(group.policies or (group.name,))}{learns}; {model.parameters / 1e9:.2f}e9 "
+        f"parameters{adapters}, {model.kv_cache(1) / 1e3:.1f} kB of cache a token; {does}"
     )
 
 
@@ -76,8 +77,8 @@ def _slowest(one: Placement) -> str:
     alone, full = (max(getattr(share, name) for share in one.shares) for name in ("slowest", "crowded"))
     least, most = (staleness_for(one.shares, one.period, seconds) for seconds in (alone, full))
     return (
-        f"a dialogue of the longest answers takes {alone:.0f} s alone and {full:.0f} s on a full engine; with async_depth {least} and "
-        f"{most} no update waits for it"
+        f"a dialogue of the longest answers takes {alone:.0f} s alone and {full:.0f} s on a full engine; with "
+        f"async_depth {least} and {most} no update waits for it"
     )
 
 
@@ -107,9 +108,9 @@ def _constants(groups: Sequence[Group], cluster: Cluster) -> list[str]:
 
 def _shared() -> str:
     return (
-        f"assumed for all: links reach {estimates.MOVING:.0%}, weights are sent at {estimates.SENDING / 1e9:.0f} GB/s and wake at "
-        f"{estimates.WAKING / 1e9:.0f}, micro-batches of {estimates.MICROBATCH} tokens with training.gradient_checkpointing. No run on a "
-        "GPU has confirmed these numbers"
+        f"assumed for all: links reach {estimates.MOVING:.0%}, weights are sent at {estimates.SENDING / 1e9:.0f} GB/s "
+        f"and wake at {estimates.WAKING / 1e9:.0f}, micro-batches of {estimates.MICROBATCH} tokens with "
+        "training.gradient_checkpointing. No run on a GPU has confirmed these numbers"
     )
 
 

@@ -21,20 +21,21 @@ _SYMBOL = {"sum": "+", "times": "*"}
 class Arithmetic(Lessons, Task):
     """All pairs of operands ``smallest .. largest``, in a seeded order. The share ``held_out`` is the evaluation split.
 
-    Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out, training
-    never sees ``4+3``.
+    Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out,
+    training never sees ``4+3``.
 
     ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
 
-    ``easy`` is the share of questions whose second operand is a multiple of ten, such as ``47+30``. In all others a digit is
-    carried from the ones, as in ``47+35``. As many questions are left out as this share needs. None leaves all pairs.
+    ``easy`` is the share of questions whose second operand is a multiple of ten, such as ``47+30``. In all others a
+    digit is carried from the ones, as in ``47+35``. As many questions are left out as this share needs. None leaves all
+    pairs.
 
-    A sum has the skill ``digitwise``, for warm starts: a pupil that adds each pair of digits by itself and forgets what is
-    carried. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
+    A sum has the skill ``digitwise``, for warm starts: a pupil that adds each pair of digits by itself and forgets what
+    is carried. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
 
     Raises:
-        ValueError: the range holds fewer than two operands, a share is not between 0 and 1, the template lacks an operand,
-            or ``easy`` is given for products or leaves a split empty.
+        ValueError: the range holds fewer than two operands, a share is not between 0 and 1, the template lacks an
+            operand, or ``easy`` is given for products or leaves a split empty.
     """
 
     operation: Literal["sum", "times"] = "sum"
@@ -60,8 +61,8 @@ class Arithmetic(Lessons, Task):
             put = [self.template.format(a=a, b=b, op="+") for a, b in ((0, 0), (0, 1), (1, 0))]
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"template: expected a text with {{a}} and {{b}}, perhaps {{op}}, and no other braces, got {self.template!r} "
-                f"({type(error).__name__}: {error})"
+                "template: expected a text with {a} and {b}, perhaps {op}, and no other braces, got "
+                f"{self.template!r} ({type(error).__name__}: {error})"
             ) from None
         if len(set(put)) < len(put):
             raise ValueError(f"template: expected a text with both {{a}} and {{b}}, got {self.template!r}")
@@ -90,7 +91,8 @@ class Arithmetic(Lessons, Task):
         return [pair for pair in pairs if pair in chosen]
 
     def _held_out(self, pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return the held-out pairs: each with its mirror image, the first in the order of ``pairs`` that fit the share."""
+        """Return the held-out pairs: each with its mirror image, the first in the order of ``pairs`` that fit the
+        share."""
         wanted = max(1, round(len(pairs) * self.held_out))
         held_out: set[tuple[int, int]] = set()
         for a, b in pairs:

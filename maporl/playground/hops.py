@@ -34,15 +34,15 @@ class TinyHops(Lessons, Task):
     fact is a paragraph in ``meta.paragraphs``, with the title ``bd`` and the text ``bd>kr``. The environment ``bm25``
     searches them. Agents are shown the question only. A search for a name finds the person's own paragraph first.
 
-    ``hops`` has the numbers of facts in a row that questions ask for. They are equally frequent. ``size`` is the number of
-    questions of a split. The answer is the last name in what an agent says.
+    ``hops`` has the numbers of facts in a row that questions ask for. They are equally frequent. ``size`` is the number
+    of questions of a split. The answer is the last name in what an agent says.
 
-    For warm starts, the task writes searches (``search``) and calls of other agents (``ask_NAME``), and what the ``router``
-    and the ``searcher`` of the protocol ``route`` say.
+    For warm starts, the task writes searches (``search``) and calls of other agents (``ask_NAME``), and what the
+    ``router`` and the ``searcher`` of the protocol ``route`` say.
 
     Raises:
-        ValueError: there are fewer than 3 people or more than 32, or a number of hops is below 1 or would lead back to the
-            person asked about.
+        ValueError: there are fewer than 3 people or more than 32, or a number of hops is below 1 or would lead back to
+            the person asked about.
     """
 
     people: int = 6

@@ -17,15 +17,16 @@ from maporl.types import Call, Example, Grade
 class Parts(Lessons, Task):
     """Questions such as ``47+36*``: each part is digits and a sign, which asks for a skill (:class:`Skills`).
 
-    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. ``parts`` is the
-    number of parts, no two of which have the same digits, and ``size`` the number of questions of a split. A question is the
-    same in both splits only by chance, once in so many questions as there are.
+    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. ``parts``
+    is the number of parts, no two of which have the same digits, and ``size`` the number of questions of a split. A
+    question is the same in both splits only by chance, once in so many questions as there are.
 
-    For warm starts, the task writes calls of agents that are named after their skills (``ask_next``), one for each part.
+    For warm starts, the task writes calls of agents that are named after their skills (``ask_next``), one for each
+    part.
 
     Raises:
-        ValueError: a skill is given twice or none is given, ``digits`` is not between 2 and 5, ``parts`` is not between 2 and
-            9, or ``size`` is below 1.
+        ValueError: a skill is given twice or none is given, ``digits`` is not between 2 and 5, ``parts`` is not between
+            2 and 9, or ``size`` is below 1.
     """
 
     skills: tuple[Skill, ...] = ("next", "reversed")

@@ -1,4 +1,5 @@
-"""Digits that are to be changed by one of several skills: a task that a team of specialists solves only by listening."""
+"""Digits that are to be changed by one of several skills: a task that a team of specialists solves only by
+listening."""
 
 import random
 from collections.abc import Callable
@@ -79,7 +80,10 @@ class Skills(Lessons, Task):
         return Example(digits + sign, digits + sign, rule(digits), {"skill": skill})
 
     def grade(self, example: Example, text: str) -> Grade:
-        """Right if the final answer of ``text`` is the label. A final answer with more or fewer digits cannot be read."""
+        """Right if the final answer of ``text`` is the label.
+
+        A final answer with more or fewer digits cannot be read.
+        """
         answer = final_answer(text)
         if answer is None or len(answer) != self.digits or not (answer.isascii() and answer.isdigit()):
             return Grade(None, False, f"no {self.digits} digits as final answer")

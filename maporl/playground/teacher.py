@@ -28,7 +28,8 @@ def play_teacher(
     examples: list[Example],
     world: World | None = None,
 ) -> list[Dialogue]:
-    """Play ``examples`` as a warm start does. The agents in ``specs`` say what ``section`` teaches them. It needs no model.
+    """Play ``examples`` as a warm start does. The agents in ``specs`` say what ``section`` teaches them. It needs no
+    model.
 
     Agents with tools of ``world`` call some, with the probability that ``section`` gives, and then answer rightly.
 
@@ -66,8 +67,8 @@ def play_teacher(
 
 
 REMEDY = (
-    "define write_answer(example, rng, right) of the task, or write_reply(example, rng, right, role) where roles say different "
-    "things, or give the protocol's Ask the texts (taught), or set warm_start.steps to 0"
+    "define write_answer(example, rng, right) of the task, or write_reply(example, rng, right, role) where roles say "
+    "different things, or give the protocol's Ask the texts (taught), or set warm_start.steps to 0"
 )
 """What to do if nothing says what an agent is taught."""
 

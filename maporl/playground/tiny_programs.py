@@ -19,20 +19,20 @@ _VALUE = re.compile(rf"assert {_NAME}\((\d+)\)==(\d+)")
 class TinyPrograms(ProgramTask):
     """Functions ``f(x) = a*x+b``, of which a question shows values, such as ``f(0)=5,f(1)=9``.
 
-    ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them; two
-    determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
-    functions is the evaluation split, and the others are the training split. With 0, both splits have all functions. This
-    suits a coder who is told nothing: all questions look the same to it, so that it can remember none.
+    ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them;
+    two determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
+    functions is the evaluation split, and the others are the training split. With 0, both splits have all functions.
+    This suits a coder who is told nothing: all questions look the same to it, so that it can remember none.
 
-    ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is always
-    told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
+    ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is
+    always told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
 
-    A coder writes ```` ```def f(x):return 4*x+5``` ````, and a tester an assert for each value. Both are short texts of few
-    characters, which a tiny model can learn.
+    A coder writes ```` ```def f(x):return 4*x+5``` ````, and a tester an assert for each value. Both are short texts of
+    few characters, which a tiny model can learn.
 
     Raises:
-        ValueError: a number is too small or too large, the share leaves a split empty, or ``instruction`` has no place for
-            the question.
+        ValueError: a number is too small or too large, the share leaves a split empty, or ``instruction`` has no place
+            for the question.
     """
 
     factors: int = 4
@@ -117,7 +117,8 @@ class TinyPrograms(ProgramTask):
         return "\n".join(_assert(x, value) for x, value in enumerate(values))
 
     def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
-        """A solver writes a function of the task that passes the asserts in ``words``, or any function if none passes."""
+        """A solver writes a function of the task that passes the asserts in ``words``, or any function if none
+        passes."""
         if role == "tester":
             return words
         values = [(int(x), int(value)) for x, value in _VALUE.findall(words)]

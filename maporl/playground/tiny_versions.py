@@ -25,9 +25,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     rounds on the CPU.
 
     The method's own choices (protocol, branching, reward, advantage, objective, schedule) stay. Only sizes and the
-    periods of schedules are smaller. A brief warm start is added, and where answers are numbers the reward also measures how
-    near they are. Teams that search HotpotQA search the facts of the task ``tiny_hops``. Teams that write programs write
-    tiny ones.
+    periods of schedules are smaller. A brief warm start is added, and where answers are numbers the reward also
+    measures how near they are. Teams that search HotpotQA search the facts of the task ``tiny_hops``. Teams that write
+    programs write tiny ones.
     """
     values = copy.deepcopy(values)
     kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
@@ -151,8 +151,8 @@ def _shortest(protocol: dict[str, Any], texts: bool) -> int:
 def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
     """Return what else is smaller in a loop: its rounds, questions and passes, and the sums.
 
-    The rates are such that tiny models learn. Adapters are left out: a warm start of one on random weights teaches nothing,
-    so that no answer would be good enough to learn from.
+    The rates are such that tiny models learn. Adapters are left out: a warm start of one on random weights teaches
+    nothing, so that no answer would be good enough to learn from.
     """
     loop = values["loop"]
     shorter = {"epochs": lambda n: min(n, 2), "updates": lambda n: min(n, 2), "group": lambda n: min(n, 3)}

@@ -66,7 +66,8 @@ def build_protocol(section: dict[str, Any], agents: tuple[str, ...], where: str 
     for agent in sorted(protocol.mentioned()):
         if agent not in players:
             raise ConfigError(
-                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it to them"
+                f"{where}: protocol {section['name']!r} names agent {agent!r} but agents are {list(players)}; add it "
+                "to them"
             )
     try:
         protocol.check_players(players)
@@ -99,7 +100,8 @@ def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) 
     for agent in (listed := listed or []):
         if agent not in agents:
             raise ConfigError(
-                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add it to them"
+                f"{where}: protocol {section.get('name')!r} names agent {agent!r} but agents are {list(agents)}; add "
+                "it to them"
             )
         if list(listed).count(agent) > 1:
             raise ConfigError(
@@ -108,7 +110,8 @@ def _check_listed(section: dict[str, Any], agents: tuple[str, ...], where: str) 
 
 
 def speakers(section: dict[str, Any], agents: tuple[str, ...], protocol: Protocol) -> tuple[str, ...]:
-    """Return who plays, in order: the agents in the section's ``agents``, by default all, and the helpers of ``protocol``."""
+    """Return who plays, in order: the agents in the section's ``agents``, by default all, and the helpers of
+    ``protocol``."""
     playing = tuple(section.get("agents") or agents)
     return (*playing, *(name for name in protocol.helpers() if name not in playing))
 

@@ -1,4 +1,5 @@
-"""Attempts: an answer is tried again and again, each time with the last answer and whether it was right (MARS²'s refinement)."""
+"""Attempts: an answer is tried again and again, each time with the last answer and whether it was right (MARS²'s
+refinement)."""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,12 @@ AGAIN = "{question}\n\nAn earlier answer:\n{draft}\n\nIt is {verdict}. Answer ag
 
 @dataclass(frozen=True)
 class Attempts(Protocol):
-    """Agents answer in turn, ``rounds`` times in all. From the second answer on, each is shown the one before and its grade.
+    """Agents answer in turn, ``rounds`` times in all. From the second answer on, each is shown the one before and its
+    grade.
 
-    ``again`` is the text by which a later answer is asked for; ``verdict`` is "right", "wrong", or "ungraded" where no grade is known.
-    No agent remembers anything else. In an evaluation one answer is given, because nobody tells there whether it is right.
+    ``again`` is the text by which a later answer is asked for; ``verdict`` is "right", "wrong", or "ungraded" where no
+    grade is known. No agent remembers anything else. In an evaluation one answer is given, because nobody tells there
+    whether it is right.
 
     Any agent can give any answer. The branching ``tree_search`` decides who does, and which answer is tried again.
 

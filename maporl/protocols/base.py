@@ -25,9 +25,9 @@ class Protocol:
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
     the same utterances must ask for the same again. It must draw everything random from ``example.id``,
-    ``example.meta["rollout"]`` and ``example.meta["draw"]``. The last is another text whenever the question is asked again in a
-    run's training, on any number of processes. It may set ``rewards[NAME]``, ``answers``, ``trainable`` and ``settles`` of the utterances
-    that it receives.
+    ``example.meta["rollout"]`` and ``example.meta["draw"]``. The last is another text whenever the question is asked
+    again in a run's training, on any number of processes. It may set ``rewards[NAME]``, ``answers``, ``trainable`` and
+    ``settles`` of the utterances that it receives.
 
     Training needs a credit for each utterance. An answer is graded and scored. Another utterance needs a reader, which
     is a later ask with its id in ``parents``, or a reward that a source gives it or that the protocol pays::
@@ -150,7 +150,8 @@ class Protocol:
         """
 
     def check_example(self, example: Example) -> None:
-        """Check that ``example``, one of the task's, has what the protocol reads of it. By default it reads the question alone.
+        """Check that ``example``, one of the task's, has what the protocol reads of it. By default it reads the
+        question alone.
 
         Raises:
             ConfigError: it lacks something.
@@ -164,7 +165,8 @@ class Protocol:
         """
         if self.players is not None and len(players) != self.players:
             raise ValueError(
-                f"{self.label} has {self.players} players but agents are {list(players)}; list that many in protocol.agents"
+                f"{self.label} has {self.players} players but agents are {list(players)}; list that many in "
+                "protocol.agents"
             )
         if len(players) < self.least_players:
             raise ValueError(
@@ -176,11 +178,13 @@ def must_be_protocol(part: Any, where: str) -> Protocol:
     """Return ``part`` if it is a :class:`Protocol` whose names are sets.
 
     Raises:
-        ConfigError: it is something else, or ``pays``, ``records`` or ``between_turns()`` is not a set of names. ``where`` says in the error which part is meant.
+        ConfigError: it is something else, or ``pays``, ``records`` or ``between_turns()`` is not a set of names.
+            ``where`` says in the error which part is meant.
     """
     if not isinstance(part, Protocol):
         raise ConfigError(
-            f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class {type(part).__name__}(Protocol)"
+            f"{where}: expected a maporl.Protocol, got {type(part).__name__}; derive it: class "
+            f"{type(part).__name__}(Protocol)"
         )
     for what, names in (
         ("pays", part.pays),
@@ -235,7 +239,10 @@ def _is_message(message: Any) -> bool:
 
 
 def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
-    """Return who sits in each seat: the one who is ``named``, or else the next agent who is not. The last may be empty."""
+    """Return who sits in each seat: the one who is ``named``, or else the next agent who is not.
+
+    The last may be empty.
+    """
     others = iter(agent for agent in agents if agent not in named)
     return [name if name is not None else next(others, "") for name in named]
 

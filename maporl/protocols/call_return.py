@@ -9,8 +9,8 @@ from maporl.text import check_pattern, matches
 from maporl.types import Act, Ask, Example, user_says
 
 PLAN = (
-    "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. When you know "
-    "enough, give your final answer without a call."
+    "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. "
+    "When you know enough, give your final answer without a call."
 )
 
 
@@ -20,24 +20,23 @@ class CallReturn(Protocol):
 
     The planner is by default the first agent. The workers are the other agents, called in turn. The first group of
     ``pattern`` is the planner's question to a worker. The worker is asked with ``ask``, outside any conversation, and
-    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. A call without a question
-    is not a call. After the last call
-    the planner receives ``enough``, which tells it to answer.
+    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. A call without a
+    question is not a call. After the last call the planner receives ``enough``, which tells it to answer.
 
-    With ``call: tool`` the planner has a tool ``ask_WORKER(question)`` for each worker instead. It may call several in one
-    utterance, which are then asked at the same time. ``plan`` and ``ask`` are used as above; the call format of the planner says
-    how replies come back, and its limits how often it may call.
+    With ``call: tool`` the planner has a tool ``ask_WORKER(question)`` for each worker instead. It may call several in
+    one utterance, which are then asked at the same time. ``plan`` and ``ask`` are used as above; the call format of the
+    planner says how replies come back, and its limits how often it may call.
 
-    With ``tool`` a call does not go to a worker. Its text becomes the argument ``argument`` of this tool, which may belong to the
-    environment ``place``, and what the tool returns is the reply.
+    With ``tool`` a call does not go to a worker. Its text becomes the argument ``argument`` of this tool, which may
+    belong to the environment ``place``, and what the tool returns is the reply.
 
-    With ``judge`` the planner is shown each reply in this text, and asked whether it is useful, before it goes on (ReSeek,
-    arXiv 2510.00568). The regular expressions ``useful`` and ``useless`` read its judgement, which must be one of both. Whatever
-    it says, the reply stays in its conversation. ``returned`` and ``enough`` then need not repeat it.
+    With ``judge`` the planner is shown each reply in this text, and asked whether it is useful, before it goes on
+    (ReSeek, arXiv 2510.00568). The regular expressions ``useful`` and ``useless`` read its judgement, which must be one
+    of both. Whatever it says, the reply stays in its conversation. ``returned`` and ``enough`` then need not repeat it.
 
     The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
-    not, under the reward name ``reply_form``. The planner's last utterance earns ``started``: the number of its calls divided by
-    ``calls``, at most 1.
+    not, under the reward name ``reply_form``. The planner's last utterance earns ``started``: the number of its calls
+    divided by ``calls``, at most 1.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.

@@ -19,15 +19,16 @@ class Chain(Protocol):
     ``visibility`` says whose words an agent sees: those of its ``predecessor``, of ``all`` before it in the dialogue,
     or of the agents that ``sees`` names for it (``graph``). An agent is asked with ``later`` if there is something to
     see, and with ``opening`` otherwise. ``{others}`` in ``later`` contains a ``quote`` of each utterance, joined with
-    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders and ``{reference}``, the right
-    answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248). ``answering`` says whose words answer the
-    question: those of ``all``, or of the ``last`` agent in the order.
+    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders and ``{reference}``,
+    the right answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248). ``answering`` says
+    whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
 
-    ``until_agreement`` ends the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115).
+    ``until_agreement`` ends the dialogue as soon as the last answers of all agents are the same (Optima, arXiv
+    2410.08115).
 
-    ``speaks`` lists the rounds, from 1, in which single agents speak: ``{bob: [1, 3]}``. In other rounds they are silent.
-    ``pass_`` (``pass`` in a configuration) is the word by which an agent declines: an utterance that is this word only is
-    shown to nobody. The texts must tell the agents so.
+    ``speaks`` lists the rounds, from 1, in which single agents speak: ``{bob: [1, 3]}``. In other rounds they are
+    silent. ``pass_`` (``pass`` in a configuration) is the word by which an agent declines: an utterance that is this
+    word only is shown to nobody. The texts must tell the agents so.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -90,7 +91,10 @@ class Chain(Protocol):
         check_somebody_speaks(self.speaks, self.order or players, self.turns)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Ask every agent in order, ``turns`` times. The outcome is "agreement" if the dialogue ended early, else None."""
+        """Ask every agent in order, ``turns`` times.
+
+        The outcome is "agreement" if the dialogue ended early, else None.
+        """
         order = self.order or agents
         said: list[Utterance] = []
         for turn in range(self.turns):

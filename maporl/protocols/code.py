@@ -1,4 +1,5 @@
-"""Code: a solver writes a function, a tester writes tests of it, and both are shown where the two disagree (AT-GRPO)."""
+"""Code: a solver writes a function, a tester writes tests of it, and both are shown where the two disagree
+(AT-GRPO)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,23 +14,28 @@ from maporl.types import Act, Ask, Example, Result, Utterance
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."
 TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
-DISAGREE = "Your program and the tests disagree:\n{failures}\n\nThe program:\n{code}\n\nCorrect what is yours, and write all of it."
+DISAGREE = (
+    "Your program and the tests disagree:\n{failures}\n\nThe program:\n{code}\n\nCorrect what is yours, and write all "
+    "of it."
+)
 SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Code(Protocol):
-    """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests pass.
+    """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests
+    pass.
 
-    By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the program.
-    Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with ``assert`` and name it.
-    Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A tester is asked
-    ``meta.tester_question``, if the task has one, in place of the question.
+    By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the
+    program. Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with
+    ``assert`` and name it. Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with
+    ``meta.setup``. A tester is asked ``meta.tester_question``, if the task has one, in place of the question.
 
-    The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of them
-    that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests that pass.
-    A program has its ``solved`` and ``team`` before anybody speaks again, and so have tests all of theirs. A branching can
-    therefore compare candidates after each step. In turns, a program's ``agree`` comes later, and a tree does not count it.
+    The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of
+    them that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests
+    that pass. A program has its ``solved`` and ``team`` before anybody speaks again, and so have tests all of theirs. A
+    branching can therefore compare candidates after each step. In turns, a program's ``agree`` comes later, and a tree
+    does not count it.
 
     Raises:
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.

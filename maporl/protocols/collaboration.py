@@ -8,7 +8,10 @@ from maporl.types import Ask, Example, Utterance, user_says
 
 HINT = "{question}\n\nDo not solve this. Give a hint that helps someone else to solve it."
 WITH_HINT = "{question}\n\nHint: {words}"
-CRITIQUE = "{question}\n\nAn answer to this:\n{draft}\n\nSay what is wrong with it, or what to check. Do not solve it yourself."
+CRITIQUE = (
+    "{question}\n\nAn answer to this:\n{draft}\n\nSay what is wrong with it, or what to check. Do not solve it "
+    "yourself."
+)
 REVISE = "Someone's remarks on your answer:\n{words}\n\nAnswer again.\n\n{question}"
 
 
@@ -19,14 +22,14 @@ class Collaboration(Protocol):
     With ``mode="hint"`` the collaborator gives a hint on the question (``hint``), and the actor answers with it
     (``with_hint``). With ``mode="critic"`` the actor answers (``opening``), the collaborator criticises the answer
     (``critique``), and the actor answers again (``revise``). The texts may use ``{question}``, the ``{words}`` of the
-    collaborator and the ``{draft}``. ``hint`` and ``critique`` may use ``{reference}`` too, the right answer, which a teacher
-    knows and the actor does not.
+    collaborator and the ``{draft}``. ``hint`` and ``critique`` may use ``{reference}`` too, the right answer, which a
+    teacher knows and the actor does not.
 
-    With ``rounds`` above 1, a critic speaks and the actor answers again so often. A critic who knows the answer is a simulated
-    user, whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).
+    With ``rounds`` above 1, a critic speaks and the actor answers again so often. A critic who knows the answer is a
+    simulated user, whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).
 
-    ``when`` says whether an answer is criticised: ``always``, only if it is ``wrong``, or ``never``. With ``wrong`` nobody
-    helps in evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).
+    ``when`` says whether an answer is criticised: ``always``, only if it is ``wrong``, or ``never``. With ``wrong``
+    nobody helps in evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
@@ -81,7 +84,10 @@ class Collaboration(Protocol):
         return {name for name in (self.collaborator, self.actor) if name is not None}
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play hint and answer, or an answer, and critique and answer in rounds. The outcome is "unaided" if an answer got no critique."""
+        """Play hint and answer, or an answer, and critique and answer in rounds.
+
+        The outcome is "unaided" if an answer got no critique.
+        """
         helper = self.collaborator or next(a for a in agents if a != self.actor)
         actor = self.actor or next(a for a in agents if a != helper)
         known = {"question": example.question, "reference": example.answer}

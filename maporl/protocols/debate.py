@@ -92,7 +92,10 @@ class Consensus:
             raise ValueError(f"consensus.share: expected a share above 0 and at most 1, got {self.share}")
 
     def reached(self, said: list[Utterance]) -> bool:
-        """Return whether these answers of one turn agree well enough. An unreadable answer agrees with no other answer."""
+        """Return whether these answers of one turn agree well enough.
+
+        An unreadable answer agrees with no other answer.
+        """
         votes = Counter(u.grade.answer for u in said if u.grade is not None and u.grade.answer is not None)
         if not votes:
             return False
@@ -147,7 +150,8 @@ class Debate(Protocol):
         "debate itself.",
     )
     summary: str = option(
-        "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: {question}",
+        "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: "
+        "{question}",
         "What the summariser is asked, with {others} and {question}.",
     )
     speaks: dict[str, tuple[int, ...]] = option(
@@ -224,7 +228,8 @@ class Debate(Protocol):
         mark_passes(said, self.pass_, exempt=self.summariser)
 
     def at_update(self, update: int) -> "Debate":
-        """Return the debate as it is played in ``update``, counted from 1: without consensus before its first update."""
+        """Return the debate as it is played in ``update``, counted from 1: without consensus before its first
+        update."""
         early = self.consensus is not None and update < self.consensus.from_update
         return replace(self, consensus=None) if early else self
 

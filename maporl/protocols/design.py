@@ -10,9 +10,9 @@ EXAMPLE = (
     "Solver: Solve the problem step by step.\nChecker: Check every step of the solution, and give the final answer."
 )
 PLAN = (
-    "{question}\n\nDo not answer this yourself. Write the plan of a team that answers it, with one line for each member, at most "
-    "{steps}: its name, a colon, and what it shall do. They speak in this order, and each is told what was said before it. What the "
-    "last one says is the answer. For example:\n{example}"
+    "{question}\n\nDo not answer this yourself. Write the plan of a team that answers it, with one line for each "
+    "member, at most {steps}: its name, a colon, and what it shall do. They speak in this order, and each is told "
+    "what was said before it. What the last one says is the answer. For example:\n{example}"
 )
 FIRST = "{question}\n\nYou are {name}. {instruction}"
 LATER = "{question}\n\nOthers have said:\n\n{others}\n\nYou are {name}. {instruction}"
@@ -22,14 +22,15 @@ LATER = "{question}\n\nOthers have said:\n\n{others}\n\nYou are {name}. {instruc
 class Design(Protocol):
     """The ``designer`` writes a plan, and the ``executor`` speaks for each member of the planned team, in order.
 
-    By default they are the first and the second agent. A plan is text, and nothing of it is run as a program: the regular
-    expression ``member`` finds a name and an instruction for each member, and those after the first ``steps`` are left out. Each
-    member is asked outside any conversation, with its instruction and a ``quote`` of all that members before it have said. The last
-    one answers the question.
+    By default they are the first and the second agent. A plan is text, and nothing of it is run as a program: the
+    regular expression ``member`` finds a name and an instruction for each member, and those after the first ``steps``
+    are left out. Each member is asked outside any conversation, with its instruction and a ``quote`` of all that
+    members before it have said. The last one answers the question.
 
-    If no member is found, nobody speaks, and the plan earns 0 under the reward name ``plan``. A plan that is carried out earns nothing by
-    itself: the rule ``tree_mean`` makes it worth what its executions are worth. The column ``caller`` says which plan an
-    execution carries out. ``example`` is a plan that the designer is shown, and that a warm start teaches.
+    If no member is found, nobody speaks, and the plan earns 0 under the reward name ``plan``. A plan that is carried
+    out earns nothing by itself: the rule ``tree_mean`` makes it worth what its executions are worth. The column
+    ``caller`` says which plan an execution carries out. ``example`` is a plan that the designer is shown, and that a
+    warm start teaches.
 
     Raises:
         ValueError: an option is out of range, or a text or a pattern cannot serve.

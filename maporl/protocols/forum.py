@@ -10,8 +10,8 @@ from maporl.types import Ask, Example, Utterance
 SOLVE = "{question}\n\n{history}Give your solution."
 EVALUATE = "{question}\n\n{history}A solution:\n{solution}\n\nFind what is wrong with it."
 SCORE = (
-    "{question}\n\nA solution:\n{solution}\n\nAn evaluation of it:\n{evaluation}\n\nScore the solution: 3 if it is right, 2 if the "
-    "evaluation finds small faults, 1 if it is wrong. End with <score>NUMBER</score>."
+    "{question}\n\nA solution:\n{solution}\n\nAn evaluation of it:\n{evaluation}\n\nScore the solution: 3 if it is "
+    "right, 2 if the evaluation finds small faults, 1 if it is wrong. End with <score>NUMBER</score>."
 )
 
 

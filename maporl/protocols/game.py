@@ -30,8 +30,8 @@ class PlayGame(Protocol):
     the game says how much (:attr:`Game.illegal`). What follows is ``after_illegal``:
 
     - ``end``: the game ends.
-    - ``replace``: it goes on with the move that the game names instead, by default a random legal one. Methods that compare
-      the players turn by turn need games that go on.
+    - ``replace``: it goes on with the move that the game names instead, by default a random legal one. Methods that
+      compare the players turn by turn need games that go on.
     - ``retry``: the player is asked again with ``again``, at most ``retries`` times in a turn; then the game ends.
     - ``skip``: the player passes, in a game that has passing.
 
@@ -100,7 +100,8 @@ class PlayGame(Protocol):
         if not least <= len(players) <= most:
             number = f"{least}" if least == most else f"{least} to {most}"
             raise ValueError(
-                f"{self.label} has {number} player{'s' if most > 1 else ''} but agents are {list(players)}; list that many in protocol.agents"
+                f"{self.label} has {number} player{'s' if most > 1 else ''} but agents are {list(players)}; list that "
+                "many in protocol.agents"
             )
 
     @property
@@ -171,7 +172,8 @@ class PlayGame(Protocol):
         """Return the players to move, and count their moves.
 
         Raises:
-            ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than ``longest`` allows.
+            ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than
+                ``longest`` allows.
         """
         movers = game.to_move()
         if not isinstance(movers, tuple | list) or any(player not in range(game.seated) for player in movers):
@@ -183,8 +185,8 @@ class PlayGame(Protocol):
         for player in movers:
             if moved[player] > game.longest:
                 raise ConfigError(
-                    f"game {self.game}: player {player} moved {moved[player]} times, but longest is {game.longest}; let "
-                    "to_move return () at the end, or set a larger longest"
+                    f"game {self.game}: player {player} moved {moved[player]} times, but longest is {game.longest}; "
+                    "let to_move return () at the end, or set a larger longest"
                 )
         return tuple(movers)
 
@@ -201,8 +203,8 @@ class PlayGame(Protocol):
         for player, amount in payments.items():
             if player not in range(game.seated) or not isinstance(amount, int | float) or not math.isfinite(amount):
                 raise ConfigError(
-                    f"game {self.game}: {method} pays {amount!r:.40} to player {player!r:.40}, expected finite numbers for "
-                    f"players from 0 to {game.seated - 1}"
+                    f"game {self.game}: {method} pays {amount!r:.40} to player {player!r:.40}, expected finite numbers "
+                    f"for players from 0 to {game.seated - 1}"
                 )
         return payments
 

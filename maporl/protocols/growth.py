@@ -38,8 +38,8 @@ def faults(protocol: Protocol, growth: Growth | None, players: tuple[str, ...]) 
         if stage.turns > protocol.turns:
             yield Fault(
                 WHERE,
-                f"an agent has up to {stage.turns} turns from update {update} on, but {protocol.turns} in the section protocol, which "
-                "evaluations play",
+                f"an agent has up to {stage.turns} turns from update {update} on, but {protocol.turns} in the section "
+                "protocol, which evaluations play",
                 "give protocol the longest values",
             )
 

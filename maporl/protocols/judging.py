@@ -13,7 +13,10 @@ from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance, user_says
 
-TEXT = "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: bad'."
+TEXT = (
+    "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: "
+    "bad'."
+)
 TAUGHT = ("Verdict: good", "Verdict: bad")
 """What warm starts teach a judge to say."""
 
@@ -23,13 +26,16 @@ class StepJudge:
     """The options of ``protocol.step_judge`` (RLAnything, arXiv 2602.02488).
 
     When a dialogue is over, ``agent`` is asked ``samples`` times about each utterance, at the same time and outside any
-    conversation. ``text`` may use ``{seen}``, the messages that were new to the speaker, ``{said}``, and ``{question}``. The regular
-    expressions ``good`` and ``bad`` read the verdict, which must be one of both. Nobody is judged in evaluations.
+    conversation. ``text`` may use ``{seen}``, the messages that were new to the speaker, ``{said}``, and
+    ``{question}``. The regular expressions ``good`` and ``bad`` read the verdict, which must be one of both. Nobody is
+    judged in evaluations.
 
-    A verdict is tagged ``verdict``: 1, -1, or None if it cannot be read. Its caller is what it judges. The rule ``consistency`` pays it.
+    A verdict is tagged ``verdict``: 1, -1, or None if it cannot be read. Its caller is what it judges. The rule
+    ``consistency`` pays it.
 
     Raises:
-        ValueError: ``samples`` is below 1, ``text`` has an unknown placeholder, or a pattern is not a regular expression.
+        ValueError: ``samples`` is below 1, ``text`` has an unknown placeholder, or a pattern is not a regular
+            expression.
     """
 
     agent: str

@@ -19,25 +19,27 @@ ANSWER = STATE + "Answer the question."
 class Orchestrate(Protocol):
     """The ``orchestrator`` names the agent that acts next and says what it shall do, at most ``steps`` times.
 
-    It is by default the first agent. The agents that it may name are the others. Each of them is asked with ``work``, where
-    ``{task}`` is what the orchestrator wants of it. It may have tools. All are asked outside any conversation, with everything
-    that was done in ``{memory}``: a ``done`` for each step, or ``nothing``. ``{agents}`` are the names.
+    It is by default the first agent. The agents that it may name are the others. Each of them is asked with ``work``,
+    where ``{task}`` is what the orchestrator wants of it. It may have tools. All are asked outside any conversation,
+    with everything that was done in ``{memory}``: a ``done`` for each step, or ``nothing``. ``{agents}`` are the names.
 
-    The regular expression ``pattern`` finds the name and, if it has a second group, the task. Its last match counts. If no agent
-    has this name, nobody acts in this step, and the memory has ``unknown`` in place of a reply.
+    The regular expression ``pattern`` finds the name and, if it has a second group, the task. Its last match counts. If
+    no agent has this name, nobody acts in this step, and the memory has ``unknown`` in place of a reply.
 
-    The dialogue ends after ``steps`` steps, or if the orchestrator names ``end`` after an agent has acted (None: it cannot), or
-    if a ``verifier``, who is asked with ``check`` after each step, says something that the regular expression ``stop`` finds. Then
-    the ``generator`` answers with ``answer``. Without a generator the replies of the agents are answers; if nobody has acted, the
-    first agent acts.
+    The dialogue ends after ``steps`` steps, or if the orchestrator names ``end`` after an agent has acted (None: it
+    cannot), or if a ``verifier``, who is asked with ``check`` after each step, says something that the regular
+    expression ``stop`` finds. Then the ``generator`` answers with ``answer``. Without a generator the replies of the
+    agents are answers; if nobody has acted, the first agent acts.
 
-    The orchestrator earns ``step_cost`` with each naming: log2(1 + t / (steps + 1)) in step t, from 1 (Puppeteer, arXiv 2505.19591,
-    as its code has it). With ``per_tokens`` this is multiplied by the number of tokens of the reply, divided by ``per_tokens``, so
-    that what asks nobody costs nothing. Give it a negative weight. What the orchestrator says is a parent of what it leads to, so
-    it has the credit of that, if ``reward.sources`` does not name ``step_cost``.
+    The orchestrator earns ``step_cost`` with each naming: log2(1 + t / (steps + 1)) in step t, from 1 (Puppeteer, arXiv
+    2505.19591, as its code has it). With ``per_tokens`` this is multiplied by the number of tokens of the reply,
+    divided by ``per_tokens``, so that what asks nobody costs nothing. Give it a negative weight. What the orchestrator
+    says is a parent of what it leads to, so it has the credit of that, if ``reward.sources`` does not name
+    ``step_cost``.
 
     Raises:
-        ValueError: an option is out of range, two roles have one agent, ``end`` cannot be read, or a text or a pattern cannot serve.
+        ValueError: an option is out of range, two roles have one agent, ``end`` cannot be read, or a text or a pattern
+            cannot serve.
     """
 
     steps: int = 3
@@ -78,14 +80,14 @@ class Orchestrate(Protocol):
             )
         if self.end is not None and not self.end.strip():
             raise ValueError(
-                f"end: expected a word that the orchestrator can say, such as end, or null, got {self.end!r}, which is also what is read where "
-                "nobody is named"
+                f"end: expected a word that the orchestrator can say, such as end, or null, got {self.end!r}, which is "
+                "also what is read where nobody is named"
             )
         read = self._named(f"<next>{self.end}</next>")[0]
         if self.end is not None and self.pattern == Orchestrate.pattern and read != self.end:
             raise ValueError(
-                f"end: of {self.end!r} the pattern reads {read!r} as the name, so that it would never end a dialogue; give a word without "
-                "spaces, colons and <, or another pattern"
+                f"end: of {self.end!r} the pattern reads {read!r} as the name, so that it would never end a dialogue; "
+                "give a word without spaces, colons and <, or another pattern"
             )
         state = {"question", "memory"}
         check_template("plan", self.plan, state | {"agents"}, state)

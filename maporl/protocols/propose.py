@@ -48,11 +48,12 @@ MARKS = tuple(str(mark) for mark in range(1, 11))
 
 @dataclass(frozen=True)
 class Propose(Protocol):
-    """The ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times, each time apart from the others.
+    """The ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times, each time apart from the
+    others.
 
     By default the first agent proposes, the second solves, and the third, if ``vouch`` is "judge", judges. The text
-    ``propose`` may show the proposer the ``{question}``, the ``{answer}`` and the ``{document}`` of the task's example. The
-    document is its ``meta.document``, or else its ``meta.paragraphs``, or else its question. The made question is
+    ``propose`` may show the proposer the ``{question}``, the ``{answer}`` and the ``{document}`` of the task's example.
+    The document is its ``meta.document``, or else its ``meta.paragraphs``, or else its question. The made question is
     what stands between the tags ``<tag>`` and ``</tag>``, or with ``tag: null`` all that the proposer says. A question
     that is empty, or longer than ``longest`` characters, is not asked.
 
@@ -60,38 +61,44 @@ class Propose(Protocol):
 
     - "given": it is the answer of the task's example. ``check`` may name a tool; unless it returns this answer, the
       question is not asked.
-    - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver is not
-      shown. A question without an answer that the task can grade is not asked. The proposer should read the answer
-      in a document, because nobody checks it.
-    - "tool": it is what the tool ``check`` finds. If its value has a ``question``, an ``answer`` and ``meta``, as that of the
-      tool ``triplet`` has, then these are asked and graded. Otherwise its text is the answer. What the tool refuses is not asked.
+    - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver
+      is not shown. A question without an answer that the task can grade is not asked. The proposer should read the
+      answer in a document, because nobody checks it.
+    - "tool": it is what the tool ``check`` finds. If its value has a ``question``, an ``answer`` and ``meta``, as that
+      of the tool ``triplet`` has, then these are asked and graded. Otherwise its text is the answer. What the tool
+      refuses is not asked.
     - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
       give it is from ``least_share`` to ``most_share``.
     - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
-      question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not trained on.
-    - "sources": nobody knows it. Reward sources, such as a verifier, score the tries, and the rule ``mix`` can pay the proposer by
-      the mean of these scores (``callees/verifier``). A proposer whose question is not asked is not trained on.
+      question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not
+      trained on.
+    - "sources": nobody knows it. Reward sources, such as a verifier, score the tries, and the rule ``mix`` can pay the
+      proposer by the mean of these scores (``callees/verifier``). A proposer whose question is not asked is not trained
+      on.
 
-    The tool ``check`` is called with the question as its argument ``check_argument``, and with those values of the example's ``meta`` that
-    ``check_about`` names. With ``vouch: stated`` the text ``propose`` must name the tags, because nothing else tells the proposer of them.
+    The tool ``check`` is called with the question as its argument ``check_argument``, and with those values of the
+    example's ``meta`` that ``check_about`` names. With ``vouch: stated`` the text ``propose`` must name the tags,
+    because nothing else tells the proposer of them.
 
     The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
 
-    - given, stated and tool: ``difficulty``, 1 - p (Search Self-Play), ``band``, 4p(1 - p), ``variance``,
-      exp(-(p(1 - p) - 0.25)^2 / 0.02) (SPICE), and ``learnability``, 1 - p if that is between 0 and 1, and else 0
-      (Absolute Zero). ``extreme`` is 1 if all tries are right or none is, and else 0. All are 0 for a question that is not asked, and
-      ``invalid`` is then 1, and 0 otherwise. It also pays a try ``mistake``, 1 if it has a final answer that is wrong, and
-      ``unreadable``, 1 if it has none.
+    - given, stated and tool: ``difficulty``, 1 - p (Search Self-Play), ``band``, 4p(1 - p), ``variance``, exp(-(p(1 -
+      p) - 0.25)^2 / 0.02) (SPICE), and ``learnability``, 1 - p if that is between 0 and 1, and else 0 (Absolute Zero).
+      ``extreme`` is 1 if all tries are right or none is, and else 0. All are 0 for a question that is not asked, and
+      ``invalid`` is then 1, and 0 otherwise. It also pays a try ``mistake``, 1 if it has a final answer that is wrong,
+      and ``unreadable``, 1 if it has none.
     - majority: ``uncertainty``, min(s, 1 - s), and -1 for a question that is not asked (R-Zero).
-    - judge: ``proposal``, (quality + difficulty + 1)/3, where the difficulty is 1 minus the mean worth of the tries, and 0 if
-      the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its ``mark``, and
-      tries and the judge ``form``: 1 for a try that ended by itself, and for a mark that can be read (Multi-Agent Evolve).
+    - judge: ``proposal``, (quality + difficulty + 1)/3, where the difficulty is 1 minus the mean worth of the tries,
+      and 0 if the question is not asked. A question that cannot be read has ``proposal`` 0. It also pays each try its
+      ``mark``, and tries and the judge ``form``: 1 for a try that ended by itself, and for a mark that can be read
+      (Multi-Agent Evolve).
 
-    In evaluations the solver answers the task's own questions, and nobody proposes. Nothing keeps a proposer from writing a
-    question that is held out, which a small task makes likely.
+    In evaluations the solver answers the task's own questions, and nobody proposes. Nothing keeps a proposer from
+    writing a question that is held out, which a small task makes likely.
 
     Raises:
-        ValueError: an option is out of range or does not fit ``vouch``, or a text lacks a placeholder or has an unknown one.
+        ValueError: an option is out of range or does not fit ``vouch``, or a text lacks a placeholder or has an unknown
+            one.
     """
 
     tries: int = 5
@@ -134,14 +141,15 @@ class Propose(Protocol):
             raise ValueError(f"answer_tag: expected a word, such as answer, got {self.answer_tag!r:.40}")
         if self.vouch == "stated" and self.tag in (None, self.answer_tag):
             raise ValueError(
-                f"tag: with vouch: stated the question stands between tags of its own, beside those of the answer ({self.answer_tag}), "
-                f"got {self.tag!r}; set tag: question"
+                "tag: with vouch: stated the question stands between tags of its own, beside those of the answer "
+                f"({self.answer_tag}), got {self.tag!r}; set tag: question"
             )
         for name, told in (("tag", self.tag), ("answer_tag", self.answer_tag)) if self.vouch == "stated" else ():
             if f"<{told}>" not in self.propose:
                 raise ValueError(
-                    f"propose: with vouch: stated what stands between <{told}> and </{told}> is read, and the text tells the proposer of no "
-                    f"such tags, got {self.propose!r:.80}; write <{told}> and </{told}> into it, or set {name} to a tag that it has"
+                    f"propose: with vouch: stated what stands between <{told}> and </{told}> is read, and the text "
+                    f"tells the proposer of no such tags, got {self.propose!r:.80}; write <{told}> and </{told}> into "
+                    f"it, or set {name} to a tag that it has"
                 )
         for name, modes in OPTIONS.items():
             if self.vouch not in modes and getattr(self, name) != self.__dataclass_fields__[name].default:
@@ -155,8 +163,8 @@ class Propose(Protocol):
                 )
         if self.check_argument in self.check_about:
             raise ValueError(
-                f"check_about: {self.check_argument!r} is the check_argument, which has the question, so it cannot have a value of the "
-                f"example too, got {list(self.check_about)}; remove it from one of them"
+                f"check_about: {self.check_argument!r} is the check_argument, which has the question, so it cannot "
+                f"have a value of the example too, got {list(self.check_about)}; remove it from one of them"
             )
         if self.vouch == "majority" and self.tries < 2:
             raise ValueError("tries: one try is always its own majority; expected at least 2 with vouch: majority")
@@ -216,24 +224,24 @@ class Propose(Protocol):
         for name in tools[self.check].parameters.get("required", ()):
             if name not in given:
                 raise ValueError(
-                    f"check_about: tool {self.check} needs {name!r}, and is given {given} alone; name it here if the meta of the task's "
-                    "examples has it, or set another check"
+                    f"check_about: tool {self.check} needs {name!r}, and is given {given} alone; name it here if the "
+                    "meta of the task's examples has it, or set another check"
                 )
 
     def check_example(self, example: Example) -> None:
         """Check that an example of the task has what the proposer and the tool are to be told of it.
 
         Raises:
-            ConfigError: its meta lacks a value that ``check_about`` names, or it is a document that nobody is shown, or that has no answer where
-                ``vouch`` takes one of it.
+            ConfigError: its meta lacks a value that ``check_about`` names, or it is a document that nobody is shown, or
+                that has no answer where ``vouch`` takes one of it.
         """
         self._about(example)
         if not in_place_of_question(example):
             return
         if self.vouch == "given":
             raise ConfigError(
-                "protocol.vouch: given takes the right answer of the task's example, and the task gives documents, which have none; set vouch: "
-                "stated, by which the proposer states it"
+                "protocol.vouch: given takes the right answer of the task's example, and the task gives documents, "
+                "which have none; set vouch: stated, by which the proposer states it"
             )
         blank = dict.fromkeys(("question", "answer", "document"), "")
         if self.propose.format(**blank) == self.propose.format(**blank | {"document": "?", "question": "?"}):
@@ -252,7 +260,8 @@ class Propose(Protocol):
         wanted = 3 if self.vouch == "judge" else 2
         if len(players) != wanted:
             raise ValueError(
-                f"with vouch: {self.vouch} it has {wanted} players but agents are {list(players)}; list that many in protocol.agents"
+                f"with vouch: {self.vouch} it has {wanted} players but agents are {list(players)}; list that many in "
+                "protocol.agents"
             )
 
     def in_evaluation(self) -> Protocol:
@@ -344,8 +353,8 @@ class Propose(Protocol):
             if not (isinstance(question, str) and isinstance(answer, str) and isinstance(meta, Mapping)):
                 kinds = [type(one).__name__ for one in (question, answer, meta)]
                 raise ConfigError(
-                    f"protocol.check: the tool {self.check} returned a question, an answer and a meta of the types {kinds}; "
-                    "return two texts and a dictionary"
+                    f"protocol.check: the tool {self.check} returned a question, an answer and a meta of the types "
+                    f"{kinds}; return two texts and a dictionary"
                 )
             made = replace(made, question=question, answer=answer, meta={**made.meta, **meta})
         else:
@@ -362,8 +371,8 @@ class Propose(Protocol):
         if missing := [name for name in self.check_about if name not in example.meta]:
             given = sorted(example.meta.keys() - {"draw", "rollout"})  # which every question has
             raise ConfigError(
-                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {given}; name one of these, or "
-                "use a task that gives it"
+                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {given}; name one "
+                "of these, or use a task that gives it"
             )
         return {name: example.meta[name] for name in self.check_about}
 
@@ -403,7 +412,8 @@ class Propose(Protocol):
     def _payments(self, quality: float | None, worth: float | None) -> dict[str, float]:
         """Return what the proposer is paid.
 
-        ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be read.
+        ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be
+        read.
         """
         if self.vouch in KNOWING:
             return _known_payments(worth)
@@ -431,7 +441,8 @@ class Answer(Protocol):
 
 
 def document_of(example: Example) -> str:
-    """Return what a proposer may read: an example's document, or its paragraphs with their titles, or else its question.
+    """Return what a proposer may read: an example's document, or its paragraphs with their titles, or else its
+    question.
 
     >>> document_of(Example("1", "Who?", "Emma", {"paragraphs": [{"title": "Emma", "text": "A novel."}]}))
     'Emma\\nA novel.'
@@ -441,11 +452,12 @@ def document_of(example: Example) -> str:
 
 
 def in_place_of_question(example: Example) -> bool:
-    """Return whether an example is a document to write questions on, as those of the task ``documents`` are, and no question.
+    """Return whether an example is a document to write questions on, as those of the task ``documents`` are, and no
+    question.
 
     >>> in_place_of_question(Example("1", "A novel.", "", {"document": "A novel."})), in_place_of_question(Example("1", "Who?", "Emma"))
     (True, False)
-    """
+    """  # noqa: E501
     return bool(example.question) and example.meta.get("document") == example.question
 
 
@@ -460,7 +472,8 @@ def between(tag: str, text: str) -> str | None:
 
 
 def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
-    """Grade tries by the final answer that most of them give, the first of equally frequent ones. Return 1 for the right ones.
+    """Grade tries by the final answer that most of them give, the first of equally frequent ones. Return 1 for the
+    right ones.
 
     A try without a final answer is wrong, and does not vote.
     """
@@ -476,8 +489,8 @@ def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
 
 
 def _graded(tries: Sequence[Utterance]) -> bool:
-    """Return whether the task could compare tries with the answer that was stated, or that a tool gave. If not, they count as wrong
-    and teach nothing."""
+    """Return whether the task could compare tries with the answer that was stated, or that a tool gave. If not, they
+    count as wrong and teach nothing."""
     if any(u.grade is not None and u.grade.correct is not None for u in tries):
         return True
     for u in tries:
@@ -487,7 +500,8 @@ def _graded(tries: Sequence[Utterance]) -> bool:
 
 
 def _known_payments(p: float | None) -> dict[str, float]:
-    """Return what a proposer is paid if the share ``p`` of the tries is right, or None if its question was not asked."""
+    """Return what a proposer is paid if the share ``p`` of the tries is right, or None if its question was not
+    asked."""
     if p is None:
         return dict.fromkeys(KNOWN, 0.0) | {"invalid": 1.0}
     variance = p * (1 - p)

@@ -7,8 +7,8 @@ from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, user_says
 
 VERIFY = (
-    "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; otherwise say what "
-    "is wrong and end with <verify>reject</verify>."
+    "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; "
+    "otherwise say what is wrong and end with <verify>reject</verify>."
 )
 MEND = "Your answer was not approved:\n{words}\n\nAnswer again.\n\n{question}"
 
@@ -19,8 +19,9 @@ class Refine(Protocol):
     times.
 
     By default the first agent solves, the second verifies, and the solver also refines. A verdict in which the regular
-    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve. Nobody judges
-    the last answer. A verdict is worth what the answer is worth that it approves, or else the answer that follows it.
+    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve.
+    Nobody judges the last answer. A verdict is worth what the answer is worth that it approves, or else the answer that
+    follows it.
 
     A verdict in which the regular expression ``form`` is found earns 1, and any other one 0, under the reward name
     ``verdict_form``.

@@ -15,9 +15,10 @@ ANSWER = STATE + "Answer the question."
 
 @dataclass(frozen=True)
 class Route(Protocol):
-    """The ``router`` says whether enough is known. If not, the ``searcher`` searches, and the router is asked again. The
-    ``answerer`` answers when the router says so, or after ``steps`` searches. With ``at_end: stop`` nobody has to answer: the router
-    is asked ``steps`` times, and if it never says so, the dialogue ends after the last of them without an answer.
+    """The ``router`` says whether enough is known. If not, the ``searcher`` searches, and the router is asked again.
+    The ``answerer`` answers when the router says so, or after ``steps`` searches. With ``at_end: stop`` nobody has to
+    answer: the router is asked ``steps`` times, and if it never says so, the dialogue ends after the last of them
+    without an answer.
 
     By default they are the first, the second and the third agent. Each of them is asked outside any conversation, with
     everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``.
@@ -28,9 +29,10 @@ class Route(Protocol):
     ``argument`` of the tool ``tool``, which may belong to the environment ``place``.
 
     A reply of the router with either yes or no, and a reply of the searcher with a query, earns 1, and any other one 0,
-    under the reward name ``route_form``. If ``form`` is given, a reply of the router earns 1 if this regular expression is found
-    in it. (``form`` of ``refine`` is never None: there one expression approves, and none says what else a verdict may be.) A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does not name
-    ``route_form``.
+    under the reward name ``route_form``. If ``form`` is given, a reply of the router earns 1 if this regular expression
+    is found in it. (``form`` of ``refine`` is never None: there one expression approves, and none says what else a
+    verdict may be.) A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does
+    not name ``route_form``.
 
     Raises:
         ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.

@@ -1,4 +1,7 @@
-"""Agents that stay silent in some turns (``speaks``), and answers by which agents decline (``pass``). Imports no torch."""
+"""Agents that stay silent in some turns (``speaks``), and answers by which agents decline (``pass``).
+
+Imports no torch.
+"""
 
 from collections.abc import Mapping, Sequence
 

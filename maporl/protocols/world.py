@@ -13,10 +13,11 @@ class PlayWorld(Protocol):
 
     The whole reply of an agent is the argument ``argument`` of the environment's tool ``tool``. An agent is asked first
     with ``opening``, to which the environment adds how it begins. If something has happened since it last spoke, it is
-    told so by ``later``. There ``{news}`` has what came of its own action, and a ``quote`` of each action of another agent.
+    told so by ``later``. There ``{news}`` has what came of its own action, and a ``quote`` of each action of another
+    agent.
 
-    What the environment pays for an action at once is the reward of the utterance, under the name ``place``. What it pays
-    at the end goes to the last utterance of each agent.
+    What the environment pays for an action at once is the reward of the utterance, under the name ``place``. What it
+    pays at the end goes to the last utterance of each agent.
 
     A result names who acts next by ``value={"next": AGENT}``. Otherwise it is the next agent in the order.
 

@@ -1,4 +1,5 @@
-"""Sentences about calls of tools: how often agents call, how many calls fail, and whether calling goes with being right."""
+"""Sentences about calls of tools: how often agents call, how many calls fail, and whether calling goes with being
+right."""
 
 from collections.abc import Sequence
 
@@ -60,6 +61,6 @@ def _paired(turns: Turns) -> list[str]:
     if not pairs:
         return []
     return [
-        f"Over {counted(len(pairs), 'question')} with turns of both kinds, accuracy with calls minus accuracy without is "
-        f"{Difference.of(pairs).points()}."
+        f"Over {counted(len(pairs), 'question')} with turns of both kinds, accuracy with calls minus accuracy without "
+        f"is {Difference.of(pairs).points()}."
     ]

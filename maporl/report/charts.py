@@ -1,4 +1,5 @@
-"""The charts of a report as data: the panels of :mod:`maporl.report.metric_panels` with a run's numbers and their intervals."""
+"""The charts of a report as data: the panels of :mod:`maporl.report.metric_panels` with a run's numbers and their
+intervals."""
 
 import math
 import re
@@ -203,7 +204,8 @@ def _values(run: Run, name: str, steps: list[int]) -> Numbers:
 
 
 def finite(value: Any) -> float | None:
-    """``value`` with six digits; None for NaN, infinities, and anything that is not a number, which JSON cannot hold."""
+    """``value`` with six digits; None for NaN, infinities, and anything that is not a number, which JSON cannot
+    hold."""
     try:
         return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:  # an integer of more than 308 digits

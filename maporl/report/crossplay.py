@@ -20,11 +20,14 @@ def told(play: CrossPlay) -> str:
     }[gap.sign]
     apart = ""
     if play.left_out:
-        apart = f" {counted(play.left_out, 'held-out question')} of {play.runs[0]} were left out, because another run was trained on them."
+        apart = (
+            f" {counted(play.left_out, 'held-out question')} of {play.runs[0]} were left out, because another run was "
+            "trained on them."
+        )
     return (
-        f"Teams that trained together are right {percent(play.self_play())} of the time, and teams whose agents come from "
-        f"different runs {percent(play.cross_play())}, on {counted(play.questions, 'question')}. Trained together minus mixed: "
-        f"{gap.points()}. {verdict}{apart}"
+        f"Teams that trained together are right {percent(play.self_play())} of the time, and teams whose agents come "
+        f"from different runs {percent(play.cross_play())}, on {counted(play.questions, 'question')}. Trained together "
+        f"minus mixed: {gap.points()}. {verdict}{apart}"
     )
 
 
@@ -35,8 +38,8 @@ def how(play: CrossPlay) -> str:
         cells = f"A row has {play.seats[0]} of one run, and a column has {play.seats[1]} of one run."
     else:
         cells = (
-            f"A row has the agents {listed(play.seats)} of one run. Off the diagonal, one of them comes from the column's run; "
-            "the number is the mean over which one."
+            f"A row has the agents {listed(play.seats)} of one run. Off the diagonal, one of them comes from the "
+            "column's run; the number is the mean over which one."
         )
     return f"{cells} The diagonal has the teams that trained together. The mean of the others is over {mixed}."
 

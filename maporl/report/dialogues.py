@@ -12,10 +12,13 @@ from maporl.text import LONGEST, visible
 from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance
 
 MOST = 5000
-"""The most dialogues that a report shows. Of a longer run it shows the last evaluation, the last updates, and an even selection of
-the others."""
+"""The most dialogues that a report shows. Of a longer run it shows the last evaluation, the last updates, and an even
+selection of the others."""
 TOKENS = 100_000
-"""The most tokens that a page shows with their numbers. With more tokens, they are those of dialogues spread evenly over the run."""
+"""The most tokens that a page shows with their numbers.
+
+With more tokens, they are those of dialogues spread evenly over the run.
+"""
 LAST_UPDATES = 10
 """The updates that stand for what the team can do now, in a run without an evaluation at its end."""
 FLAGS = {
@@ -45,7 +48,8 @@ UNGRADED = ("disagreed", "all right", "mixed", "all wrong", "corrected", "spoile
 
 
 def newest(run: Run) -> list[Recorded]:
-    """The dialogues that show what the team can do now: those of the evaluation after training, else of the last updates."""
+    """The dialogues that show what the team can do now: those of the evaluation after training, else of the last
+    updates."""
     after = run.of("after")
     steps = [one.when for one in run.dialogues if isinstance(one.when, int)]
     first = max(steps, default=0) - LAST_UPDATES + 1
@@ -79,8 +83,8 @@ def shown(dialogues: Sequence[Recorded], number: int = 0) -> list[dict[str, Any]
 
 
 def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]:
-    """One dialogue as the page reads it. Its ``key`` is the same in every report of the run. With ``traced`` it has the numbers of
-    its tokens."""
+    """One dialogue as the page reads it. Its ``key`` is the same in every report of the run. With ``traced`` it has the
+    numbers of its tokens."""
     dialogue, game = one.dialogue, game_of(one.dialogue)
     example = dialogue.example
     return {

@@ -17,8 +17,8 @@ from maporl.types import Example, Grade, Stop
 def failures(run: Run) -> dict[str, Any]:
     """Failures on the held-out questions after training, or else in the dialogues of the last updates.
 
-    ``scope`` says what was counted. ``lines`` are sentences, each with the ``keys`` of the dialogues that it counts. ``groups`` are
-    tables of accuracy by a property of the question.
+    ``scope`` says what was counted. ``lines`` are sentences, each with the ``keys`` of the dialogues that it counts.
+    ``groups`` are tables of accuracy by a property of the question.
     """
     held_out = bool(run.of("after"))
     last = [one for one in newest(run) if last_answers(one.dialogue)]
@@ -67,7 +67,10 @@ def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]
         if n >= max(3, 0.1 * len(distances)):
             own = [one for one, d in distances if d == distance]
             share = f"{n} ({n / len(distances):.0%})"
-            told = f"Of {counted(len(distances), 'wrong last answer')} that are whole numbers, {share} are off by {distance}"
+            told = (
+                f"Of {counted(len(distances), 'wrong last answer')} that are whole numbers, {share} are off by "
+                f"{distance}"
+            )
             lines.append((f"{told}, on {counted(len(_once(own)), unit)}.", _once(own)))
     return lines
 
@@ -171,8 +174,8 @@ def _row(name: str, played: list[Recorded], earlier: dict[str, Recorded]) -> dic
 
 
 def _right(played: list[Recorded]) -> Share:
-    """The share of last answers that are right. It is a share of questions, because dialogues on the same question are not
-    independent samples."""
+    """The share of last answers that are right. It is a share of questions, because dialogues on the same question are
+    not independent samples."""
     own: dict[str, list[float]] = {}
     for one in played:
         own.setdefault(one.dialogue.example.id, []).append(right_share(one.dialogue))

@@ -124,7 +124,8 @@ def _json(file: Path) -> Any:
 
 
 def read_crossplay(file: Path) -> CrossPlay | None:
-    """Return the cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another run.
+    """Return the cross-play in a run's folder, if it names the run. A copied or renamed folder may hold that of another
+    run.
 
     Raises:
         RunError: the file cannot be read.

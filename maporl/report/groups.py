@@ -1,4 +1,5 @@
-"""What the processes of each group did in the last updates, and which of them the others wait for (``cluster.backend: ray``)."""
+"""What the processes of each group did in the last updates, and which of them the others wait for (``cluster.backend:
+ray``)."""
 
 import re
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ _REMEDY = {
     "learning": "Learning sets the pace: a larger cluster.groups.{group}.learner.devices shortens an update.",
     "sampling": "Sampling sets the pace: a larger cluster.groups.{group}.engines.replicas shortens an update.",
     "sending": "Sending weights sets the pace: adapters (lora) have fewer weights to send.",
-    "saving": "Saving sets the pace: training.async_save writes while training goes on, and training.save_steps saves less often.",
+    "saving": "Saving sets the pace: training.async_save writes while training goes on, and training.save_steps saves less often.",  # noqa: E501
     "dead": "Processes that die set the pace: the folder logs/ has what they printed.",
 }
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The processes of a group that train (``learner``) or sample (``engines``): what they did in each update, in seconds."""
+    """The processes of a group that train (``learner``) or sample (``engines``): what they did in each update, in
+    seconds."""
 
     group: str
     part: str
@@ -85,8 +87,8 @@ def bottleneck(found: list[Bar]) -> str:
     if max(busy.values()) < 0.5:
         most = max(busy, key=lambda group: busy[group])
         return (
-            f"The processes of every group are idle more than half of the time; those of {most} work {busy[most]:.0%} of it. The "
-            "driver sets the pace: the chart of seconds per update says with what."
+            f"The processes of every group are idle more than half of the time; those of {most} work {busy[most]:.0%} "
+            "of it. The driver sets the pace: the chart of seconds per update says with what."
         )
     slowest = min(shares, key=lambda own: shares[own]["idle"])
     group, part = slowest

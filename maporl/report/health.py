@@ -11,8 +11,8 @@ LARGE_KL, SMALL_KL = 0.1, 1e-5
 LARGE_CLIP = 0.3
 WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
-"""Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an entropy
-in nats per token."""
+"""Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
+entropy in nats per token."""
 
 
 def health(run: Run) -> list[str]:
@@ -43,15 +43,18 @@ def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
     ruled = ", no rule credited them" if run.section("reward").get("rules") else ""
     return [
         f"{agent}: {counted(int(sum(numbers)), 'utterance')}{f' as {role}' if role else ''} in {len(numbers)} of "
-        f"{counted(len(updates), 'update')} had no credit, so nothing was learned from them: no reward scored them{ruled}, and "
-        "they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are shown them, or let a reward "
-        "source, the protocol (pays) or a rule credit them."
+        f"{counted(len(updates), 'update')} had no credit, so nothing was learned from them: no reward scored "
+        f"them{ruled}, and they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are "
+        "shown them, or let a reward source, the protocol (pays) or a rule credit them."
         for (agent, role), numbers in found.items()
     ]
 
 
 def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | None, one_step: bool) -> str:
-    """The sentences about one policy. ``limit`` is the norm to which gradients are cut. ``one_step``: an update is one step."""
+    """The sentences about one policy.
+
+    ``limit`` is the norm to which gradients are cut. ``one_step``: an update is one step.
+    """
 
     def known(key: str) -> list[float]:
         return [value for record in updates if (value := finite(record.get(f"{name}/{key}"))) is not None]
@@ -72,8 +75,9 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
             told.append(f"Its entropy went from {was:.2f} nats in the first {few_updates(few)} to {now:.2f} nats.")
         if now < COLLAPSED:
             told.append(
-                f"It has collapsed (below {COLLAPSED} nats): answers to a question are nearly all the same, so comparing them "
-                "teaches little. A lower learning rate, ppo.kl_coef or ppo.entropy_coef keeps it higher."
+                f"It has collapsed (below {COLLAPSED} nats): answers to a question are nearly all the same, so "
+                "comparing them teaches little. A lower learning rate, ppo.kl_coef or ppo.entropy_coef keeps it "
+                "higher."
             )
     explained = mean(known("val/explained_variance")[-few:])
     if explained:  # exactly 0 without a critic
@@ -105,14 +109,15 @@ def _gradients(norms: list[float], limit: float | None) -> list[str]:
     told = []
     if still := norms.count(0):
         told.append(
-            f"Its gradient was 0 in {_of_all(still, len(norms))}, so nothing was learned there. This happens where all answers "
-            "that are compared have equal rewards."
+            f"Its gradient was 0 in {_of_all(still, len(norms))}, so nothing was learned there. This happens where all "
+            "answers that are compared have equal rewards."
         )
     if norms and limit:
         over = sum(norm > limit for norm in norms)
         average = sum(norms) / len(norms)
         told.append(
-            f"Its gradients were cut to max_grad_norm {limit:g} in {_of_all(over, len(norms))} (mean norm {average:.2g})."
+            f"Its gradients were cut to max_grad_norm {limit:g} in {_of_all(over, len(norms))} (mean norm "
+            f"{average:.2g})."
         )
     return told
 

@@ -27,7 +27,8 @@ def knowledge(run: Run) -> str:
     if not 1 < len(kinds) <= MOST_KINDS or "" in kinds:
         return ""
     told = [
-        f"{agent} is right on {listed([f'{_share(own[kind])} of the questions of kind {kind}' for kind in sorted(own)])}."
+        f"{agent} is right on "
+        f"{listed([f'{_share(own[kind])} of the questions of kind {kind}' for kind in sorted(own)])}."
         for agent, own in right.items()
     ]
     return " ".join(["This is the first turn, before agents hear each other.", *told])
@@ -62,8 +63,8 @@ def _share(right: list[bool]) -> str:
 
 
 def _cases(dialogues: list[Recorded]) -> tuple[Cases, Cases]:
-    """Whether the next answers are right: of agents that were wrong and heard a right answer, and of agents that were right
-    and heard a wrong one."""
+    """Whether the next answers are right: of agents that were wrong and heard a right answer, and of agents that were
+    right and heard a wrong one."""
     learns: Cases = {}
     keeps: Cases = {}
     for one in dialogues:
@@ -76,8 +77,8 @@ def _cases(dialogues: list[Recorded]) -> tuple[Cases, Cases]:
 
 
 def _answers_again(dialogue: Dialogue) -> list[tuple[str, bool, list[bool], bool]]:
-    """For each answer after an agent's first: the agent, whether its answer before was right, which of the answers that it
-    was then shown were right, and whether it is right now."""
+    """For each answer after an agent's first: the agent, whether its answer before was right, which of the answers that
+    it was then shown were right, and whether it is right now."""
     answers = [(u, bool(grade.correct)) for turn in graded(dialogue) for u, grade in turn]
     right = {u.id: correct for u, correct in answers}
     own = {(u.agent, u.turn): correct for u, correct in answers}

@@ -25,7 +25,8 @@ from maporl.report.read import Run, RunReader
 MOST = 1000
 """How many dialogues of training a page gets: the newest."""
 SHARE = 0.1
-"""The largest share of the time that goes into reading the run for a page: training needs the machine more than its spectators."""
+"""The largest share of the time that goes into reading the run for a page: training needs the machine more than its
+spectators."""
 LONGEST_ANSWER = 2**16
 """The most bytes that an answer typed into the page may have."""
 

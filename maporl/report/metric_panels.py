@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 PLACES = {"POLICY": "[^/]+", "AGENT": "[^/]+", "NAME": "[^/]+", "N": r"\d+", "M": r"\d+"}
-"""What stands for what in a metric's name: a policy, an agent, any name, and the numbers of two turns, which count from 1."""
+"""What stands for what in a metric's name: a policy, an agent, any name, and the numbers of two turns, which count from
+1."""
 _PLACE = re.compile("|".join(PLACES))
 
 
@@ -75,7 +76,8 @@ class Metric:
 
     @cached_property
     def _varying(self) -> slice:
-        """The parts of the name, between slashes, from the first that varies to the last; the last part where none does."""
+        """The parts of the name, between slashes, from the first that varies to the last; the last part where none
+        does."""
         parts = self.name.split("/")
         varying = [number for number, part in enumerate(parts) if _PLACE.search(part)] or [len(parts) - 1]
         return slice(varying[0], varying[-1] + 1)
@@ -145,8 +147,8 @@ FINISHED = Panel(
 )
 REWARD = Panel(
     "Reward, by name",
-    "Mean of each named reward over all utterances. The score is the weighted sum of the sources. The credit is what is "
-    "trained on: the score after rules and penalties.",
+    "Mean of each named reward over all utterances. The score is the weighted sum of the sources. The credit is what "
+    "is trained on: the score after rules and penalties.",
     picture=("reward.png", "mean reward"),
     terminal=True,
     comparisons=(Comparison("Reward", "Mean score of an utterance.", only="reward/score"),),
@@ -332,7 +334,8 @@ METRICS = (
                  comparisons=MEAN)),
     Metric("judgements/useful", "Share of results that were called useful.", "share"),
     Metric("verdicts/balanced_accuracy",
-           "Mean of the shares of verdicts on steps of successes that were good, and on steps of failures that were bad; 0.5 says nothing (step_judge).",
+           "Mean of the shares of verdicts on steps of successes that were good, and on steps of failures that were "
+           "bad; 0.5 says nothing (step_judge).",
            "share",
            Panel("Verdicts of the judge of steps", "How far verdicts follow the outcome: 0.5 says nothing, 1 is always.", whole=True,
                  comparisons=MEAN)),
@@ -423,9 +426,12 @@ def page() -> str:
     lines = [
         "# Every logged metric",
         "",
-        "A run writes one JSON object a line to `metrics.jsonl`, and the same names to whatever `training.report_to` names. In a name, `N`",
-        "and `M` are turns, which count from 1; `AGENT`, `POLICY` and `NAME` stand for names. `eval_` before a name means that it was measured",
-        "on held-out questions (`training.eval_steps`). With several processes, every number is about all of them. Each `reward/...` is a mean",
+        "A run writes one JSON object a line to `metrics.jsonl`, and the same names to whatever `training.report_to` "
+        "names. In a name, `N`",
+        "and `M` are turns, which count from 1; `AGENT`, `POLICY` and `NAME` stand for names. `eval_` before a name "
+        "means that it was measured",
+        "on held-out questions (`training.eval_steps`). With several processes, every number is about all of them. "
+        "Each `reward/...` is a mean",
         "over the utterances that have the reward.",
         "",
         "The last column names the chart of the report and the picture in the run's folder that show the metric.",
@@ -440,7 +446,8 @@ def page() -> str:
         lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {'; '.join(drawn)} |")
     lines += [
         "",
-        "A policy trained alone (`trl_ext.PPOv2Trainer`) logs the same without `POLICY/`. Its evaluations log `eval_score`, the mean score,",
+        "A policy trained alone (`trl_ext.PPOv2Trainer`) logs the same without `POLICY/`. Its evaluations log "
+        "`eval_score`, the mean score,",
         "and `eval_ended`, the share of answers that ended by themselves.",
         "",
         "(This page is written by `python -m maporl.report.metric_panels`.)",

@@ -154,7 +154,10 @@ def _flips(run: Run) -> list[dict[str, Any]]:
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The keys whose values differ between the configurations of ``runs``, and each run's value. A null counts as an absent key."""
+    """The keys whose values differ between the configurations of ``runs``, and each run's value.
+
+    A null counts as an absent key.
+    """
     flat = [_flat({k: v for k, v in run.config.items() if k != "output_dir"}) for run in runs]
     keys = sorted({key for one in flat for key in one})
     absent = "-"
@@ -186,7 +189,10 @@ def render(content: dict[str, Any], live: bool = False) -> str:
         generator=GENERATOR,
         scripts=scripts,
         styles=[Markup(_asset(name)) for name in STYLES],
-        policy=f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; connect-src {connect}; form-action 'none'; base-uri 'none'",
+        policy=(
+            f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; connect-src "
+            f"{connect}; form-action 'none'; base-uri 'none'"
+        ),
         data=base64.b64encode(packed).decode(),
         live=live,
         runs=all_printable(content["runs"]),
@@ -199,8 +205,9 @@ def as_json(content: dict[str, Any]) -> bytes:
 
 
 def write_report(folders: Sequence[str | Path], output: str | Path | None = None, most: int = MOST) -> Path:
-    """Write the report of the runs in ``folders``, with a warning for records that cannot be read, and return its file: ``output``, or else ``report.html`` in the
-    folder of a single run and ``comparison.html`` in the working directory for several.
+    """Write the report of the runs in ``folders``, with a warning for records that cannot be read, and return its file:
+    ``output``, or else ``report.html`` in the folder of a single run and ``comparison.html`` in the working directory
+    for several.
 
     Raises:
         RunError: a folder is not a run, or the file cannot be written, or it exists and is not a report. Only an

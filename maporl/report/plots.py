@@ -9,7 +9,8 @@ from maporl.report.metric_panels import ROWS, Panel, lines_of
 def plot_run(metrics: list[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw the pictures that the run has numbers for; returns their files.
 
-    Thin lines are the training questions. Dashed lines with marks are the held-out questions, where they were evaluated.
+    Thin lines are the training questions. Dashed lines with marks are the held-out questions, where they were
+    evaluated.
     """
     names = {name for record in metrics for name in record}
     pictures = [(panel, *panel.picture) for panel in ROWS if panel.picture is not None]

@@ -19,7 +19,10 @@ HELD_OUT = ("before", "after")
 CROSSPLAY = "crossplay.json"
 """The result of ``maporl crossplay``, which it writes into the folder of every run that took part."""
 MOST_STEPS, MOST_TURNS = 2**53, 100_000
-"""The largest update and the largest turn that a page shows. Larger numbers are damage, and would be counted through."""
+"""The largest update and the largest turn that a page shows.
+
+Larger numbers are damage, and would be counted through.
+"""
 UNUSED = ("prompt_ids", "response_ids", "logprobs")
 """Fields of an utterance that no person reads. They are most of a file, so they are dropped line by line."""
 
@@ -44,8 +47,8 @@ class Recorded:
 @dataclass
 class Run:
     """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
-    ``crossplay`` is the latest cross-play that the run took part in. ``damaged`` names in sentences what could not be read
-    of the records: it is left out of all the rest.
+    ``crossplay`` is the latest cross-play that the run took part in. ``damaged`` names in sentences what could not be
+    read of the records: it is left out of all the rest.
     """
 
     folder: Path
@@ -228,7 +231,7 @@ def _must_be_run(folder: Path) -> None:
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
         found = sorted(path.name for path in folder.iterdir())[:5]
         what = f"holds {', '.join(found)}" if found else "is empty"
-        raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip
+        raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip  # noqa: E501
 
 
 def _counts(number: Any, most: int) -> bool:

@@ -109,12 +109,15 @@ def _rounds(run: Run) -> str:
         return "No round has ended."
     of = f"in {counted(done, 'round')}" if run.finished else f"in {done} of {counted(loop['rounds'], 'round')} so far"
     stages = ", then ".join(map(_stage, loop["stages"]))
-    return f"The team was trained {of}. A round samples up to {counted(loop['questions'], 'question')} and then trains {stages}."
+    return (
+        f"The team was trained {of}. A round samples up to {counted(loop['questions'], 'question')} and then trains "
+        f"{stages}."
+    )
 
 
 def _stage(stage: dict[str, Any]) -> str:
-    build = stage["build"]
-    if build is None:
+    build = stage.get("build")
+    if build is None:  # a stage by updates has no builder
         return f"by {counted(stage['updates'], 'update')} of {stage['train'].upper()}"
     name = build if isinstance(build, str) else next(iter(build))
     return f"a reward model on {name}" if stage["train"] == "reward" else f"by {stage['train'].upper()} on {name}"
@@ -165,8 +168,8 @@ def _learned(run: Run) -> str:
         how = _also_trained(run) + _how_drawn(run)
         if was is None:
             return (
-                f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} held-out "
-                f"questions.{how}"
+                f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} "
+                f"held-out questions.{how}"
             )
         told = (
             f"On {now.total} held-out questions, answers of the last turn were right {percent(was)} of the time before "
@@ -236,7 +239,10 @@ def paired_gain(run: Run) -> Difference | None:
 
 
 def talking_gain(run: Run) -> Difference | None:
-    """How much more often the last turn is right than the first, after training. None for games and for a single turn."""
+    """How much more often the last turn is right than the first, after training.
+
+    None for games and for a single turn.
+    """
     turns = len(run.after.turns) if run.after else 0
     pairs = [(right_share(d, 0), right_share(d)) for one in run.of("after") if graded(d := one.dialogue)]
     return Difference.of(pairs) if pairs and turns > 1 and not is_game(run) else None
@@ -249,8 +255,8 @@ def _how_drawn(run: Run) -> str:
         return ""
     own = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
     return (
-        f" Held-out answers are {own}, and answers in training are sampled at temperature {trained:g}, so the charts of "
-        "training cannot be compared with the held-out numbers."
+        f" Held-out answers are {own}, and answers in training are sampled at temperature {trained:g}, so the charts "
+        "of training cannot be compared with the held-out numbers."
     )
 
 
@@ -290,11 +296,14 @@ def _talking(run: Run) -> str:
         )
         doubt = {1: "better", -1: "worse", 0: "neither clearly better nor clearly worse"}[alone.sign]
         told += (
-            f" The best agent alone is {best}, whose first answers are right {opening[best].value:.1%} of the time. The last "
-            f"turn of all agents is {doubt}: {alone.points()}."
+            f" The best agent alone is {best}, whose first answers are right {opening[best].value:.1%} of the time. "
+            f"The last turn of all agents is {doubt}: {alone.points()}."
         )
         known, kept = (_anybody(run, turn) for turn in (0, -1))
-        told += f" At least one agent is right on {known:.1%} of the questions in the first turn and on {kept:.1%} in the last."
+        told += (
+            f" At least one agent is right on {known:.1%} of the questions in the first turn and on {kept:.1%} in the "
+            "last."
+        )
     return told
 
 
@@ -351,8 +360,8 @@ def _results(games: list[Dialogue]) -> str:
         won = sum(u.agent == player and bool(grade.correct) for game in games for u, grade in last_answers(game))
         paid = sum(finite(u.rewards.get("env")) or 0.0 for own in moves for u in own)
         told.append(
-            f"{player} won {won} of the {counted(moved, 'game')} in which it moved and was paid {paid / moved:+.2f} a game on "
-            "average."
+            f"{player} won {won} of the {counted(moved, 'game')} in which it moved and was paid {paid / moved:+.2f} a "
+            "game on average."
         )
     return " ".join([f"{illegal} of them ended with an illegal move.", *told])
 

@@ -49,8 +49,8 @@ def frame(run: Run, width: int) -> Group:
 
 
 def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool = False) -> str:
-    """The numbers among ``values`` as at most ``width`` bars, each the mean of an equal part of them. Bars of a share go from 0 to
-    1, others from the smallest mean to the largest.
+    """The numbers among ``values`` as at most ``width`` bars, each the mean of an equal part of them. Bars of a share
+    go from 0 to 1, others from the smallest mean to the largest.
 
     >>> sparkline([0.0, 0.5, None, 1.0], 3, share=True)
     '▁▅█'
@@ -66,12 +66,13 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int((m - low) / span * len(BLOCKS)))] for m in means)
 
 
-WORK = {"learning": ("L", "blue"), "sampling": ("S", "green"), "sending": ("W", "yellow"), "saving": ("C", "magenta"), "dead": ("X", "red"), "idle": (".", "dim")}  # fmt: skip
+WORK = {"learning": ("L", "blue"), "sampling": ("S", "green"), "sending": ("W", "yellow"), "saving": ("C", "magenta"), "dead": ("X", "red"), "idle": (".", "dim")}  # fmt: skip  # noqa: E501
 """A letter and a colour for each kind of work."""
 
 
 def _groups(found: list[Bar], width: int) -> list[Text]:
-    """A legend, and a line for each bar: equal parts of the time of the last updates, each with the work in its middle."""
+    """A legend, and a line for each bar: equal parts of the time of the last updates, each with the work in its
+    middle."""
     lines = [Text("  ".join(f"{WORK[what][0]} {what}" for what in KINDS), style="dim")]
     for bar in found:
         spent = [(what, own[what]) for own in bar.updates for what in KINDS]

@@ -19,8 +19,8 @@ class RewardFailure(UserError, RuntimeError):
 class RewardSource:
     """One named reward: ``source(dialogues, task)`` gives one value per utterance of every dialogue.
 
-    Derive from it where a source keeps something between updates; a plain function of the same arguments serves where it does
-    not (:func:`as_source` wraps it). A source that fails raises; nothing turns a failure into 0.
+    Derive from it where a source keeps something between updates; a plain function of the same arguments serves where
+    it does not (:func:`as_source` wraps it). A source that fails raises; nothing turns a failure into 0.
     """
 
     answers_only: bool = False
@@ -40,23 +40,31 @@ class RewardSource:
     def meet(self, dialogues: list[Dialogue]) -> None:
         """Exchange with other processes what the values of an update's ``dialogues`` depend on, before they are scored.
 
-        A trainer lets all processes call this together, each with its own dialogues. By default nothing is exchanged. With
-        ``branching.resample`` it does so whenever questions have been replaced, and the dialogues that stayed are scored again.
+        A trainer lets all processes call this together, each with its own dialogues. By default nothing is exchanged.
+        With ``branching.resample`` it does so whenever questions have been replaced, and the dialogues that stayed are
+        scored again.
         """
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
-        """Learn from this process's graded ``dialogues`` of ``update`` on ``task``; returns numbers to log. All processes call it."""
+        """Learn from this process's graded ``dialogues`` of ``update`` on ``task``; returns numbers to log.
+
+        All processes call it.
+        """
         return {}
 
     def follow(self, state: Callable[[], Any]) -> None:
         """Take what returns the trainer's state. A trainer calls this once; without a trainer nobody does."""
 
     def remembered(self) -> dict[str, str]:
-        """What a checkpoint keeps besides weights to compare on resume, such as which verifier it asks. By default nothing."""
+        """What a checkpoint keeps besides weights to compare on resume, such as which verifier it asks.
+
+        By default nothing.
+        """
         return {}
 
     def recall(self, kept: Mapping[str, str]) -> None:
-        """Compare with what :meth:`remembered` returned in an earlier process of the run, and raise if it must not differ."""
+        """Compare with what :meth:`remembered` returned in an earlier process of the run, and raise if it must not
+        differ."""
 
     def save(self, folder: Path) -> None:
         """Write what :meth:`load` needs into ``folder``, which is empty."""
@@ -73,14 +81,14 @@ def check_environments(readers: Sequence[str], isolated: Mapping[str, bool]) -> 
     """
     if readers and not isolated:
         raise ConfigError(
-            f"reward {readers[0]!r} has the parameter environments, but the run has none; add one under environments:, or "
-            "remove the parameter"
+            f"reward {readers[0]!r} has the parameter environments, but the run has none; add one under environments:, "
+            "or remove the parameter"
         )
     apart = [name for name, is_apart in isolated.items() if is_apart]
     if readers and apart:
         raise ConfigError(
-            f"reward {readers[0]!r} reads environments, but environments.{apart[0]} is in a process of its own (isolate: process); "
-            "remove isolate, or let the environment pay the reward (get_reward)"
+            f"reward {readers[0]!r} reads environments, but environments.{apart[0]} is in a process of its own "
+            "(isolate: process); remove isolate, or let the environment pay the reward (get_reward)"
         )
 
 

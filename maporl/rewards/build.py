@@ -85,12 +85,12 @@ SOURCES = Parts(
         "judgement": "maporl.methods.reseek:build",
     }
 )
-"""Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The source of one
-method alone is in :mod:`maporl.methods`, and its module is imported when the source is built."""
+"""Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The
+source of one method alone is in :mod:`maporl.methods`, and its module is imported when the source is built."""
 
 ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
-"""The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must know
-it without building them, because some load a model."""
+"""The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must
+know it without building them, because some load a model."""
 
 UNIT_SOURCES = frozenset({"label", "format", "near", "f1"})
 """The sources of :data:`SOURCES` that give a right answer in the expected form 1 and no answer less than 0."""
@@ -160,6 +160,7 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
         signature(found).bind()
     except TypeError:
         raise ConfigError(
-            f"{where}: {name}: expected a class without arguments, got {found.__name__}{signature(found)}; give them defaults"
+            f"{where}: {name}: expected a class without arguments, got {found.__name__}{signature(found)}; give them "
+            "defaults"
         ) from None
     return lambda section, voices: found()

@@ -33,7 +33,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if "judgement" in used and getattr(protocol, "judge", None) is None:
         yield Fault(
             "reward.sources",
-            f"judgement scores what an agent says of results that it called for, and protocol {name!r} asks nobody for that",
+            f"judgement scores what an agent says of results that it called for, and protocol {name!r} asks nobody for "
+            "that",
             "use protocol call_return with judge: TEXT",
         )
     if judge_of(protocol) is None and any(rule.needs_verdicts for rule in rules):

@@ -1,6 +1,7 @@
 """What an agent contributed to a dialogue, by what the dialogue is worth without it. Pure Python, no torch.
 
-:mod:`maporl.rollout.ablation` plays a dialogue again without some of its agents. The worth of a dialogue is its last score.
+:mod:`maporl.rollout.ablation` plays a dialogue again without some of its agents. The worth of a dialogue is its last
+score.
 """
 
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ Worths = dict[frozenset[str], float]
 def set_contributions(dialogues: list[Dialogue]) -> None:
     """Set ``rewards["marginal"]`` and ``rewards["shapley"]`` of the utterances of agents that were left out.
 
-    ``marginal`` is the worth of the dialogue minus its worth without the agent (SHARP, arXiv 2602.08335). ``shapley`` is
-    the agent's Shapley value. It is given if the dialogue was played without every group of these agents. Marginal
+    ``marginal`` is the worth of the dialogue minus its worth without the agent (SHARP, arXiv 2602.08335). ``shapley``
+    is the agent's Shapley value. It is given if the dialogue was played without every group of these agents. Marginal
     contributions do not add up to what the agents are worth together; Shapley values do.
 
     Raises:
@@ -44,9 +45,9 @@ def set_contributions(dialogues: list[Dialogue]) -> None:
 def shapley_values(worths: Mapping[frozenset[str], float]) -> dict[str, float]:
     """Return the Shapley value of each agent. ``worths`` has the worth of every group of agents, the empty one too.
 
-    It is the agent's mean marginal contribution over all orders in which the agents may join:
-    ``sum over S without i of |S|! (n - |S| - 1)! / n! (v(S + i) - v(S))``. The values add up to what all agents are worth
-    together, minus what nobody is worth.
+    It is the agent's mean marginal contribution over all orders in which the agents may join: ``sum over S without i of
+    |S|! (n - |S| - 1)! / n! (v(S + i) - v(S))``. The values add up to what all agents are worth together, minus what
+    nobody is worth.
 
     >>> worth = {"": 0, "a": 0.2, "b": 0.1, "ab": 0.6}
     >>> {k: round(v, 3) for k, v in shapley_values({frozenset(k): v for k, v in worth.items()}).items()}
@@ -90,6 +91,7 @@ def worth(dialogue: Dialogue) -> float:
     if not scores:
         raise ConfigError(
             f"branching.ablate: without {', '.join(dialogue.without) or 'anybody left out'} nobody answers question "
-            f"{dialogue.example.id}, so the dialogue has no score; take agents that answer out of who, or give a placeholder"
+            f"{dialogue.example.id}, so the dialogue has no score; take agents that answer out of who, or give a "
+            "placeholder"
         )
     return scores[-1]

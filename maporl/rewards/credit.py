@@ -28,13 +28,13 @@ def assign_credit(
 
     ``reward.rules`` turn the scores into credits. Without rules, an answer's credit is its shared score plus the
     collaboration bonus, and the credit of another utterance is its own score, if a source or the protocol gave it one.
-    Then the penalties of answers are subtracted. An utterance by which an agent declined (``protocol.pass``) gets the mean
-    credit of the answers of its turn. An utterance that has no credit after this, such as a summary, gets the
-    mean credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has
-    no credit and is not trained on. In the end the penalties of calls are subtracted.
+    Then the penalties of answers are subtracted. An utterance by which an agent declined (``protocol.pass``) gets the
+    mean credit of the answers of its turn. An utterance that has no credit after this, such as a summary, gets the mean
+    credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has no credit
+    and is not trained on. In the end the penalties of calls are subtracted.
 
-    ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat. The parts of a credit keep their names: ``bonus``,
-    and ``penalty/NAME``, which is negative.
+    ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat.
+    The parts of a credit keep their names: ``bonus``, and ``penalty/NAME``, which is negative.
     """
     for u in (u for d in dialogues for u in d.utterances):
         u.rewards.pop("credit", None)  # a batch that is resampled is credited again
@@ -163,8 +163,8 @@ def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[
 def penalise_calls(calling: list[Utterance], section: PenaltySection) -> None:
     """Subtract what calls cost from the credit of the completions that made them, and of no others.
 
-    It is recorded as ``rewards["penalty/NAME"]``: ``call`` for each call, ``call_unread`` once if one cannot be read, and
-    ``call_failed`` once if one was read and failed. A call into an environment that was lost is nobody's fault.
+    It is recorded as ``rewards["penalty/NAME"]``: ``call`` for each call, ``call_unread`` once if one cannot be read,
+    and ``call_failed`` once if one was read and failed. A call into an environment that was lost is nobody's fault.
     """
     for u in calling:
         errors = [c.result.error for c in u.calls if c.result is not None and c.result.error not in (None, "lost")]

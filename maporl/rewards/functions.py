@@ -30,16 +30,16 @@ _ROWS = 1000
 class CompletionReward(RewardSource):
     """A function ``f(prompts, completions, **columns) -> list[float | None]`` as a reward source.
 
-    It is called once for all answers of all dialogues, with one row for each answer. What does not answer the question, such
-    as a plan or a call of a tool, is not shown to it. ``prompts`` and the columns are
-    those of the data set (:class:`maporl.Prompts`), or the question and the ``answer`` of another task. A completion is a
-    text, or ``[{"role": "assistant", "content": text}]`` if the prompt has messages. The function also gets
-    ``completion_ids``, ``trainer_state``, and the lists ``agents`` and ``turns``, which say who gave each answer in which
-    turn, counted from 1. It gets of these what it has parameters for, or all with ``**columns``.
+    It is called once for all answers of all dialogues, with one row for each answer. What does not answer the question,
+    such as a plan or a call of a tool, is not shown to it. ``prompts`` and the columns are those of the data set
+    (:class:`maporl.Prompts`), or the question and the ``answer`` of another task. A completion is a text, or
+    ``[{"role": "assistant", "content": text}]`` if the prompt has messages. The function also gets ``completion_ids``,
+    ``trainer_state``, and the lists ``agents`` and ``turns``, which say who gave each answer in which turn, counted
+    from 1. It gets of these what it has parameters for, or all with ``**columns``.
 
-    A function with a parameter ``environments`` gets a list of the environments in which the agents acted, as TRL's reward
-    functions do: the instance of the user's class, or ``{name: instance}`` for an agent with several, or None. They stay open
-    until all rewards are there.
+    A function with a parameter ``environments`` gets a list of the environments in which the agents acted, as TRL's
+    reward functions do: the instance of the user's class, or ``{name: instance}`` for an agent with several, or None.
+    They stay open until all rewards are there.
 
     Args:
         function: the function, plain or ``async``.
@@ -83,8 +83,8 @@ class CompletionReward(RewardSource):
             raise RewardFailure(what) from error
         if any(isinstance(value, list) for value in values):
             raise RewardFailure(
-                f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one number for "
-                "an answer. Numbers for single tokens are for trl_ext.PPOv2Trainer"
+                f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one "
+                "number for an answer. Numbers for single tokens are for trl_ext.PPOv2Trainer"
             )
         found = iter(values)
         return [[next(found) for _ in d.utterances] for d in dialogues]  # type: ignore[misc]  # no value is a list
@@ -102,8 +102,8 @@ def with_functions(
     Every function becomes a source of its own name. The default weight is 1. ``task`` has the columns that they get.
 
     Raises:
-        ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have one
-            name, the number of weights differs, or a column has the name of what functions get besides the columns.
+        ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have
+            one name, the number of weights differs, or a column has the name of what functions get besides the columns.
     """
     given: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not given:
@@ -111,8 +111,9 @@ def with_functions(
     for function in given:
         if not callable(function) or isinstance(function, nn.Module):
             raise ValueError(
-                f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward model is "
-                "a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or maporl.ServedReward"
+                f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward "
+                "model is a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or "
+                "maporl.ServedReward"
             )
     check_columns(given, task, "train_dataset")
     names = [reward_name(function) for function in given]
@@ -130,13 +131,14 @@ def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -
     """Check that ``task`` has a column for every parameter of reward functions, and none whose name is taken.
 
     Raises:
-        ValueError: a parameter has no column and no default, or a column has a taken name. The message of the latter begins
-            with ``where``.
+        ValueError: a parameter has no column and no default, or a column has a taken name. The message of the latter
+            begins with ``where``.
     """
     columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
     if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
         raise ValueError(
-            f"{where}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
+            f"{where}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
+            "it"
         )
     for function in functions:
         check_parameters(function, sorted({*columns, *OF_A_TEAM}))

@@ -57,8 +57,8 @@ def f1(dialogues: list[Dialogue], task: Task) -> Values:
 def verdict(dialogues: list[Dialogue], task: Task) -> Values:
     """Return 1 for a verdict that is true, and 0 for one that is not (MarsRL, arXiv 2511.11373).
 
-    A verdict in the protocol ``refine`` approves the draft that it was shown, or does not. It is true if it approves a right draft
-    or does not approve a wrong one.
+    A verdict in the protocol ``refine`` approves the draft that it was shown, or does not. It is true if it approves a
+    right draft or does not approve a wrong one.
     """
     grade_answers(dialogues, task)
     return [[_true_verdict(d, u) for u in d.utterances] for d in dialogues]
@@ -92,8 +92,8 @@ def _true_verdict(dialogue: Dialogue, utterance: Utterance) -> float | None:
 def critical_steps(dialogues: list[Dialogue], task: Task) -> Values:
     """Return for each answer how many steps its dialogue has taken: the length of its longest branch (Kimi K2.5, PARL).
 
-    What is said in one step takes the time of one utterance, however many agents speak. So an orchestrator that asks two
-    agents at once takes 3 steps, and one that asks them one after the other takes 5. Give it a negative weight.
+    What is said in one step takes the time of one utterance, however many agents speak. So an orchestrator that asks
+    two agents at once takes 3 steps, and one that asks them one after the other takes 5. Give it a negative weight.
     """
     steps = [1 + max((u.order for u in d.utterances), default=0) for d in dialogues]
     return [[float(n) if u.answers else None for u in d.utterances] for d, n in zip(dialogues, steps, strict=True)]

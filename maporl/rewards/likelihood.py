@@ -7,15 +7,16 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 
 Nll = Callable[[list[Utterance]], list[float]]
-"""``utterances -> numbers``: the mean negative log-probability of each utterance's tokens after what its agent saw, in nats a
-token, under the weights with which its policy began."""
+"""``utterances -> numbers``: the mean negative log-probability of each utterance's tokens after what its agent saw, in
+nats a token, under the weights with which its policy began."""
 
 
 class Likelihood(RewardSource):
     """The reward ``nll``: the mean negative log-probability of an utterance's tokens under the weights before training.
 
     It is high for words that a language model would not write, so it measures how hard talk is to read (Optima, arXiv
-    2410.08115). Give it weight 0, and let the rule ``readability`` read it. An utterance without token ids has no value.
+    2410.08115). Give it weight 0, and let the rule ``readability`` read it. An utterance without token ids has no
+    value.
     """
 
     def __init__(self, nll: Nll):

@@ -50,8 +50,8 @@ def mean_rewards(parts: list[Sums]) -> dict[str, float]:
 def shares_right(verdicts: Collection[tuple[bool, bool | None]]) -> list[float]:
     """Return the share of verdicts that are right, among those that should be True and then among the others.
 
-    A verdict is what it should be, and what it is. None is never right. A side without any verdict is left out. The mean of
-    both is the balanced accuracy, which says nothing at 0.5 however rare one side is.
+    A verdict is what it should be, and what it is. None is never right. A side without any verdict is left out. The
+    mean of both is the balanced accuracy, which says nothing at 0.5 however rare one side is.
     """
     sides = [[said is ideal for wanted, said in verdicts if wanted is ideal] for ideal in (True, False)]
     return [fmean(side) for side in sides if side]

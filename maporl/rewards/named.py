@@ -1,4 +1,7 @@
-"""Rewards by name: those of an utterance, of the one that called it, or of those that it called. Pure Python, no torch."""
+"""Rewards by name: those of an utterance, of the one that called it, or of those that it called.
+
+Pure Python, no torch.
+"""
 
 from statistics import fmean
 

@@ -78,9 +78,9 @@ class Sum(TeamMean):
 class Last(Rule):
     """Every utterance gets the score of the last utterance that has one.
 
-    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). With ``to: ends`` the last utterance of
-    each agent gets it and all others get 0: it ends what each agent did, and ``advantage.returns`` carries it back. If ``missing``
-    is given, it is what all get in a dialogue in which nobody answers.
+    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). With ``to: ends`` the last
+    utterance of each agent gets it and all others get 0: it ends what each agent did, and ``advantage.returns`` carries
+    it back. If ``missing`` is given, it is what all get in a dialogue in which nobody answers.
     """
 
     to: Literal["all", "itself", "ends"] = "all"
@@ -188,9 +188,10 @@ class Mix(Rule):
     A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
     that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
     over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
-    default it changes all. With ``constant: -0.1`` and a weight of 0.1, what lacks a form costs 0.1, and what has it costs nothing
-    (:class:`maporl.Refine`'s ``verdict_form``). With ``fade`` the weights and the constant fall in a straight line to 0 over so many updates, and ``credit``
-    stays: what helps at the beginning is paid less and less, and in the end only the result is (PARL, Kimi K2.5).
+    default it changes all. With ``constant: -0.1`` and a weight of 0.1, what lacks a form costs 0.1, and what has it
+    costs nothing (:class:`maporl.Refine`'s ``verdict_form``). With ``fade`` the weights and the constant fall in a
+    straight line to 0 over so many updates, and ``credit`` stays: what helps at the beginning is paid less and less,
+    and in the end only the result is (PARL, Kimi K2.5).
 
     Raises:
         ValueError: ``fade`` is below 1.
@@ -318,7 +319,8 @@ def build_rules(
     Each entry is a name or ``{name: options}``.
 
     Raises:
-        ConfigError: a name is unknown, its options are wrong, or what a rule ``needs`` or ``reads`` is not a set of names.
+        ConfigError: a name is unknown, its options are wrong, or what a rule ``needs`` or ``reads`` is not a set of
+            names.
     """
     rules: list[Rule] = build_named(entries, RULES, where, Rule)
     for rule in rules:

@@ -39,7 +39,8 @@ class Scorer:
         return {name: one for name, one in self.sources.items() if type(one).meet is not RewardSource.meet}
 
     def meet(self, dialogues: list[Dialogue]) -> None:
-        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this together.
+        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this
+        together.
 
         What these sources have scored before is dropped, because other dialogues may have stood beside it.
         """

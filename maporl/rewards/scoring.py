@@ -82,8 +82,8 @@ def _hint(shown: list[Dialogue]) -> str:
     if not others:
         return ""
     return (
-        f"; it was also shown utterances that do not answer the question ({others[0].agent}'s, for example), which have no "
-        "grade: return None for those that it does not score"
+        f"; it was also shown utterances that do not answer the question ({others[0].agent}'s, for example), which "
+        "have no grade: return None for those that it does not score"
     )
 
 
@@ -117,6 +117,6 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
             elif u.answers:
                 grading = f" (grading: {u.grade.reason})" if u.grade else ""
                 raise RewardFailure(
-                    f"no reward source scored {where(dialogue, u)}: {', '.join(weights)} gave None, and every answer needs a "
-                    f"number from one of them{grading}"
+                    f"no reward source scored {where(dialogue, u)}: {', '.join(weights)} gave None, and every answer "
+                    f"needs a number from one of them{grading}"
                 )

@@ -19,7 +19,8 @@ class VerifiersReward(RewardSource):
         """Return the sum for each answer, and None for other utterances.
 
         Raises:
-            RewardFailure: the task is another one, or it gives no reward, for example because all of them need a runtime.
+            RewardFailure: the task is another one, or it gives no reward, for example because all of them need a
+                runtime.
         """
         if not isinstance(task, Verifiers):
             raise RewardFailure(f"reward source 'verifiers' belongs to task verifiers, and this is task {task.name}")
@@ -36,8 +37,8 @@ async def _scored(task: Verifiers, example: Example, said: list[Message]) -> dic
     rewards = await task.rewards(example, said)
     if not rewards:
         raise RewardFailure(
-            f"task verifiers: {task.use} gives no reward without a runtime (left out: {', '.join(task.left_out()) or 'none'}); use a "
-            "reward function of your own"
+            f"task verifiers: {task.use} gives no reward without a runtime (left out: "
+            f"{', '.join(task.left_out()) or 'none'}); use a reward function of your own"
         )
     return rewards
 

@@ -1,8 +1,8 @@
 """Play a finished dialogue again without some of its agents, to see what it would have been worth. Imports no torch.
 
 Data flow: a finished dialogue and the agents that are left out -> the protocol plays again; an agent that is left out
-declines or says the placeholder; whoever sees the same as before says the same; others are asked again -> the scorer scores
-these dialogues too -> ``rewards["marginal"]`` and ``rewards["shapley"]`` of the finished one
+declines or says the placeholder; whoever sees the same as before says the same; others are asked again -> the scorer
+scores these dialogues too -> ``rewards["marginal"]`` and ``rewards["shapley"]`` of the finished one
 (:mod:`maporl.rewards.counterfactual`). Nobody is trained on them.
 """
 

@@ -70,7 +70,8 @@ def tools_of_team(
 ) -> dict[str, AgentTools]:
     """Return what each agent of a team may call. Agents that may call nothing are left out.
 
-    ``longest`` is the most tokens of a completion, unless ``sampling`` has another length for an agent. ``speakers`` are the agents that play ``protocol``.
+    ``longest`` is the most tokens of a completion, unless ``sampling`` has another length for an agent. ``speakers``
+    are the agents that play ``protocol``.
 
     Raises:
         ConfigError: as for :func:`agent_tools`.
@@ -114,8 +115,8 @@ def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool,
 def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
     if agent not in world.environments[place].agents:
         raise ConfigError(
-            f"agents.{agent}.tools: environment {place!r} is for {list(world.environments[place].agents)}; add {agent!r} to "
-            f"environments.{place}.agents"
+            f"agents.{agent}.tools: environment {place!r} is for {list(world.environments[place].agents)}; add "
+            f"{agent!r} to environments.{place}.agents"
         )
     return world.offers.tools_of(place, agent)
 

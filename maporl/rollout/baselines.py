@@ -21,8 +21,8 @@ def play_baselines(
     ``evaluation``.
 
     Returns:
-        The share of right answers of each baseline, by its name. It is empty where the protocol brings its own questions, as
-        a game does, because nobody could answer them alone.
+        The share of right answers of each baseline, by its name. It is empty where the protocol brings its own
+        questions, as a game does, because nobody could answer them alone.
     """
     if player.protocol.own_questions:
         return {}

@@ -24,8 +24,8 @@ from maporl.types import Dialogue, Example, Utterance
 Numbers = defaultdict[int, "itertools.count[int]"]
 """The next free rollout number of each question."""
 Judge = Callable[[list[Dialogue]], list[float]]
-"""Scores the utterances of each dialogue, which may hold only its newest ones, and returns the sum of their scores. Each dialogue is judged
-separately."""
+"""Scores the utterances of each dialogue, which may hold only its newest ones, and returns the sum of their scores.
+Each dialogue is judged separately."""
 BranchedPlay = Callable[[RolloutDriver, list[Example], BranchingSection, Judge], list[Dialogue]]
 Earned = tuple[int, Utterance, dict[str, float]]
 """The number of a question, an utterance, and the utterance's rewards when it was judged."""
@@ -59,7 +59,8 @@ def fork_every(
 ) -> list[Dialogue]:
     """Fork before every step, into ``group ** steps`` dialogues (MAGRPO, arXiv 2508.04652; MALT's tree, 2412.01928).
 
-    A list ``group`` has a number for each step: ``[2, 4]`` makes 2 first messages and 4 answers to each (C3, 2603.06859).
+    A list ``group`` has a number for each step: ``[2, 4]`` makes 2 first messages and 4 answers to each (C3,
+    2603.06859).
 
     With ``joint: cross``, every combination of simultaneous answers continues: ``group ** speakers`` at each step.
     """
@@ -111,9 +112,10 @@ def tree(driver: RolloutDriver, examples: list[Example], section: BranchingSecti
 def stages(driver: RolloutDriver, examples: list[Example], section: BranchingSection, judge: Judge) -> list[Dialogue]:
     """Sample ``group`` outputs at every step, and continue ``keep`` of a question's outputs with a group each.
 
-    ``choose`` says which (:func:`maporl.rollout.stages.choose`). The others end there. MarsRL (arXiv 2511.11373) trains solvers,
-    verifiers and correctors so, and SDRL (arXiv 2601.22297) first answers and answers to pairs of them. Where several agents
-    speak in a step, what goes on may combine words of several dialogues. What an output earned when it was judged is final.
+    ``choose`` says which (:func:`maporl.rollout.stages.choose`). The others end there. MarsRL (arXiv 2511.11373) trains
+    solvers, verifiers and correctors so, and SDRL (arXiv 2601.22297) first answers and answers to pairs of them. Where
+    several agents speak in a step, what goes on may combine words of several dialogues. What an output earned when it
+    was judged is final.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     episodes = driver.opened(examples)
@@ -168,9 +170,9 @@ def tree_search(
 ) -> list[Dialogue]:
     """Grow a tree of ``group`` utterances for each question. Each is said to the question, or after an earlier one.
 
-    Thompson sampling decides after which one, and, if the protocol leaves it open, which agent speaks (AB-MCTS-A, by which MARS²,
-    arXiv 2604.14564, trains; :mod:`maporl.rollout.tree_search`). Every path from the question to a leaf is a dialogue. What an
-    utterance earned when it was judged is final.
+    Thompson sampling decides after which one, and, if the protocol leaves it open, which agent speaks (AB-MCTS-A, by
+    which MARS², arXiv 2604.14564, trains; :mod:`maporl.rollout.tree_search`). Every path from the question to a leaf is
+    a dialogue. What an utterance earned when it was judged is final.
     """
     numbers: Numbers = defaultdict(lambda: itertools.count(1))
     roots = [Node(episode) for episode in driver.opened(examples)]
@@ -209,7 +211,8 @@ def _after(driver: RolloutDriver, parent: Node, numbers: Numbers) -> Episode:
 
 
 def _restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
-    """Give each utterance, and its copies in forked dialogues, the rewards that it had ``earned`` when it was judged."""
+    """Give each utterance, and its copies in forked dialogues, the rewards that it had ``earned`` when it was
+    judged."""
     shared = {(prompt, u.sample): rewards for prompt, u, rewards in earned if u.sample is not None}
     for _, utterance, rewards in earned:
         utterance.rewards = dict(rewards)

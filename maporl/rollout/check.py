@@ -25,8 +25,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if run.config.ppo.ratio == "trajectory" and branching.how != "independent":
         yield Fault(
             "ppo.ratio",
-            f"a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes dialogues that share "
-            "utterances",
+            f"a trajectory is what an agent says in one dialogue, but branching.how: {branching.how} makes dialogues "
+            "that share utterances",
             "set branching.how: independent, or ppo.ratio: sequence",
         )
     if branching.posterior == "beta":
@@ -43,7 +43,8 @@ def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
     if ablate.placeholder is None and not can_decline(run.protocol):
         yield Fault(
             key,
-            f"protocol {run.protocol.label!r} has no agents that decline, so something must stand in the place of what is left out",
+            f"protocol {run.protocol.label!r} has no agents that decline, so something must stand in the place of what "
+            "is left out",
             "set placeholder, such as (nothing)",
         )
     if config.environments:
@@ -56,7 +57,8 @@ def _ablation(run: ResolvedRun, ablate: AblateSection) -> Iterator[Fault]:
     if BRANCHINGS[config.branching.how].final:
         yield Fault(
             key,
-            f"{config.branching.how} credits utterances when they are said, but a contribution is known at the end of a dialogue",
+            f"{config.branching.how} credits utterances when they are said, but a contribution is known at the end of "
+            "a dialogue",
             "use how: independent, fork_first or fork_every",
         )
     read = {name for rule in build_rules(config.reward.rules) for name in rule.reads}
@@ -78,7 +80,8 @@ def _unit_scores(run: ResolvedRun) -> Iterator[Fault]:
         if exceeds(score, 1.0) or exceeds(0.0, score):
             yield Fault(
                 "branching.posterior",
-                f"beta is for scores from 0 to 1, and an answer that is {what} would score {score:g} by reward.sources {weights}",
+                f"beta is for scores from 0 to 1, and an answer that is {what} would score {score:g} by reward.sources "
+                f"{weights}",
                 "set branching.posterior: gaussian, or other weights",
             )
 
@@ -96,7 +99,8 @@ def _tools(run: ResolvedRun) -> Iterator[Fault]:
     if BRANCHINGS[how].judges:
         yield Fault(
             "branching.how",
-            f"{how} compares what agents say right after they said it, but {callers[0]!r} makes turns that go on after calls of tools",
+            f"{how} compares what agents say right after they said it, but {callers[0]!r} makes turns that go on after "
+            "calls of tools",
             "use how: independent, or let the protocol call the tools",
         )
     for key, value in (("aggregation", config.ppo.aggregation), ("ratio", config.ppo.ratio)):

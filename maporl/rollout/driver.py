@@ -49,7 +49,8 @@ class RolloutDriver:
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
         rng_key: the key of all random numbers. Those of an utterance depend on this key and on the utterance's place in
             its dialogue. They do not depend on batches or processes. None uses torch's random state.
-        numbers: the number of each question that is played, in the batch over all processes. By default 0, 1, 2 and so on.
+        numbers: the number of each question that is played, in the batch over all processes. By default 0, 1, 2 and so
+            on.
         world: the tools and environments of the run.
         interleaving: lets several threads play with these tools, environments and engines.
     """
@@ -83,7 +84,8 @@ class RolloutDriver:
         ``prompt`` and ``rollout`` are its numbers in the batch over all processes.
 
         Raises:
-            ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has said.
+            ConfigError: the protocol asks an agent that is not among the speakers, or names parents that nobody has
+                said.
         """
         dialogue = Dialogue(example, [], prompt=prompt, rollout=rollout)
         key = (*(self.rng_key or ()), dialogue.prompt, 0 if self.common_seed else rollout)
@@ -158,16 +160,18 @@ class RolloutDriver:
         return [episode, *forks]
 
     def address(self, episode: Episode, agent: str) -> None:
-        """Let ``agent`` say the next utterance of ``episode``, whoever the protocol asks (:attr:`maporl.Protocol.any_agent`).
+        """Let ``agent`` say the next utterance of ``episode``, whoever the protocol asks
+        (:attr:`maporl.Protocol.any_agent`).
 
         Raises:
-            ConfigError: the protocol asks several agents at once, or one in its conversation, which another one does not know; or
-                ``agent`` is not among the speakers.
+            ConfigError: the protocol asks several agents at once, or one in its conversation, which another one does
+                not know; or ``agent`` is not among the speakers.
         """
         if len(episode.asks) != 1 or not episode.asks[0].fresh:
             raise ConfigError(
-                f"protocol {self.protocol.label}: any_agent lets another agent say what it asks for, so it must ask one agent at a time, "
-                f"with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change its asks, or set any_agent = False"
+                f"protocol {self.protocol.label}: any_agent lets another agent say what it asks for, so it must ask "
+                f"one agent at a time, with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change "
+                "its asks, or set any_agent = False"
             )
         asks = [replace(ask, agent=agent) for ask in episode.asks]
         self._check(asks[0], len(episode.dialogue.utterances))
@@ -178,8 +182,8 @@ class RolloutDriver:
         """Answer what each episode asks for, all in one batch. Return the new utterances of each episode.
 
         Raises:
-            ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or names
-                parents that nobody has said.
+            ConfigError: a protocol asks an agent twice in one step, asks an agent that is not among the speakers, or
+                names parents that nobody has said.
         """
         with self._released_if_it_fails():
             steps = self._ask(episodes)
@@ -270,22 +274,25 @@ class RolloutDriver:
         """Check that ``move`` names a speaker and utterances that were ``said``."""
         if move.agent not in self.specs:
             raise ConfigError(
-                f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend the "
-                "protocol"
+                f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend "
+                "the protocol"
             )
         if isinstance(move, Act):
             if move.of not in range(said):
                 raise ConfigError(
-                    f"the protocol calls {move.name!r} for utterance {move.of!r}, but {said} were said; give the id of the "
-                    "utterance that the act carries out, as of=said.id"
+                    f"the protocol calls {move.name!r} for utterance {move.of!r}, but {said} were said; give the id of "
+                    "the utterance that the act carries out, as of=said.id"
                 )
             self.world.offers.must_have(move)
         elif move.parents and any(parent not in range(said) for parent in move.parents):
             raise ConfigError(
-                f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but only utterances 0 to "
-                f"{said - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
+                f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but only utterances "
+                f"0 to {said - 1} were said; give the ids of utterances that it received, such as parents=(said.id,)"
                 if said
-                else f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but nothing was said yet"
+                else (
+                    f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but nothing was "
+                    "said yet"
+                )
             )
 
     def _go_on(self, sent: list[Sent], act: Callable[[list[Episode]], list[Sent]], judged: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""What a rollout consists of: who speaks, the dialogues in progress, and the steps that they wait for. Imports no torch."""
+"""What a rollout consists of: who speaks, the dialogues in progress, and the steps that they wait for.
+
+Imports no torch.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -54,8 +57,8 @@ class SpeakerSpec:
             return None
         if found.decoding.temperature == 0 and self.policy(turn) in self.learning:
             raise ConfigError(
-                f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs the "
-                "probability of each answer, so give it a temperature above 0, or do not train it"
+                f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "
+                "the probability of each answer, so give it a temperature above 0, or do not train it"
             )
         if found.stop is not None and self.tools is not None:
             stop = dict.fromkeys([*found.stop, *self.tools.format.stop_strings])

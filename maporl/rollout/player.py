@@ -97,7 +97,8 @@ class Player:
         scorer: grades and scores the dialogues.
         speakers: the agents that play, in order. By default the whole team plays.
         common_seed: whether a protocol has the same random numbers in all dialogues of a question.
-        untrained: the untrained weights, or None. They restate answers that grading cannot read, and give the reward ``nll``.
+        untrained: the untrained weights, or None. They restate answers that grading cannot read, and give the reward
+            ``nll``.
         restates: whether they restate answers.
         world: the tools and environments of the run.
         tools: what each agent may call.
@@ -159,12 +160,12 @@ class Player:
     ) -> "Player":
         """Build a player with a scorer for ``reward``.
 
-        ``sources`` replace or extend ``maporl.rewards.SOURCES``. ``tools`` are the tools and environments, and what agents
-        are given of them. The other arguments are those of :class:`Player`.
+        ``sources`` replace or extend ``maporl.rewards.SOURCES``. ``tools`` are the tools and environments, and what
+        agents are given of them. The other arguments are those of :class:`Player`.
 
         Raises:
-            ConfigError: a reward source lacks what it needs, an environment with a weight pays nothing, ``protocol`` is not a
-                :class:`maporl.Protocol`, or an agent's tools or call format cannot be used.
+            ConfigError: a reward source lacks what it needs, an environment with a weight pays nothing, ``protocol`` is
+                not a :class:`maporl.Protocol`, or an agent's tools or call format cannot be used.
             ValueError: a speaker is not in the team.
         """
         team.find_stop_ids(options)
@@ -212,7 +213,8 @@ class Player:
         """Return the speakers as the driver sees them.
 
         Args:
-            weights_from: for an agent, another agent whose weights it speaks with. By default those of :meth:`exchange`.
+            weights_from: for an agent, another agent whose weights it speaks with. By default those of
+                :meth:`exchange`.
             instead: for an agent, a policy that speaks for it instead of its own.
             learning: the policies that are trained.
             training: whether answers are sampled as in training, and not as in evaluations.
@@ -381,7 +383,8 @@ class Player:
         """
         if self.untrained is None:
             raise ConfigError(
-                "reward.sources: nll asks the weights before training, and this player was built without them (untrained)"
+                "reward.sources: nll asks the weights before training, and this player was built without them "
+                "(untrained)"
             )
         return self.untrained.nll(utterances)
 

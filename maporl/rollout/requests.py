@@ -47,8 +47,8 @@ class RequestBuilder:
             spec = self.specs[ask.agent]
             if not ask.fresh and ask.agent in speaking:
                 raise ConfigError(
-                    f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it in two "
-                    "steps, or with fresh=True"
+                    f"the protocol asks agent {ask.agent!r} twice in one step, so its conversation would fork; ask it "
+                    "in two steps, or with fresh=True"
                 )
             speaking |= set() if ask.fresh else {ask.agent}
             if ask.continues is None:
@@ -165,7 +165,7 @@ def _next_turn(episode: Episode, ask: Ask) -> int:
         return least
     if ask.turn < least:
         raise ConfigError(
-            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, counted from 0; "
-            "leave out turn, or let it rise"
+            f"the protocol asks agent {ask.agent!r} for turn={ask.turn}, but its next turn is {least} or later, "
+            "counted from 0; leave out turn, or let it rise"
         )
     return ask.turn

@@ -95,7 +95,8 @@ class UntrainedWeights:
         return cls(team, lambda name: opened[name](), batch_size)
 
     def nll(self, utterances: list[Utterance]) -> list[float]:
-        """Return the mean negative log-probability of each utterance's tokens, in nats a token, after what its agent saw."""
+        """Return the mean negative log-probability of each utterance's tokens, in nats a token, after what its agent
+        saw."""
         found: dict[int, float] = {}
         for name in dict.fromkeys(u.policy for u in utterances):
             own = [u for u in utterances if u.policy == name]
@@ -117,7 +118,10 @@ class UntrainedWeights:
         return [voice.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
     def logprobs(self, policy: str, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-        """Return the log-probability of each completion after its prompt, in nats. ``rows`` are the two as token ids."""
+        """Return the log-probability of each completion after its prompt, in nats.
+
+        ``rows`` are the two as token ids.
+        """
         with self.model_of(policy) as model:
             return completion_logprobs(model, rows)
 

@@ -1,4 +1,7 @@
-"""A branching that samples a group at every step, and lets chosen outputs go on: MarsRL's stages, SDRL's pairs. No torch."""
+"""A branching that samples a group at every step, and lets chosen outputs go on: MarsRL's stages, SDRL's pairs.
+
+No torch.
+"""
 
 import random
 from collections import Counter, defaultdict
@@ -18,9 +21,9 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
 
     Args:
         branches: the episodes after the step. Their utterances are scored.
-        how: ``random``; ``balanced``: good and bad ones in turn, by their worth; ``adaptive``: bad answers, and what is good among other words, such as true reports of
-            errors; ``frequent``: one of each of the commonest answers, and nothing if all are
-            equal.
+        how: ``random``; ``balanced``: good and bad ones in turn, by their worth; ``adaptive``: bad answers, and what is
+            good among other words, such as true reports of errors; ``frequent``: one of each of the commonest answers,
+            and nothing if all are equal.
         keep: how many outputs go on.
         rng: draws among equals.
 
@@ -43,7 +46,8 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
         return [[(episode, episode.sent[-1][0])] for episode in shuffled[:keep]]
     if how != "random":
         raise ConfigError(
-            f"branching.choose: {how} looks at single outputs, but {speakers} agents speak at once here; use random or frequent"
+            f"branching.choose: {how} looks at single outputs, but {speakers} agents speak at once here; use random or "
+            "frequent"
         )
     picked = (rng.choices(going, k=speakers) for _ in range(keep))
     return [[(episode, episode.sent[-1][s]) for s, episode in enumerate(own)] for own in picked]

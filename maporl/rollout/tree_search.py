@@ -1,7 +1,8 @@
 """Where a tree search goes on: AB-MCTS-A's Thompson sampling over new attempts, old attempts and agents. No torch.
 
-The search is that of Inoue et al. 2025 (arXiv 2503.04412, AB-MCTS with node aggregation), by which MARS² (arXiv 2604.14564) trains. Every
-choice draws one value from the posterior of each option, given the scores that the option has led to, and takes the option with the largest value.
+The search is that of Inoue et al. 2025 (arXiv 2503.04412, AB-MCTS with node aggregation), by which MARS² (arXiv
+2604.14564) trains. Every choice draws one value from the posterior of each option, given the scores that the option has
+led to, and takes the option with the largest value.
 """
 
 import random
@@ -15,7 +16,8 @@ from maporl.rollout.episode import Episode
 Posterior = Literal["gaussian", "beta"]
 """The family of an option's mean score: normal-inverse-gamma, or beta."""
 KAPPA, NU, TAU_SQUARE = 1.0, 1.0, 0.1
-"""The prior of ``gaussian``: as sure as one score of 0, with a variance of 0.1 that is known as well as from one score."""
+"""The prior of ``gaussian``: as sure as one score of 0, with a variance of 0.1 that is known as well as from one score.
+"""
 JEFFREYS = 0.5
 """Both parameters of the prior of ``beta``."""
 
@@ -55,7 +57,8 @@ class Node:
 def parameters(scores: Sequence[float]) -> tuple[float, float, float, float]:
     """Return mean, kappa, nu and tau² of the normal-inverse-gamma posterior of ``scores``.
 
-    They are those of Murphy, "Probabilistic Machine Learning: Advanced Topics", section 3.4.3.3, with a prior mean of 0.
+    They are those of Murphy, "Probabilistic Machine Learning: Advanced Topics", section 3.4.3.3, with a prior mean of
+    0.
 
     >>> [round(value, 4) for value in parameters([1.0, 0.0])]
     [0.3333, 3.0, 3.0, 0.2556]
@@ -91,9 +94,10 @@ def drawn(scores: Sequence[float], posterior: Posterior, rng: random.Random) -> 
 def where_to(root: Node, posterior: Posterior, rng: random.Random) -> Node:
     """Return the attempt that gets a new child, by one walk from the ``root``.
 
-    At each attempt, a new child is compared with going on: the scores of its children speak for the one, and those of all that
-    follows from its children for the other. Going on means the child with the largest value, by its own score and by those of
-    what follows from it. What has no children gets one, and a child with which its dialogue ended gets none.
+    At each attempt, a new child is compared with going on: the scores of its children speak for the one, and those of
+    all that follows from its children for the other. Going on means the child with the largest value, by its own score
+    and by those of what follows from it. What has no children gets one, and a child with which its dialogue ended gets
+    none.
     """
     node = root
     while going := [child for child in node.children if not child.over]:

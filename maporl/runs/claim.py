@@ -36,8 +36,8 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
-                f"{folder}: its run was started with another configuration ({changed}); resume with the same one. A run "
-                "cannot be extended: to train longer, start another run, in another output_dir, from its weights: "
+                f"{folder}: its run was started with another configuration ({changed}); resume with the same one. A "
+                "run cannot be extended: to train longer, start another run, in another output_dir, from its weights: "
                 f"agents.NAME.model={folder}/final/NAME"
             )
         if has_ended(folder, config):

@@ -159,7 +159,10 @@ def _groups() -> list[Finding]:
     found = sum(device.type == "cuda" for device in accelerators())  # those that Ray counts
     memory = psutil.virtual_memory()
     each = "each process of a group can have its own" if found else "the processes of groups share the processor"
-    told = f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} GiB free"
+    told = (
+        f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} "
+        "GiB free"
+    )
     return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, SHARED_MEMORY)]
 
 

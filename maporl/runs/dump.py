@@ -43,8 +43,8 @@ def dump(folder: Path, patience: float = PATIENCE) -> Path:
     while not file.exists():
         if time.monotonic() > until:
             raise RunError(
-                f"{folder}: {who} has not answered within {patience:g} s; a call into a library keeps it from it, and this "
-                f"says which: py-spy dump --native --pid {owner['pid']}"
+                f"{folder}: {who} has not answered within {patience:g} s; a call into a library keeps it from it, and "
+                f"this says which: py-spy dump --native --pid {owner['pid']}"
             )
         time.sleep(0.05)
     return file

@@ -44,8 +44,8 @@ def evaluate_suite(
 ) -> list[SuiteResult]:
     """Evaluate the team on several tasks, with ``samples`` dialogues on each question. Nothing is written.
 
-    ``checkpoint`` and ``exchanged`` are those of :func:`evaluate`. Answers are sampled as in evaluations. If these are greedy,
-    several ``samples`` would be equal, and they are sampled as in training instead.
+    ``checkpoint`` and ``exchanged`` are those of :func:`evaluate`. Answers are sampled as in evaluations. If these are
+    greedy, several ``samples`` would be equal, and they are sampled as in training instead.
 
     Raises:
         ConfigError: agents cannot exchange weights.

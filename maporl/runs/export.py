@@ -19,8 +19,8 @@ ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)
 def export(checkpoint: Path, target: Path) -> list[Path]:
     """Write the policies of ``checkpoint`` as plain model and adapter folders, with their tokenizers, into ``target``.
 
-    ``from_pretrained`` loads them, and so does vLLM. Critics and optimizers stay behind. Main memory holds one policy at a
-    time.
+    ``from_pretrained`` loads them, and so does vLLM. Critics and optimizers stay behind. Main memory holds one policy
+    at a time.
 
     Returns:
         The folders, one for each policy.

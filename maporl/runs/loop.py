@@ -59,8 +59,8 @@ def run_loop(config: Config, resume: bool, quiet: bool = False, tell: Tell | Non
     Raises:
         ConfigError: the configuration cannot run.
         RunExists: the output folder is not empty, and ``resume`` is false.
-        CheckpointError: the folder holds no loop to resume, or one of another configuration or of other data, or a part of
-            a round is damaged.
+        CheckpointError: the folder holds no loop to resume, or one of another configuration or of other data, or a part
+            of a round is damaged.
         FolderInUse: another process works in the folder.
         RunError: the data set of a stage is empty.
         Interrupted: the user pressed Ctrl-C. The parts that are complete are kept.

@@ -194,8 +194,8 @@ class StageRun:
                     pairs += builder.paired(own)
         if not pairs:
             raise RunError(
-                f"{self._place}: no pairs were made in {len(states)} states, because all candidates of a state are equal; "
-                "sample at a higher temperature, or more candidates"
+                f"{self._place}: no pairs were made in {len(states)} states, because all candidates of a state are "
+                "equal; sample at a higher temperature, or more candidates"
             )
         return pairs
 

@@ -11,8 +11,8 @@ from maporl.validation.load import load
 def recipe_parts(name: str, overrides: list[str] | None = None) -> dict[str, Any]:
     """Return the method of a recipe as arguments of :class:`maporl.MultiAgentPPOTrainer`.
 
-    They are ``args``, ``protocol``, ``reward``, ``advantage``, ``branching`` and ``schedule``. The team and the questions
-    are yours::
+    They are ``args``, ``protocol``, ``reward``, ``advantage``, ``branching`` and ``schedule``. The team and the
+    questions are yours::
 
         MultiAgentPPOTrainer(team=team, train_dataset=rows, reward_funcs=f, **recipe_parts("grpo_single"))
 
@@ -29,8 +29,8 @@ def recipe_parts(name: str, overrides: list[str] | None = None) -> dict[str, Any
     if config.warm_start.steps or config.schedule.curriculum:
         part = "warm_start" if config.warm_start.steps else "schedule.curriculum"
         raise ConfigError(
-            f"recipe_parts: {name}: {part} belongs to the configuration's own team and task; run it with 'maporl train', or "
-            "remove it and call maporl.warm_start, or pass curriculum="
+            f"recipe_parts: {name}: {part} belongs to the configuration's own team and task; run it with 'maporl "
+            "train', or remove it and call maporl.warm_start, or pass curriculum="
         )
     return {
         "args": MultiAgentPPOConfig.from_config(config),

@@ -20,13 +20,13 @@ from trl_ext.process import distributed
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end, and return the evaluations before and after training.
 
-    A configuration with stages in its section ``loop`` is run in rounds (:mod:`maporl.runs.loop`), and any other by PPO.
-    An evaluation is None if evaluation is turned off.
+    A configuration with stages in its section ``loop`` is run in rounds (:mod:`maporl.runs.loop`), and any other by
+    PPO. An evaluation is None if evaluation is turned off.
 
     Args:
         config: the configuration.
-        resume: whether to resume from the newest checkpoint, or from the last whole part of a loop. A run by PPO without a
-            checkpoint starts again.
+        resume: whether to resume from the newest checkpoint, or from the last whole part of a loop. A run by PPO
+            without a checkpoint starts again.
         quiet: whether to hide progress bars.
 
     Raises:

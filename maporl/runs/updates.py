@@ -61,7 +61,8 @@ def train_by_updates(
 
 
 def paid_by(reward: RewardSection, weights: Path) -> RewardSection:
-    """Return the rewards of the updates: the score of the verifier that a stage before has trained, or else those of the run."""
+    """Return the rewards of the updates: the score of the verifier that a stage before has trained, or else those of
+    the run."""
     if not (weights / FOLDER).is_dir() or reward.verifier is None:
         return reward
     verifier = replace(reward.verifier, model=str(weights / FOLDER), tiny=None)

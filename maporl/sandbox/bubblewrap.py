@@ -19,7 +19,10 @@ _STARTED_BY = (
 
 
 def worker_command(folder: Path) -> list[str]:
-    """The command of the worker: the plain interpreter, without site-packages. ``folder`` holds the worker's package."""
+    """The command of the worker: the plain interpreter, without site-packages.
+
+    ``folder`` holds the worker's package.
+    """
     return [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", _STARTED_BY, str(folder)]
 
 
@@ -36,7 +39,7 @@ def bubblewrap_prefix(program: Path) -> list[str]:
         str(program), "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
         "--unshare-cgroup-try", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL",
         *binds, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
-        "--ro-bind", str(WORKER), f"{INSIDE}/sandboxed", "--dir", "/empty", "--remount-ro", "/", "--chdir", "/empty", "--",
+        "--ro-bind", str(WORKER), f"{INSIDE}/sandboxed", "--dir", "/empty", "--remount-ro", "/", "--chdir", "/empty", "--",  # noqa: E501
     ]  # fmt: skip
 
 

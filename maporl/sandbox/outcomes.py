@@ -22,8 +22,9 @@ returned too much. ``killed``: it died in another way, or its process wrote no v
 class Outcome:
     """How a snippet ended: ``reason`` is one of ``REASONS``, and ``value`` what it returned, None unless it is "ok".
 
-    ``printed`` is what it printed, and ``message`` the last line of its error, such as ``ValueError: too short``. Both are
-    at most 4,096 bytes, and the snippet may have written anything there. Outcomes are equal if value and reason are.
+    ``printed`` is what it printed, and ``message`` the last line of its error, such as ``ValueError: too short``. Both
+    are at most 4,096 bytes, and the snippet may have written anything there. Outcomes are equal if value and reason
+    are.
     """
 
     value: Any
@@ -42,8 +43,8 @@ class Ended:
     """What the sandbox saw of a snippet: its verdict and what it printed, as bytes, and how its processes ended.
 
     ``statuses`` are those of ``waitpid``. ``in_time`` says whether the verdict was complete before the time was up, and
-    ``flooded`` whether more came than may. ``heard``: the seconds after the beginning at which parts of the verdict came,
-    each with the bytes of the verdict up to there. ``seconds``: how long it all took.
+    ``flooded`` whether more came than may. ``heard``: the seconds after the beginning at which parts of the verdict
+    came, each with the bytes of the verdict up to there. ``seconds``: how long it all took.
     """
 
     verdict: bytes
@@ -97,7 +98,10 @@ class Ended:
 
 
 def decode(payload: bytes) -> Outcome:
-    """The outcome in a verdict. A malformed one counts as "killed": what the snippet's process runs of ours writes none."""
+    """The outcome in a verdict.
+
+    A malformed one counts as "killed": what the snippet's process runs of ours writes none.
+    """
     record = _loaded(payload)
     if isinstance(record, dict) and record.keys() == {"value", "reason", "message"}:
         record["printed"] = ""

@@ -51,7 +51,8 @@ class SandboxPool:
             self._free.put(sandbox)
 
     def tested(self, code: str, asserts: Sequence[str], setup: str = "", name: str = "") -> list[Outcome]:
-        """:meth:`maporl.sandbox.sandbox.Sandbox.run_tests` in a free sandbox. The same program with the same tests runs once.
+        """:meth:`maporl.sandbox.sandbox.Sandbox.run_tests` in a free sandbox. The same program with the same tests runs
+        once.
 
         A program has the same random numbers each time, so it would end alike again. The outcomes of one that reads the
         clock are not kept, and neither are those that depend on what else the machine was doing.

@@ -1,8 +1,8 @@
 """Whether a program has the same outcome on every day and in every process, as far as its text tells.
 
-What a program returned once is kept, and may be a label. So the outcome must not come from the clock, from chance without a
-seed, or from an address in memory. It does not wall anything off:
-a program that hides what it does spoils its own outcome only.
+What a program returned once is kept, and may be a label. So the outcome must not come from the clock, from chance
+without a seed, or from an address in memory. It does not wall anything off: a program that hides what it does spoils
+its own outcome only.
 """
 
 import ast
@@ -13,13 +13,13 @@ _ATTRIBUTES = {"now", "today", "utcnow", "SystemRandom", "urandom", "getrandom"}
 _FUNCTIONS = {
     "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
     "time.process_time", "time.process_time_ns", "time.thread_time", "time.localtime", "time.gmtime", "time.ctime",
-    "time.asctime", "time.strftime", "time.clock_gettime", "uuid.uuid1", "uuid.uuid4", "timeit.timeit", "timeit.default_timer",
+    "time.asctime", "time.strftime", "time.clock_gettime", "uuid.uuid1", "uuid.uuid4", "timeit.timeit", "timeit.default_timer",  # noqa: E501
     "os.getpid", "os.times",
 }  # fmt: skip
 _MODULES = {"secrets", "tracemalloc", "resource"}
 _BUILTINS = {"id", "hash"}
 _WORDS = re.compile(
-    rf"\b(?:{'|'.join({*_ATTRIBUTES, *_MODULES, *_BUILTINS, *(name.split('.')[0] for name in _FUNCTIONS), 'Random', 'seed'})})\b"
+    rf"\b(?:{'|'.join({*_ATTRIBUTES, *_MODULES, *_BUILTINS, *(name.split('.')[0] for name in _FUNCTIONS), 'Random', 'seed'})})\b"  # noqa: E501
 )
 """Without any of these words, no program needs to be read as Python."""
 

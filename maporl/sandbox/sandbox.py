@@ -5,10 +5,10 @@
 
 A snippet is any Python, with the modules of the standard library. It gets no network, no files, no environment, no
 threads and no other processes, and no more time, memory or output than :class:`Limits` allows. What holds it is the
-kernel: each snippet is a process of its own, a fork of a worker (:mod:`maporl.sandbox.sandboxed.worker`), behind resource
-limits, Landlock and a filter of system calls (:mod:`maporl.sandbox.sandboxed.kernel`). Where bubblewrap works, the worker
-also runs in namespaces of its own, where it sees no network, no home folder and no other process. ``kind`` then is
-``bubblewrap``, and ``restricted`` elsewhere. Where the kernel filters no system calls, nothing runs.
+kernel: each snippet is a process of its own, a fork of a worker (:mod:`maporl.sandbox.sandboxed.worker`), behind
+resource limits, Landlock and a filter of system calls (:mod:`maporl.sandbox.sandboxed.kernel`). Where bubblewrap works,
+the worker also runs in namespaces of its own, where it sees no network, no home folder and no other process. ``kind``
+then is ``bubblewrap``, and ``restricted`` elsewhere. Where the kernel filters no system calls, nothing runs.
 
 An outcome says which value the snippet gave, and no more: whatever a snippet's process says, the snippet could have
 written. Tests of a program therefore run in another process than the program (:mod:`maporl.sandbox.sandboxed.tests`).
@@ -82,7 +82,7 @@ class Limits:
     source_bytes: int = 100_000
 
     def __post_init__(self):
-        for name, least in (("cpu_seconds", 1), ("wall_seconds", 0.01), ("memory_mb", 64), ("output_bytes", 256), ("source_bytes", 1)):  # fmt: skip
+        for name, least in (("cpu_seconds", 1), ("wall_seconds", 0.01), ("memory_mb", 64), ("output_bytes", 256), ("source_bytes", 1)):  # fmt: skip  # noqa: E501
             if getattr(self, name) < least:
                 raise ValueError(f"Limits.{name}: expected at least {least}, got {getattr(self, name)}")
 
@@ -100,8 +100,8 @@ def check_walls() -> None:
         why = filter_missing() or ""
     if why:
         raise SandboxError(
-            f"no program of others runs on this machine, because its kernel could not hold one: {why}. Expected Linux on "
-            "x86_64 or aarch64, whose kernel filters system calls (CONFIG_SECCOMP_FILTER). Use such a machine or "
+            f"no program of others runs on this machine, because its kernel could not hold one: {why}. Expected Linux "
+            "on x86_64 or aarch64, whose kernel filters system calls (CONFIG_SECCOMP_FILTER). Use such a machine or "
             "container, or a task and tools that run no programs"
         )
 
@@ -111,8 +111,8 @@ class Sandbox:
 
     ``kind``: "auto" takes bubblewrap where it works, "bubblewrap" insists on it, and "restricted" does without.
     ``cache``: where outcomes of :meth:`run` are kept; True means the user's cache folder (``$MAPORL_CACHE``, else
-    ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the sandbox as a context manager, or call
-    :meth:`close`. Threads may share it; their snippets run in turn.
+    ``~/.cache/maporl``), a path means that folder, and False keeps nothing. Use the sandbox as a context manager, or
+    call :meth:`close`. Threads may share it; their snippets run in turn.
 
     Raises:
         SandboxError: the kernel cannot hold a program here, or bubblewrap was asked for and does not work here.
@@ -225,20 +225,21 @@ class Sandbox:
         fresh.clear()
 
     def run_tests(self, code: Any, tests: Sequence[str], setup: str = "", name: str = "") -> list[Outcome]:
-        """Run ``tests`` of the program ``code`` in another process than the program. The outcomes are those of the tests.
+        """Run ``tests`` of the program ``code`` in another process than the program. The outcomes are those of the
+        tests.
 
         A test is one or more statements, such as an ``assert``. ``setup`` runs before them, and not in the program's
-        process either. A name that neither of them nor Python knows is the program's, and so is ``name``, which may be one
-        of Python's own. What the tests call there gets copies of its arguments, and its values come back as copies. The
-        program sees its arguments and nothing else of a test. Values that are not plain data stay there: they are equal to
-        themselves only, and a test can call them, read their attributes and go through them. What a test goes through is
-        fetched whole, and has at most 100,000 values; ``next`` takes single ones.
+        process either. A name that neither of them nor Python knows is the program's, and so is ``name``, which may be
+        one of Python's own. What the tests call there gets copies of its arguments, and its values come back as copies.
+        The program sees its arguments and nothing else of a test. Values that are not plain data stay there: they are
+        equal to themselves only, and a test can call them, read their attributes and go through them. What a test goes
+        through is fetched whole, and has at most 100,000 values; ``next`` takes single ones.
 
         The program is imported: what stands under its main guard does not run. All tests run in one process, in which
-        what one of them changes stays changed. If one does not end or uses too much, the others go on in new processes. It
-        runs there again if it had less than half of the time that its process may take, and the tests before it the rest.
-        After three processes that ended so, the rest have the outcome of the third: all tests together take at most
-        three times the limits. If ``code`` or ``setup`` fails, each test has that outcome. Nothing is cached.
+        what one of them changes stays changed. If one does not end or uses too much, the others go on in new processes.
+        It runs there again if it had less than half of the time that its process may take, and the tests before it the
+        rest. After three processes that ended so, the rest have the outcome of the third: all tests together take at
+        most three times the limits. If ``code`` or ``setup`` fails, each test has that outcome. Nothing is cached.
 
         Raises:
             SandboxError: the worker process does not start, or ends again and again.
@@ -285,7 +286,8 @@ class Sandbox:
                     self.close()
                     raise
         raise SandboxError(
-            f"the worker of the {self.kind} sandbox ended three times while it ran a program; is the machine short of memory?"
+            f"the worker of the {self.kind} sandbox ended three times while it ran a program; is the machine short of "
+            "memory?"
         )
 
 

@@ -1,6 +1,7 @@
 """Code triplets: a program, an input and its output, of which one is to be found (Absolute Zero). Imports no torch.
 
-Questions are made of programs, and of what a proposer says, for the tool and the task. Right answers are found by running programs in the sandbox.
+Questions are made of programs, and of what a proposer says, for the tool and the task. Right answers are found by
+running programs in the sandbox.
 """
 
 import ast
@@ -23,14 +24,17 @@ LONGEST = 10_000
 """The most characters of a value or an input."""
 _INPUT = re.compile(r"```input[ \t]*\n(.*?)```", re.DOTALL)
 _MESSAGE = re.compile(r"```message[ \t]*\n(.*?)```", re.DOTALL)
-DEDUCTION = "```python\n{program}\n```\n\nWhich value does f({input}) have? Write it as Python does, between <answer> and </answer>."
+DEDUCTION = (
+    "```python\n{program}\n```\n\nWhich value does f({input}) have? Write it as Python does, between <answer> and "
+    "</answer>."
+)
 ABDUCTION = (
-    "```python\n{program}\n```\n\nFor which arguments does f have the value {output}? Write one possibility as in a call, without f and its "
-    "parentheses, between <answer> and </answer>."
+    "```python\n{program}\n```\n\nFor which arguments does f have the value {output}? Write one possibility as in a "
+    "call, without f and its parentheses, between <answer> and </answer>."
 )
 INDUCTION = (
-    "{message}\n\n{shown}\n\nWrite the function f that does this, also for other arguments. Put it into a ```python block between <answer> "
-    "and </answer>."
+    "{message}\n\n{shown}\n\nWrite the function f that does this, also for other arguments. Put it into a ```python "
+    "block between <answer> and </answer>."
 )
 
 
@@ -98,7 +102,8 @@ def checked(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str]
 
 
 def values(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str] | None:
-    """Return what f returns for each of ``inputs``, as Python writes it, or None if one is not a literal or the program fails."""
+    """Return what f returns for each of ``inputs``, as Python writes it, or None if one is not a literal or the program
+    fails."""
     given = [ast.literal_eval(f"({one},)") for one in inputs]
     code = f"{program}\n\ndef values_of_f():\n    return [repr(f(*given)) for given in {given!r}]\n"
     with pool.one() as sandbox:

@@ -44,10 +44,10 @@ def cache_folder() -> Path:
 class DiskCache:
     """JSON records by key in ``folder/NAME.sqlite``.
 
-    Every call opens the file again, so that threads, forks and other processes may use it too. A damaged file is set aside
-    under another name, and a new one takes its place. A record that is damaged, or that ``valid`` refuses, counts as
-    unknown and is dropped. If the file cannot be read or written later, the work goes on without it. A warning says each
-    of these.
+    Every call opens the file again, so that threads, forks and other processes may use it too. A damaged file is set
+    aside under another name, and a new one takes its place. A record that is damaged, or that ``valid`` refuses, counts
+    as unknown and is dropped. If the file cannot be read or written later, the work goes on without it. A warning says
+    each of these.
 
     Raises:
         CacheUnusable: the folder cannot be written, or the file cannot be opened.

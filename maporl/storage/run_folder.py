@@ -13,7 +13,8 @@ from trl_ext.files.set_aside import ABANDONED, set_aside, set_records_aside
 from trl_ext.process import distributed
 
 INITIAL, TOKENIZERS, FINAL = "initial", "tokenizers", "final"
-"""A run's folders of weights: those with which it began, tokenizers of policies that have no weights there, and its end's."""
+"""A run's folders of weights: those with which it began, tokenizers of policies that have no weights there, and its
+end's."""
 RESULTS = (FINAL, "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
 """What the end of a run leaves besides pictures and reports, which are drawn again."""
 
@@ -23,10 +24,11 @@ class RunExists(UserError, RuntimeError):
 
 
 def has_final(folder: Path) -> bool:
-    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it. Links do not count.
+    """Return whether ``folder`` has the weights of a run's end: a folder ``final`` with files in it. Links do not
+    count.
 
-    An empty one, which a person or a broken copy has left, would pass for weights that are nowhere. Hidden files, which file
-    managers leave, do not count.
+    An empty one, which a person or a broken copy has left, would pass for weights that are nowhere. Hidden files, which
+    file managers leave, do not count.
     """
     final = folder / FINAL
     if not final.is_dir() or final.is_symlink():

@@ -71,7 +71,8 @@ class ANLI(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row: hub rows have ``premise``, ``hypothesis``, ``label``, and local ones ``question``, ``answer``."""
+    """The example in a row: hub rows have ``premise``, ``hypothesis``, ``label``, and local ones ``question``,
+    ``answer``."""
     name = str(row.get("id") or row.get("uid") or f"anli-{number}")
     given = row.get("answer" if "premise" not in row else "label")
     written = "" if given is None else str(given)

@@ -147,8 +147,8 @@ def examples_of(
     ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
 
     Raises:
-        TaskError: ``rows`` is empty, or a row is wrong, has no question or no answer, or an answer that is too long to be
-            graded.
+        TaskError: ``rows`` is empty, or a row is wrong, has no question or no answer, or an answer that is too long to
+            be graded.
     """
     examples = []
     for number, row in enumerate(rows):
@@ -163,8 +163,8 @@ def examples_of(
                 )
         if len(example.answer) > LONGEST_LABEL:
             raise TaskError(
-                f"{source}: row {number + 1} ({example.id:.100}) has an answer of {len(example.answer)} characters; expected at "
-                f"most {LONGEST_LABEL}, which is all that is graded; remove the row"
+                f"{source}: row {number + 1} ({example.id:.100}) has an answer of {len(example.answer)} characters; "
+                f"expected at most {LONGEST_LABEL}, which is all that is graded; remove the row"
             )
         examples.append(example)
     if not examples:
@@ -251,12 +251,16 @@ def _refuse_binary(path: Path) -> None:
         start = file.read(4096)
     if start.startswith(b"%PDF-") or (b"\0" in start and encoding_of(start) == "utf-8"):
         raise TaskError(
-            f"{path}: expected a text, got a binary file that begins with {start[:8]!r}; write its text into a .txt file, and name that"
+            f"{path}: expected a text, got a binary file that begins with {start[:8]!r}; write its text into a .txt "
+            "file, and name that"
         )
 
 
 def _missing(path: Path) -> str:
-    """Return the message that a file is missing. It says where it was looked for, and names a file of nearly this name."""
+    """Return the message that a file is missing.
+
+    It says where it was looked for, and names a file of nearly this name.
+    """
     wanted = path.absolute()
     folder = wanted.parent
     if not folder.is_dir():

@@ -18,16 +18,18 @@ TEXTS = (".txt", ".md")
 
 @dataclass(frozen=True)
 class Documents(Task):
-    """Documents to train on, in place of questions, for ``protocol: {name: propose, vouch: stated}`` (SPICE, arXiv 2510.24684).
+    """Documents to train on, in place of questions, for ``protocol: {name: propose, vouch: stated}`` (SPICE, arXiv
+    2510.24684).
 
-    ``source`` is a file, a pattern for several (``corpus/**/*.txt``), or a data set on the hub, of which the split "train" is read. A
-    ``.txt`` or ``.md`` file is one text. A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file has a text in ``column`` of each row, as a data set has.
-    A text is one document, or several if it has more than ``longest`` characters: it is cut at an empty line if one is in the second half of
-    what fits, or else at a space. ``limit`` is the number of texts that are read, empty ones among them, in the order of the files' names; so
-    there may be more documents than ``limit``.
+    ``source`` is a file, a pattern for several (``corpus/**/*.txt``), or a data set on the hub, of which the split
+    "train" is read. A ``.txt`` or ``.md`` file is one text. A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file has
+    a text in ``column`` of each row, as a data set has. A text is one document, or several if it has more than
+    ``longest`` characters: it is cut at an empty line if one is in the second half of what fits, or else at a space.
+    ``limit`` is the number of texts that are read, empty ones among them, in the order of the files' names; so there
+    may be more documents than ``limit``.
 
-    ``questions`` is the section of another task, such as ``{name: hotpotqa}``. Evaluations ask its held-out questions, and
-    its grader compares answers with the stated ones.
+    ``questions`` is the section of another task, such as ``{name: hotpotqa}``. Evaluations ask its held-out questions,
+    and its grader compares answers with the stated ones.
 
     Raises:
         ValueError: ``longest`` or ``limit`` is too small, or ``questions`` describes no task with labels.
@@ -50,8 +52,8 @@ class Documents(Task):
             raise ValueError(f"limit: expected at least 1 text, got {self.limit}")
         if self.asked.mixed or not (self.asked.labelled and self.asked.has_questions):
             raise ValueError(
-                f"questions: {self.questions.get('name')!r} cannot grade an answer to a question of a document; name a task with "
-                "labels, such as hotpotqa or gsm8k"
+                f"questions: {self.questions.get('name')!r} cannot grade an answer to a question of a document; name a "
+                "task with labels, such as hotpotqa or gsm8k"
             )
 
     @cached_property
@@ -91,8 +93,8 @@ class Documents(Task):
         files = [Path(path) for path in paths if not (pattern and Path(path).is_dir())]
         if not files:
             raise TaskError(
-                f"documents: {Path(self.source).absolute()}: no file has such a name; give a text file, a pattern such as corpus/*.txt, a "
-                ".jsonl file or the hub name of a data set"
+                f"documents: {Path(self.source).absolute()}: no file has such a name; give a text file, a pattern such "
+                "as corpus/*.txt, a .jsonl file or the hub name of a data set"
             )
         for path in files:
             if path.suffix.lower() in TEXTS or path.is_dir():
@@ -142,7 +144,8 @@ class Documents(Task):
 
 
 def pieces(text: str, longest: int) -> list[str]:
-    r"""Return a text in parts of at most ``longest`` characters, each cut at the last empty line of its second half, or else at a space.
+    r"""Return a text in parts of at most ``longest`` characters, each cut at the last empty line of its second half, or
+    else at a space.
 
     >>> pieces("One two.\n\nThree four. Five six.", 16), pieces("abcdef", 4), pieces("  ", 4)
     (['One two.', 'Three four. Five', 'six.'], ['abcd', 'ef'], [])

@@ -1,6 +1,7 @@
 """FANToM (Kim et al. 2023, arXiv 2310.15421): who believes what in a conversation that people leave and join.
 
-Answers are sentences. An answer is right if its embedding lies nearer that of the correct reference than of the wrong one.
+Answers are sentences. An answer is right if its embedding lies nearer that of the correct reference than of the wrong
+one.
 """
 
 import hashlib
@@ -27,16 +28,17 @@ class FANToM(Task):
 
     ``source``: the published archive ``fantom.tar.gz``, its file ``fantom_v1.json``, or rows of one's own.
 
-    The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is unpacked
-    to disk. As in MAPoRL's code, the document of a question is ``short_context``, and the questions are those about
-    beliefs (``beliefQAs``). Sets whose ``set_id`` begins with the same number belong to one conversation.
+    The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is
+    unpacked to disk. As in MAPoRL's code, the document of a question is ``short_context``, and the questions are those
+    about beliefs (``beliefQAs``). Sets whose ``set_id`` begins with the same number belong to one conversation.
 
     Rows of one's own have ``question``, ``document``, ``correct_answer`` and ``wrong_answer``. They are in a ``.jsonl``
     file or on the hub.
 
-    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``. Rows
-    with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without it, by their document.
-    ``encoder`` is the hub name or the folder of the sentence encoder that grades. ``limit`` takes the first rows only.
+    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``.
+    Rows with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without it, by their
+    document. ``encoder`` is the hub name or the folder of the sentence encoder that grades. ``limit`` takes the first
+    rows only.
 
     Raises:
         ValueError: an option is outside its range, or ``instruction`` lacks ``{question}`` or ``{document}``.

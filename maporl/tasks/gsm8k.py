@@ -54,7 +54,10 @@ class GSM8K(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row. Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas between thousands."""
+    """The example in a row.
+
+    Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas between thousands.
+    """
     question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
     name = str(row.get("id", f"gsm8k-{number}"))
     try:

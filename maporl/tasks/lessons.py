@@ -11,8 +11,8 @@ from maporl.types import Call, Example
 class Lessons:
     """What a task writes for the pupils of a warm start: answers, replies in roles, calls, and single skills.
 
-    A task that a warm start can use derives from this class besides :class:`maporl.Task`. One of your own need not: what it
-    defines by these names is taken, and of all else the default (:func:`lessons_of`).
+    A task that a warm start can use derives from this class besides :class:`maporl.Task`. One of your own need not:
+    what it defines by these names is taken, and of all else the default (:func:`lessons_of`).
     """
 
     skills: tuple[str, ...] = ()
@@ -33,7 +33,8 @@ class Lessons:
         """What a pupil says in ``role``, rightly or wrongly, where the protocol does not teach it (``Ask.taught``).
 
         By default it is an answer in every role, so that whatever a pupil hears can be repeated. A task overrides this
-        where a planner is to learn plans and a solver answers. Roles come from the protocol, or from ``agents.NAME.role``.
+        where a planner is to learn plans and a solver answers. Roles come from the protocol, or from
+        ``agents.NAME.role``.
 
         Raises:
             NotImplementedError: the task cannot write what is said in this role.
@@ -41,7 +42,8 @@ class Lessons:
         return self.write_answer(example, rng, right)
 
     def write_agreeing(self, example: Example, rng: random.Random, words: str, role: str | None) -> str:
-        """What a pupil says in ``role`` that agrees with another agent's ``words``, right or wrong. By default it repeats them.
+        """What a pupil says in ``role`` that agrees with another agent's ``words``, right or wrong. By default it
+        repeats them.
 
         A task overrides this where to agree is not to repeat: a program agrees with tests that it passes.
         """
@@ -50,10 +52,11 @@ class Lessons:
     def write_calls(
         self, example: Example, tools: Collection[str], made: Sequence[Call] = ()
     ) -> Sequence[tuple[str, dict[str, Any]]]:
-        """The next calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no calls.
+        """The next calls that help to answer, as (name, arguments), of the named ``tools``. By default it teaches no
+        calls.
 
-        ``made`` has the calls that the pupil has made in this turn, with their results. A warm start teaches an agent with
-        tools to make the calls before it answers rightly: one after the other, or at once (``limits.parallel``).
+        ``made`` has the calls that the pupil has made in this turn, with their results. A warm start teaches an agent
+        with tools to make the calls before it answers rightly: one after the other, or at once (``limits.parallel``).
         """
         return ()
 
@@ -66,7 +69,8 @@ class Lessons:
         return example
 
     def write_by_skill(self, example: Example, skill: str) -> str:
-        """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on it.
+        """The answer of a pupil who knows only ``skill``, one of :attr:`skills`. Warm starts of specialists train on
+        it.
 
         Raises:
             NotImplementedError: the task has no skills.

@@ -51,11 +51,11 @@ class Mathematics(ReadTask):
     ``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
 
     If a row's answer is a worked solution, its last ``\\boxed{}`` is the label; what follows ``####`` is, where that is
-    written. ``maporl check`` and ``maporl train`` say how many labels were taken so. A worked solution without either is
-    refused.
+    written. ``maporl check`` and ``maporl train`` say how many labels were taken so. A worked solution without either
+    is refused.
 
-    A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat, it
-    is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data
+    A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat,
+    it is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data
     set's own instruction.
 
     The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub. Its
@@ -66,8 +66,8 @@ class Mathematics(ReadTask):
     takes the first rows only.
 
     Raises:
-        TaskError: a split cannot be read, a row's answer is a worked solution without a box, or no training row has one of
-            the levels.
+        TaskError: a split cannot be read, a row's answer is a worked solution without a box, or no training row has one
+            of the levels.
         ValueError: ``remove`` is not a regular expression.
     """
 
@@ -115,8 +115,8 @@ class Mathematics(ReadTask):
             answer, worked = label_of("" if answer is None else str(answer))
         except ValueError as error:
             raise ValueError(
-                f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each final "
-                "answer into \\boxed{}"
+                f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each "
+                "final answer into \\boxed{}"
             ) from None
         meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
         if worked is not None:
@@ -144,8 +144,8 @@ class Mathematics(ReadTask):
             return None
         source = self.eval_source or self.source if self.split == "eval" else self.source
         return (
-            f"math: {self.split}: {taken} of {len(self)} labels are the last box or marked answer of a worked solution in "
-            f"{source}; if another column has the final answers, name it in task.answer_column"
+            f"math: {self.split}: {taken} of {len(self)} labels are the last box or marked answer of a worked solution "
+            f"in {source}; if another column has the final answers, name it in task.answer_column"
         )
 
     def solution(self, example: Example) -> str:
@@ -198,8 +198,8 @@ def suite_tasks(suite: str, data: Path | None, limit: int | None) -> dict[str, M
         files = sorted((data / benchmark.folder).glob("test*.jsonl"))
         if not files:
             raise TaskError(
-                f"{data / benchmark.folder}: no test*.jsonl there; expected a folder for each of {', '.join(SUITES[suite])}, or "
-                "leave --suite-data out to read from the hub"
+                f"{data / benchmark.folder}: no test*.jsonl there; expected a folder for each of "
+                f"{', '.join(SUITES[suite])}, or leave --suite-data out to read from the hub"
             )
         tasks[name] = Mathematics(eval_source=str(files[0]), limit=limit, split="eval")
     return tasks

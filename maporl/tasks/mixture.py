@@ -16,13 +16,14 @@ from maporl.types import Call, Example, Grade, Message
 class Mixture(Lessons, Task):
     """The questions of several tasks, asked and graded each as its own task does it.
 
-    ``tasks`` has their sections by a name of your choice: ``{sums: {name: toy_sum}, products: {name: toy_times}}``. The name is
-    the column ``task``, by which advantages can be compared apart (AgentRL, arXiv 2510.04206), and stands before the ids of
-    questions. ``balance`` says how often each is asked: all equally often (``even``: shorter ones are repeated), or as many questions
-    as each has (``size``).
+    ``tasks`` has their sections by a name of your choice: ``{sums: {name: toy_sum}, products: {name: toy_times}}``. The
+    name is the column ``task``, by which advantages can be compared apart (AgentRL, arXiv 2510.04206), and stands
+    before the ids of questions. ``balance`` says how often each is asked: all equally often (``even``: shorter ones are
+    repeated), or as many questions as each has (``size``).
 
     Raises:
-        ValueError: there are fewer than two tasks, one of them is a mixture or has no questions, or only some have labels.
+        ValueError: there are fewer than two tasks, one of them is a mixture or has no questions, or only some have
+            labels.
     """
 
     tasks: dict[str, dict[str, Any]]

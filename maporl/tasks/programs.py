@@ -1,4 +1,7 @@
-"""MBPP (Austin et al. 2021, arXiv 2108.07732) and HumanEval (Chen et al. 2021, arXiv 2107.03374): functions to write."""
+"""MBPP (Austin et al.
+
+2021, arXiv 2108.07732) and HumanEval (Chen et al. 2021, arXiv 2107.03374): functions to write.
+"""
 
 import ast
 import logging
@@ -28,9 +31,10 @@ class ProgramTask(Lessons, Task):
     """Functions to write, which hidden tests grade in the sandbox.
 
     ``meta`` of an example has the ``entry_point`` (the function's name), the ``reference`` solution, the hidden
-    ``tests``, and the ``setup`` that runs before tests of this function. It may have a ``hidden_setup``, which runs before
-    the hidden tests in the place of ``setup``, and ``in_process``, which is true if they run in the program's own process.
-    A program is the last fenced block of an answer that defines the function, and right if it passes all of the tests.
+    ``tests``, and the ``setup`` that runs before tests of this function. It may have a ``hidden_setup``, which runs
+    before the hidden tests in the place of ``setup``, and ``in_process``, which is true if they run in the program's
+    own process. A program is the last fenced block of an answer that defines the function, and right if it passes all
+    of the tests.
 
     Raises:
         SandboxError: the kernel of this machine cannot hold a program.
@@ -71,7 +75,8 @@ class ProgramTask(Lessons, Task):
         return f"```python\ndef {example.meta['entry_point']}(*args):\n    raise NotImplementedError\n```"
 
     def write_reply(self, example: Example, rng: random.Random, right: bool, role: str | None) -> str:
-        """A tester writes a test that every function of the name passes, or one that none passes; others write programs."""
+        """A tester writes a test that every function of the name passes, or one that none passes; others write
+        programs."""
         if role != "tester":
             return self.write_answer(example, rng, right)
         return f"assert {example.meta['entry_point']} is {'not ' if right else ''}None"
@@ -80,7 +85,8 @@ class ProgramTask(Lessons, Task):
 def hidden_tests(example: Example, code: str) -> tuple[str, list[str], str, str]:
     """The hidden tests of a program, as :meth:`maporl.sandbox.pool.SandboxPool.tested` takes them.
 
-    Tests that need the program's own process get it as a part of their setup, and so does whatever the program does there.
+    Tests that need the program's own process get it as a part of their setup, and so does whatever the program does
+    there.
     """
     meta = example.meta
     setup = meta.get("hidden_setup", meta["setup"])
@@ -92,9 +98,9 @@ def hidden_tests(example: Example, code: str) -> tuple[str, list[str], str, str]
 class Programs(ReadTask, ProgramTask):
     """Functions to write that are read from rows. Rows whose reference solution does not pass its tests are left out.
 
-    Tests run where the program does not. A few cannot: a test may pass a function to the program, or look at the list that it
-    changed. Such rows are left out and listed, because a program can read such a test, and pass it without solving
-    anything. With ``in_process_tests`` they are taken, and their tests run in the program's process.
+    Tests run where the program does not. A few cannot: a test may pass a function to the program, or look at the list
+    that it changed. Such rows are left out and listed, because a program can read such a test, and pass it without
+    solving anything. With ``in_process_tests`` they are taken, and their tests run in the program's process.
     """
 
     source: str
@@ -119,10 +125,14 @@ class Programs(ReadTask, ProgramTask):
         return self._checked[2]
 
     def remark(self) -> str:
-        """How many rows were left out, and why, and which ones have tests that a program can read, as a line for people."""
+        """How many rows were left out, and why, and which ones have tests that a program can read, as a line for
+        people."""
         reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
         count = sum(self.dropped.values())
-        line = f"{self.name}: {self.split}: {len(self)} rows, {count} left out, because their reference solutions do not pass in the sandbox ({reasons or 'none'})"
+        line = (
+            f"{self.name}: {self.split}: {len(self)} rows, {count} left out, because their reference solutions do not "
+            f"pass in the sandbox ({reasons or 'none'})"
+        )
         return f"{line}; {self._said_of_in_process()}" if self.in_process else line
 
     def _said_of_in_process(self) -> str:
@@ -157,10 +167,11 @@ class Programs(ReadTask, ProgramTask):
                 dropped["in_process"] += 1
         if not kept:
             raise TaskError(
-                f"{self.name}: {self.source}: no reference solution of {len(examples)} rows passes its tests in the sandbox "
-                f"({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
+                f"{self.name}: {self.source}: no reference solution of {len(examples)} rows passes its tests in the "
+                f"sandbox ({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
                 + (
-                    f", or set task.in_process_tests=true for tests in the program's process: {', '.join(in_process[:20])}"
+                    ", or set task.in_process_tests=true for tests in the program's process: "
+                    f"{', '.join(in_process[:20])}"
                     if in_process
                     else ""
                 )
@@ -184,8 +195,9 @@ class MBPP(Programs):
     ``question``, ``code`` or ``answer``, ``test_list``, and perhaps ``test_setup_code``, at the top or in ``meta``.
 
     The question shows the first test, because the text names no function. The others are hidden. The evaluation split
-    comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit`` takes the first rows only.
-    ``in_process_tests`` takes rows whose tests can only run in the program's process, where a program can read them.
+    comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit`` takes the first rows
+    only. ``in_process_tests`` takes rows whose tests can only run in the program's process, where a program can read
+    them.
     """
 
     source: str = "google-research-datasets/mbpp:full"
@@ -230,11 +242,11 @@ class HumanEval(Programs):
     ``source``: the hub's ``openai/openai_humaneval``, or a ``.jsonl`` file of rows with ``prompt`` or ``question``,
     ``canonical_solution`` or ``answer``, ``test`` and ``entry_point``, at the top or in ``meta``.
 
-    The data set has 164 problems and one split. The last ``held_out`` rows are for evaluation and the others for training.
-    ``limit`` takes the first rows of either. ``in_process_tests`` takes rows whose tests can only run in the program's
-    process, where a program can read them. Each assert of ``check`` is a hidden test, and so is each loop with asserts; where
-    other statements depend on the program, the whole of ``check`` is one. A function of the prompt that the tests use is
-    the reference's.
+    The data set has 164 problems and one split. The last ``held_out`` rows are for evaluation and the others for
+    training. ``limit`` takes the first rows of either. ``in_process_tests`` takes rows whose tests can only run in the
+    program's process, where a program can read them. Each assert of ``check`` is a hidden test, and so is each loop
+    with asserts; where other statements depend on the program, the whole of ``check`` is one. A function of the prompt
+    that the tests use is the reference's.
 
     Raises:
         ValueError: ``held_out`` or ``limit`` is below 1, or ``instruction`` has no place for the question.
@@ -257,8 +269,8 @@ class HumanEval(Programs):
         rows = _first(read_rows(self.source, "test"), None)
         if len(rows) <= self.held_out:
             raise TaskError(
-                f"humaneval: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train on; lower "
-                "task.held_out"
+                f"humaneval: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train on; "
+                "lower task.held_out"
             )
         return _first(rows[: -self.held_out] if self.split == "train" else rows[-self.held_out :], self.limit)
 
@@ -306,7 +318,10 @@ def _rewritten(test: str, name: str, reference: str) -> tuple[list[str], str]:
 
 
 def _parts(check: ast.FunctionDef, candidate: str, name: str) -> tuple[list[ast.stmt], list[str]]:
-    """What ``check`` prepares without the program, and its tests. Asserts of a constant test nothing and are left out."""
+    """What ``check`` prepares without the program, and its tests.
+
+    Asserts of a constant test nothing and are left out.
+    """
     before: list[ast.stmt] = []
     tests: list[ast.stmt] = []
     for node in check.body:
@@ -346,8 +361,8 @@ def _bound(statement: ast.stmt) -> list[str]:
 def _helpers(reference: str, name: str, tests: str, own: str = "") -> str:
     """What the tests use of a reference solution besides its function ``name``, or an empty text if that is nothing.
 
-    That is its functions, constants and imports. Instances of its classes are inputs, and so the program's own. ``own`` is
-    another name, by which the tests call the reference's own function ``name``.
+    That is its functions, constants and imports. Instances of its classes are inputs, and so the program's own. ``own``
+    is another name, by which the tests call the reference's own function ``name``.
     """
     try:
         body, used = ast.parse(reference).body, {n.id for n in ast.walk(ast.parse(tests)) if isinstance(n, ast.Name)}

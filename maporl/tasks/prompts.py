@@ -55,13 +55,15 @@ class _PromptRows(Task):
 class Prompts(_PromptRows):
     """The rows of a data set with a column ``prompt``, which is a text or a list of messages.
 
-    Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The earlier
-    ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other columns.
+    Every agent is asked the prompt. The last of a prompt's messages is the question, and must be the user's. The
+    earlier ones, such as a system prompt, come before it in each agent's conversation. Reward functions get the other
+    columns.
 
     The task has no labels. Answers are therefore not graded, and metrics have no accuracy. Rewards say what is learned.
 
     Raises:
-        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of texts.
+        TaskError: the data set is empty, or a row has no prompt, or a prompt that is neither a text nor messages of
+            texts.
     """
 
     rows: Sequence[Mapping[str, Any]] = field(repr=False)
@@ -72,8 +74,8 @@ class Prompts(_PromptRows):
 class PromptDataset(_PromptRows):
     """The task ``prompts`` of a configuration: :class:`Prompts` that are read from a file or from the hub.
 
-    ``source`` is a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or the name of a data set on the hub, whose split
-    "train" is read. It has a column ``prompt``, and reward functions get the other columns. Evaluation takes
+    ``source`` is a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or the name of a data set on the hub, whose
+    split "train" is read. It has a column ``prompt``, and reward functions get the other columns. Evaluation takes
     ``eval_source``, or else the split "test" of the data set on the hub. ``limit`` takes the first rows only.
 
     Raises:
@@ -101,7 +103,8 @@ class PromptDataset(_PromptRows):
         held_out = self.split == "eval"
         if held_out and self.eval_source is None and is_file(self.source):
             raise TaskError(
-                f"prompts: {self.source} is one file and has no test split; set task.eval_source, or evaluation.questions to 0"
+                f"prompts: {self.source} is one file and has no test split; set task.eval_source, or "
+                "evaluation.questions to 0"
             )
         source = self.eval_source or self.source if held_out else self.source
         rows = read_rows(source, "test" if held_out and self.eval_source is None else "train")

@@ -1,7 +1,7 @@
 """The tasks by name, and how one is built from a configuration. Imports no torch and no task.
 
-A task that is made of others imports this module. The package fills ``TASKS``. The toys of the playground stand there as
-texts, because they are built on all that trains tiny models, and a run on real data needs none of them.
+A task that is made of others imports this module. The package fills ``TASKS``. The toys of the playground stand there
+as texts, because they are built on all that trains tiny models, and a run on real data needs none of them.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def build_task(section: dict[str, Any], split: str, seed: int, where: str = "con
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {"split"}
     if "split" not in fields:
         raise ConfigError(
-            f'{where}: task.name: {name} has no field split; add split: str = "train", and hold other questions out for "eval"'
+            f'{where}: task.name: {name} has no field split; add split: str = "train", and hold other questions out for "eval"'  # noqa: E501
         )
     options = {**PRESETS.get(name, {}), **({"seed": seed} if "seed" in fields else {}), **options, "split": split}
     return validated(kind, options, f"{where}: task")

@@ -9,7 +9,10 @@ from maporl.tasks.base import TaskError
 MAX_TOKENS = 128
 """Longer texts are cut, because the all-* encoders of sentence-transformers were trained on no more tokens."""
 MAX_CHARACTERS = 10_000
-"""Longer texts are cut before they are tokenised, because a tokenizer reads a text to its end. These hold 128 tokens."""
+"""Longer texts are cut before they are tokenised, because a tokenizer reads a text to its end.
+
+These hold 128 tokens.
+"""
 
 
 class SentenceEncoder:

@@ -19,7 +19,8 @@ FUNCTION = "simple_math_problem"
 """The function that each program of the data set defines. What it returns is the label."""
 _AT_ONCE, _ENDLESS = 100, 50
 _LEAST_SECONDS, _SECONDS_EACH = 60.0, 0.05
-"""The programs may take so long in all: a minute, and for each that has run ten times what it takes on a slow machine."""
+"""The programs may take so long in all: a minute, and for each that has run ten times what it takes on a slow machine.
+"""
 _LONGEST_LABEL = 1024
 """The bits of the longest integer that is a label. No longer one is a float's value, and the grader reads none."""
 logger = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ class TinyGSM(ReadTask):
     :attr:`dropped`.
 
     The first ``limit`` rows are for training and the next ``held_out`` for evaluation; of a file with fewer rows, the
-    last ones are held out. With ``eval_source``, evaluation takes the first ``held_out`` rows of that source. A held-out
-    question that is also trained on is dropped. These numbers count rows before any is dropped.
+    last ones are held out. With ``eval_source``, evaluation takes the first ``held_out`` rows of that source. A
+    held-out question that is also trained on is dropped. These numbers count rows before any is dropped.
 
     ``max_dropped`` is the largest share of rows that may be dropped. Language models wrote the programs, and about a
     quarter of them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.
@@ -105,8 +106,8 @@ class TinyGSM(ReadTask):
             rows = list(enumerate(_read(self.source, wanted)))
             if len(rows) <= self.held_out:
                 raise TaskError(
-                    f"tinygsm: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train on; "
-                    "lower task.held_out or set task.eval_source"
+                    f"tinygsm: {self.source} has {len(rows)} rows, and held_out={self.held_out} leaves none to train "
+                    "on; lower task.held_out or set task.eval_source"
                 )
             training, held_out = rows[: -self.held_out], rows[-self.held_out :]
         if self.split == "train":
@@ -177,19 +178,20 @@ def _run(codes: list[Any]) -> list[Any]:
                     did = f"{endless} of the first {len(outcomes)} programs did not end within the sandbox's time"
                     crashes = f", and {crashed} crashed" if crashed else ""
                     raise TaskError(
-                        f"tinygsm: {did}{crashes}; expected at most {max(_ENDLESS, len(codes) // 100)} of {len(codes)}. "
-                        "Look at the data, or leave such rows out"
+                        f"tinygsm: {did}{crashes}; expected at most {max(_ENDLESS, len(codes) // 100)} of "
+                        f"{len(codes)}. Look at the data, or leave such rows out"
                     )
                 if (spent := time.monotonic() - started) > _LEAST_SECONDS + _SECONDS_EACH * len(outcomes):
                     raise TaskError(
-                        f"tinygsm: the first {len(outcomes)} of {len(codes)} programs took {spent:.0f} seconds; expected at "
-                        f"most {_SECONDS_EACH} each. Look at the data, or lower task.limit"
+                        f"tinygsm: the first {len(outcomes)} of {len(codes)} programs took {spent:.0f} seconds; "
+                        f"expected at most {_SECONDS_EACH} each. Look at the data, or lower task.limit"
                     )
     return [outcomes[index] for index in range(len(codes))]
 
 
 def whole_number(value: Any) -> str | None:
-    """``value`` as the text of an integer, or None if it is not an integer or longer than any label. It may be negative.
+    """``value`` as the text of an integer, or None if it is not an integer or longer than any label. It may be
+    negative.
 
     A value that only rounding keeps from an integer counts as that integer: for a program, 1.1 * 50 is
     55.00000000000001.

@@ -27,27 +27,27 @@ from maporl.types import Example, Grade
 from trl_ext.process.waits import Threads, result
 
 PROGRAMS = {
-    "int": ["x + 7", "x * x - x", "x % 4", "[x] * (x % 3)", "str(x) + 'a'", "sum(range(x))", "x // 2 if x % 2 == 0 else 3 * x + 1", "bin(x)[2:]", "[i for i in range(x) if i % 3]"],
-    "str": ["x[::-1]", "x.upper() + str(len(x))", "sorted(set(x))", "x.replace('a', 'b')", "[ord(c) % 7 for c in x]", "x[1:] + x[:1]", "{c: x.count(c) for c in x}", "x.count('o') > 0"],
-    "list": ["sorted(x)", "sum(x) - max(x)", "[a + b for a, b in zip(x, x[1:])]", "x[::2]", "[i for i, a in enumerate(x) if a > 2]", "len(set(x))", "[a * a for a in x if a % 2]"],
+    "int": ["x + 7", "x * x - x", "x % 4", "[x] * (x % 3)", "str(x) + 'a'", "sum(range(x))", "x // 2 if x % 2 == 0 else 3 * x + 1", "bin(x)[2:]", "[i for i in range(x) if i % 3]"],  # noqa: E501
+    "str": ["x[::-1]", "x.upper() + str(len(x))", "sorted(set(x))", "x.replace('a', 'b')", "[ord(c) % 7 for c in x]", "x[1:] + x[:1]", "{c: x.count(c) for c in x}", "x.count('o') > 0"],  # noqa: E501
+    "list": ["sorted(x)", "sum(x) - max(x)", "[a + b for a, b in zip(x, x[1:])]", "x[::2]", "[i for i, a in enumerate(x) if a > 2]", "len(set(x))", "[a * a for a in x if a % 2]"],  # noqa: E501
 }  # fmt: skip
 """What the function f returns for its argument x, by the kind of x."""
 INPUTS = {
     "int": [str(number) for number in (0, 1, 2, 3, 5, 6, 8, 9, 11, 14)],
     "str": [repr(word) for word in ("a", "road", "kayak", "moon", "ab ba", "zoo", "banana", "echo", "level", "proof")],
-    "list": [repr(row) for row in ([1], [2, 3], [3, 1, 2], [4, 4], [5, 0, 5], [1, 2, 3, 4], [9, 7, 5], [2, 2, 3], [6, 1], [0, 8, 3, 1])],
+    "list": [repr(row) for row in ([1], [2, 3], [3, 1, 2], [4, 4], [5, 0, 5], [1, 2, 3, 4], [9, 7, 5], [2, 2, 3], [6, 1], [0, 8, 3, 1])],  # noqa: E501
 }  # fmt: skip
 TELL = {
-    "deduction": "Write a Python function f and arguments for it, so that it is hard to say which value f has for them.",
-    "abduction": "Write a Python function f and arguments for it, so that it is hard to find arguments for which f has the same value.",
-    "induction": "Write ten different arguments for this function, and a message that describes what the function does without "
+    "deduction": "Write a Python function f and arguments for it, so that it is hard to say which value f has for them.",  # noqa: E501
+    "abduction": "Write a Python function f and arguments for it, so that it is hard to find arguments for which f has the same value.",  # noqa: E501
+    "induction": "Write ten different arguments for this function, and a message that describes what the function does without "  # noqa: E501
     "its code, so that it is hard, but possible, to write the function from the message and five of the values.",
 }
 """What a proposer is told, by what is to be found."""
 HOW = {
-    "deduction": "Put the function into a ```python block, and the arguments, as in a call, into an ```input block. The value must always be "
+    "deduction": "Put the function into a ```python block, and the arguments, as in a call, into an ```input block. The value must always be "  # noqa: E501
     "the same, and one that Python can write. Here are others, from which yours should differ:",
-    "induction": "Put each argument, as in a call, into an ```input block of its own, and the message into a ```message block.",
+    "induction": "Put each argument, as in a call, into an ```input block of its own, and the message into a ```message block.",  # noqa: E501
 }
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^```\w*\s*\n?(.*?)\n?```$", re.DOTALL)
@@ -57,15 +57,16 @@ _FENCE = re.compile(r"^```\w*\s*\n?(.*?)\n?```$", re.DOTALL)
 class Triplets(Task):
     """Questions on a program, an input and its output, of which one is to be found.
 
-    ``kind`` says what is asked for: the output (``deduction``), an input that gives the output (``abduction``), or the program
-    (``induction``), of which a message and half of ten input-output pairs are shown. An output and an input are right if the
-    program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. What the tool ``triplet`` makes is
-    graded under the limits of that tool, and the task's own questions under its default ones: 1 second of CPU time, 5 on the clock and
-    256 MiB. An answer stands between ``<answer>`` and ``</answer>``.
+    ``kind`` says what is asked for: the output (``deduction``), an input that gives the output (``abduction``), or the
+    program (``induction``), of which a message and half of ten input-output pairs are shown. An output and an input are
+    right if the program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. What
+    the tool ``triplet`` makes is graded under the limits of that tool, and the task's own questions under its default
+    ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands between ``<answer>`` and ``</answer>``.
 
-    ``source`` is a file of rows with a ``program`` that defines f, ten ``inputs`` and a ``message``; by default there are short
-    programs that come with maporl. The share ``held_out`` of the programs is the evaluation split. What a proposer is told
-    (``{document}``) is what kind of question to write, with ``references`` triplets of the split, or for induction the program.
+    ``source`` is a file of rows with a ``program`` that defines f, ten ``inputs`` and a ``message``; by default there
+    are short programs that come with maporl. The share ``held_out`` of the programs is the evaluation split. What a
+    proposer is told (``{document}``) is what kind of question to write, with ``references`` triplets of the split, or
+    for induction the program.
 
     Raises:
         SandboxError: the kernel of this machine cannot hold a program.
@@ -197,7 +198,8 @@ def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
         if not isinstance(program, str) or len(given) != INPUT_COUNT or known != given:
             wrong = f"input {texts[given.index(None)]!r:.60}" if None in given else f"{len(given)} inputs"
             raise TaskError(
-                f"triplets: {source}: row {number + 1}: expected a program that defines f, and {INPUT_COUNT} inputs as in a call, such as "
+                f"triplets: {source}: row {number + 1}: expected a program that defines f, and {INPUT_COUNT} inputs as "
+                "in a call, such as "
                 f"\"'a', 3\", got the columns {sorted(row)}, a program of the type {type(program).__name__} and {wrong}"
             )
         try:

@@ -24,11 +24,12 @@ INSTALL = "pip install verifiers"
 
 @dataclass(frozen=True)
 class Verifiers(Task):
-    """The tasks of a ``Taskset`` of verifiers 0.4 or later. The reward source ``verifiers`` is the sum of their weighted rewards.
+    """The tasks of a ``Taskset`` of verifiers 0.4 or later. The reward source ``verifiers`` is the sum of their
+    weighted rewards.
 
-    ``use`` names the class, as ``module:Taskset``, and ``config`` has the values of its configuration. The share ``held_out`` of
-    the first ``limit`` tasks, drawn by ``seed``, is the evaluation split. Rewards that need a runtime are left out. Tasks
-    that need a container or bring tool servers are refused.
+    ``use`` names the class, as ``module:Taskset``, and ``config`` has the values of its configuration. The share
+    ``held_out`` of the first ``limit`` tasks, drawn by ``seed``, is the evaluation split. Rewards that need a runtime
+    are left out. Tasks that need a container or bring tool servers are refused.
 
     Raises:
         ValueError: ``limit`` is below 1, or ``held_out`` is not between 0 and 1.
@@ -144,8 +145,8 @@ def _must_be_answerable(task: Any, taskset: Any, use: str) -> None:
         raise TaskError(f"task.use: {use}: its tasks need a container; run them by verifiers itself")
     if task.toolsets(task.config) or taskset.toolsets(taskset.config):
         raise TaskError(
-            f"task.use: {use}: its tasks bring tool servers, which only verifiers' own environments start; give agents the "
-            "server by the MCP adapter, and a taskset without it"
+            f"task.use: {use}: its tasks bring tool servers, which only verifiers' own environments start; give agents "
+            "the server by the MCP adapter, and a taskset without it"
         )
     if task.data.prompt is None:
         raise TaskError(f"task.use: {use}: its tasks have no prompt, because a user opens the conversation")

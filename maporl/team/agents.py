@@ -34,8 +34,8 @@ class Agent:
         learning_rate: the policy's learning rate. By default it is the trainer's.
         critic: the policy's kind of critic: "head", "adapter", "model", "central" or "none". By default it is the
             trainer's.
-        engine: the engine that answers for the agent, a name of ``ENGINES``: "transformers", "vllm", "human", "random" or
-            "openai".
+        engine: the engine that answers for the agent, a name of ``ENGINES``: "transformers", "vllm", "human", "random"
+            or "openai".
         by_turn: other weights at each turn. The entries speak for this agent in its first turn, its second turn, and so
             on. The last entry speaks in all later turns too. The entries' names are those of the policies. They need
             one tokenizer, because they continue one conversation.

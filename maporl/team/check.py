@@ -32,13 +32,15 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     if config.training.gradient_checkpointing:
         yield Fault(
             key,
-            "'adapter' excludes training.gradient_checkpointing, which would recompute activations under the wrong adapter",
+            "'adapter' excludes training.gradient_checkpointing, which would recompute activations under the wrong "
+            "adapter",
             "use critic: head or set training.gradient_checkpointing: false",
         )
 
 
 def _central_critic(name: str, agent: AgentSection, key: str, config: Config) -> Iterator[Fault]:
-    """Yield why the critic that agents share cannot be a copy of each one's model, or one device cannot hold everything."""
+    """Yield why the critic that agents share cannot be a copy of each one's model, or one device cannot hold
+    everything."""
     if agent.load_in_4bit or agent.load_in_8bit:
         what = f"'central' trains a copy of agents.{name}'s model, which is quantized"
         yield Fault(key, what, "use critic: head")
@@ -52,13 +54,15 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
             if getattr(agent, what) != getattr(section, what):
                 yield Fault(
                     key,
-                    f"'central' is one critic for agents that read the same tokens, but {name!r} and {other!r} differ in {what}",
+                    f"'central' is one critic for agents that read the same tokens, but {name!r} and {other!r} differ "
+                    f"in {what}",
                     "give them the same, or use critic: head",
                 )
 
 
 def _untrained_weights(config: Config) -> Iterator[Fault]:
-    """Yield the option that asks the weights before training where they are not kept: under adapters, or as PPO's reference."""
+    """Yield the option that asks the weights before training where they are not kept: under adapters, or as PPO's
+    reference."""
     asked = None if config.loop.stages else asks_untrained(config.restate, config.reward.sources)  # a loop loads them
     if not asked or config.ppo.kl_coef != 0:
         return
@@ -67,7 +71,7 @@ def _untrained_weights(config: Config) -> Iterator[Fault]:
         if agent.weights and agent.trainable and agent.lora is None and agent.adapter is None:
             yield Fault(
                 key,
-                f"{value} asks the weights before training, but agents.{name} trains all its weights and keeps no reference at "
-                "ppo.kl_coef 0",
+                f"{value} asks the weights before training, but agents.{name} trains all its weights and keeps no "
+                "reference at ppo.kl_coef 0",
                 "give it a lora, set ppo.kl_coef above 0, or remove that option",
             )

@@ -29,16 +29,16 @@ def split(owners: list[str], use_cpu: bool, devices: list[torch.device] | None =
     """
     if distributed.size() > 1:
         raise ValueError(
-            f"placement: split gives one process several devices, and {distributed.size()} processes were started; start one, or use "
-            "placement: shared, where every process has all models on its own device"
+            f"placement: split gives one process several devices, and {distributed.size()} processes were started; "
+            "start one, or use placement: shared, where every process has all models on its own device"
         )
     if devices is None:
         devices = (not use_cpu and accelerators()) or [torch.device("cpu")]
     if len(owners) > len(devices):
         raise ValueError(
-            f"placement: split needs a device for each of {len(owners)} base models (of policies {', '.join(owners)}), and there "
-            f"{'is' if len(devices) == 1 else 'are'} {len(devices)} ({', '.join(map(str, devices))}); use placement: shared, or let "
-            "agents share a base (agents.NAME.lora)"
+            f"placement: split needs a device for each of {len(owners)} base models (of policies {', '.join(owners)}), "
+            f"and there {'is' if len(devices) == 1 else 'are'} {len(devices)} ({', '.join(map(str, devices))}); use "
+            "placement: shared, or let agents share a base (agents.NAME.lora)"
         )
     return devices[: len(owners)]
 

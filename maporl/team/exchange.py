@@ -42,8 +42,8 @@ def _shared_weights(config: Config) -> Iterator[Fault]:
                 if mine != first:
                     yield Fault(
                         key,
-                        f"{names[0]!r} and {name!r} must speak with the same weights but differ in {what}: {first!r:.60} and "
-                        f"{mine!r:.60}",
+                        f"{names[0]!r} and {name!r} must speak with the same weights but differ in {what}: "
+                        f"{first!r:.60} and {mine!r:.60}",
                         "give them the same, or leave one of them out",
                     )
 
@@ -56,7 +56,8 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
         if not agent.trainable or not agent.weights:
             yield Fault(
                 "schedule.round_robin",
-                f"agent {name!r} should be trained in its turn, but it is frozen (trainable: false, or an engine without weights)",
+                f"agent {name!r} should be trained in its turn, but it is frozen (trainable: false, or an engine "
+                "without weights)",
                 "list the trainable agents in schedule.round_robin.agents",
             )
     if schedule.critic_warmup and (config.advantage.baseline != "critic" or config.training.critic == "none"):
@@ -76,8 +77,8 @@ def _turns_to_learn(run: ResolvedRun) -> Iterator[Fault]:
 def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> Iterator[Fault]:
     """Yield why the agents ``names`` cannot speak with each other's weights in an evaluation.
 
-    An agent does not play, has no weights here, or stands twice; there are fewer than two; two of them have the same weights
-    already; or their engines differ.
+    An agent does not play, has no weights here, or stands twice; there are fewer than two; two of them have the same
+    weights already; or their engines differ.
     """
     agents, owners = run.config.agents, dict[str, str]()
     for name in names:

@@ -146,7 +146,8 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
     """Load and check every agent's tokenizer, and check the options of its adapter. No model is loaded.
 
     Raises:
-        ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need, or an adapter cannot be used here.
+        ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need, or an adapter cannot be used
+            here.
     """
     tokenizers = {}
     for name, section in config.agents.items():
@@ -187,8 +188,8 @@ def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) ->
         )
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for plain "
-            "'User:' and 'Assistant:' paragraphs, or the path of a Jinja file"
+            f"{where}: its tokenizer has no chat template (a base model?); set {where}.chat_template: fallback for "
+            "plain 'User:' and 'Assistant:' paragraphs, or the path of a Jinja file"
         )
     _check_vocabulary(where, section, tokenizer)
 
@@ -213,8 +214,8 @@ def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -
     highest = max(*ids, tokenizer.vocab_size - 1, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if size is not None and highest >= size:
         raise ConfigError(
-            f"{where}: its tokenizer uses ids up to {highest}, but model {section.model!r} knows {size} tokens only; use "
-            "the model's own tokenizer"
+            f"{where}: its tokenizer uses ids up to {highest}, but model {section.model!r} knows {size} tokens only; "
+            "use the model's own tokenizer"
         )
 
 
@@ -297,8 +298,8 @@ def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, sec
     taken = parts | {"base_model", "base_layer"} | {*dir(nn.ModuleDict()), *dir(nn.ParameterDict())}
     if policy in taken or policy.startswith("lora_"):
         raise ConfigError(
-            f"agents.{agent}: {policy!r} is also the name of a part of its model, and PEFT would take one for the other; give "
-            f"it another name, or set agents.{agent}.policy"
+            f"agents.{agent}: {policy!r} is also the name of a part of its model, and PEFT would take one for the "
+            f"other; give it another name, or set agents.{agent}.policy"
         )
     if section.adapter is not None:
         try:

@@ -20,8 +20,8 @@ from trl_ext.sharding.frozen import Frozen
 class PastPolicies:
     """Keeps snapshots of a policy on the CPU, and adds a frozen policy to the team that speaks with one of them.
 
-    The frozen policy is called ``NAME-past``. It is another adapter on the same base, or a copy of the model. Of several
-    processes only the main one keeps snapshots of a whole model, and the others receive the one that speaks.
+    The frozen policy is called ``NAME-past``. It is another adapter on the same base, or a copy of the model. Of
+    several processes only the main one keeps snapshots of a whole model, and the others receive the one that speaks.
 
     Args:
         section: which agent has past opponents, and how often.
@@ -97,7 +97,8 @@ class PastPolicies:
 
 
 def past_of(policy: Policy, agents: list[str]) -> Policy:
-    """Return a frozen policy ``NAME-past`` that speaks for ``agents``: another adapter on the same base, or a copy of the model."""
+    """Return a frozen policy ``NAME-past`` that speaks for ``agents``: another adapter on the same base, or a copy of
+    the model."""
     name, model, adapter = past_name(policy.name), policy.model, policy.adapter
     if isinstance(model, PeftModel) and adapter is not None and not shared_parameters(model, adapter):
         copy_adapter(model, adapter, name)

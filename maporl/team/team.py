@@ -84,8 +84,8 @@ class Team:
                 check_company(agent.model, [str(other.adapter), str(adapter)])
             else:
                 raise ValueError(
-                    f"policies {other.name!r} and {name!r} bring the same weights; give their agents one "
-                    "policy name to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
+                    f"policies {other.name!r} and {name!r} bring the same weights; give their agents one policy name "
+                    "to share them, or a model (or adapter) each. An agent without an adapter needs a model of its "
                     "own, loaded a second time"
                 )
         voice = Voice(name, agent.tokenizer, room_of(base_of(agent.model)))
@@ -130,8 +130,8 @@ class Team:
         for policy in sharing[1:]:
             if policy.tokenizer.get_vocab() != sharing[0].tokenizer.get_vocab():
                 raise ValueError(
-                    f"critic: central reads the tokens of all policies, but {sharing[0].name!r} and {policy.name!r} have "
-                    "different vocabularies; give them one tokenizer, or use critic: head"
+                    f"critic: central reads the tokens of all policies, but {sharing[0].name!r} and {policy.name!r} "
+                    "have different vocabularies; give them one tokenizer, or use critic: head"
                 )
         if not sharing:
             return None
@@ -202,9 +202,10 @@ class Team:
     def save(self, folder: str | Path) -> None:
         """Save the team in a new folder: all policies, their tokenizers, and a ``config.yaml`` with the agents.
 
-        Each policy has a folder of its own, whether it is trained or not: a model, or an adapter. The model below adapters
-        is saved too, unless a folder or the hub has it. :meth:`from_pretrained` loads the team. ``maporl eval`` and
-        ``maporl play`` need a task and a protocol besides, as in ``maporl play FOLDER task.name=gsm8k protocol.name=debate``.
+        Each policy has a folder of its own, whether it is trained or not: a model, or an adapter. The model below
+        adapters is saved too, unless a folder or the hub has it. :meth:`from_pretrained` loads the team. ``maporl
+        eval`` and ``maporl play`` need a task and a protocol besides, as in ``maporl play FOLDER task.name=gsm8k
+        protocol.name=debate``.
 
         Raises:
             RunExists: the folder is not empty.

@@ -57,6 +57,6 @@ def check_initial(initial: Path) -> None:
             verify(initial, required=())
     except DamagedCheckpoint as error:
         raise CheckpointError(
-            f"{error}. These weights are the reference of the KL penalty; restore them, or remove {initial} to make the same "
-            "warm start again"
+            f"{error}. These weights are the reference of the KL penalty; restore them, or remove {initial} to make "
+            "the same warm start again"
         ) from None

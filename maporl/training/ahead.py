@@ -1,8 +1,8 @@
 """Play the dialogues of the next updates while the current one is trained on. Imports no torch.
 
-Batches are trained on whole, in the order in which they were begun. Batch ``n`` is begun after ``n - 1 - depth`` updates, or later,
-and trains weights of ``n - 1`` updates. So its answers are at most ``depth`` updates old, nothing that was begun is dropped,
-and slow dialogues are trained on as others are.
+Batches are trained on whole, in the order in which they were begun. Batch ``n`` is begun after ``n - 1 - depth``
+updates, or later, and trains weights of ``n - 1`` updates. So its answers are at most ``depth`` updates old, nothing
+that was begun is dropped, and slow dialogues are trained on as others are.
 """
 
 from collections import deque
@@ -60,8 +60,8 @@ def faults(
     if depth > 1 and (ended := sorted(name for name, takes in between.items() if not takes)):
         yield Fault(
             key,
-            f"{depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues end first, so that more "
-            "than 1 brings nothing",
+            f"{depth} needs engines that take new weights while dialogues go on, and with {ended[0]!r} dialogues end "
+            "first, so that more than 1 brings nothing",
             "use cluster.backend: ray with cluster.on_update: finish, or async_depth: 1",
         )
 

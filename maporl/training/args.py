@@ -61,7 +61,8 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
     def from_config(cls, config: Config) -> "MultiAgentPPOConfig":
         """Return the trainer's arguments for a YAML configuration.
 
-        An objective of the user's own is put into :data:`trl_ext.ppo.losses.OBJECTIVES`, where learners look it up by its name.
+        An objective of the user's own is put into :data:`trl_ext.ppo.losses.OBJECTIVES`, where learners look it up by
+        its name.
 
         Raises:
             ConfigError: no objective has this name.

@@ -171,8 +171,9 @@ class Advantages:
     def _end_turns(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
         """Replace the reward of each utterance's last token by the lambda-return of GAE over an agent's utterances.
 
-        That is the first level of VAGEN's bi-level GAE (arXiv 2510.16907), in which an utterance's reward and value are those of
-        its last token. GAE within each utterance is the second: its last token then has the advantage of the utterance.
+        That is the first level of VAGEN's bi-level GAE (arXiv 2510.16907), in which an utterance's reward and value are
+        those of its last token. GAE within each utterance is the second: its last token then has the advantage of the
+        utterance.
         """
         ends = [(policy, (row, batches[policy].tree.lengths[row] - 1)) for policy, row in rows]
         earned = torch.stack([rewards[policy][place] for policy, place in ends]).unsqueeze(0)
@@ -185,8 +186,8 @@ class Advantages:
     # -- one number for each utterance --------------------------------------------------------------------------------
 
     def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
-        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token, or of its
-        last one if the baseline reads what was said.
+        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token, or
+        of its last one if the baseline reads what was said.
 
         Returns:
             By policy, how much the returns in its groups differ (:func:`group_spreads`), if groups are compared.
@@ -230,8 +231,8 @@ class Advantages:
 def turn_shares(columns: Sequence[Columns]) -> list[float]:
     """Return for each row its share of the sampled tokens of its turn.
 
-    A turn in which an agent called tools has several rows. With these weights the sum of the rows' token means is the token
-    mean of the turn, so that it is one sequence. A row that is a whole turn has the share 1.
+    A turn in which an agent called tools has several rows. With these weights the sum of the rows' token means is the
+    token mean of the turn, so that it is one sequence. A row that is a whole turn has the share 1.
     """
     turns = turn_batch(columns, [0.0] * len(columns))
     tokens = turns.column("tokens", "turn_shares")
@@ -244,10 +245,12 @@ def turn_shares(columns: Sequence[Columns]) -> list[float]:
 
 
 def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners: Sequence[str], policy: str) -> Metrics:
-    """Return ``reward_std`` and ``frac_reward_zero_std`` of a policy's groups, under the names of TRL's ``GRPOTrainer``.
+    """Return ``reward_std`` and ``frac_reward_zero_std`` of a policy's groups, under the names of TRL's
+    ``GRPOTrainer``.
 
-    The first is the unbiased standard deviation of the returns in a group, averaged over groups. The second is the share of
-    groups whose returns are all equal, from which nothing is learned. Rows of weight 0 and groups of one row are left out.
+    The first is the unbiased standard deviation of the returns in a group, averaged over groups. The second is the
+    share of groups whose returns are all equal, from which nothing is learned. Rows of weight 0 and groups of one row
+    are left out.
 
     Args:
         estimates: the returns and weights of the rows.
@@ -271,7 +274,10 @@ def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners:
 
 
 def share_dropped(estimates: Estimates, groups: Sequence[Sequence[int]], owners: Sequence[str], policy: str) -> float:
-    """Return the share of a policy's groups none of whose rows have a weight. The arguments are those of :func:`group_spreads`."""
+    """Return the share of a policy's groups none of whose rows have a weight.
+
+    The arguments are those of :func:`group_spreads`.
+    """
     weights = estimates.weights.tolist()
     own = [[i for i in members if i < len(owners) and owners[i] == policy] for members in groups]
     kept = [any(weights[i] > 0 for i in members) for members in own if members]
@@ -294,7 +300,10 @@ def _spread(
 
 
 def _one_sampled(mask: Tensor, last: bool) -> Tensor:
-    """Return a mask of each row's first or ``last`` sampled token. The value of a token is that of the state before it."""
+    """Return a mask of each row's first or ``last`` sampled token.
+
+    The value of a token is that of the state before it.
+    """
     place = mask.cumsum(1)
     return mask & (place == (mask.sum(1, keepdim=True) if last else 1))
 
@@ -306,7 +315,8 @@ def _must_be_sums(batch: TurnBatch) -> None:
         own = sum(weights.get(name, 1.0) * (values[i] or 0.0) for name, values in parts.items())
         if abs(own - batch.reward[i]) > 1e-5 * max(1.0, abs(own)):
             raise ConfigError(
-                "advantage.multi_objective_aggregation: normalize_then_sum compares each reward of an utterance alone, but an "
-                f"utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards { ({n: v[i] for n, v in parts.items()}) } is "
-                f"credited with {batch.reward[i]:g} and not with their weighted sum {own:g}; set sum_then_normalize"
+                "advantage.multi_objective_aggregation: normalize_then_sum compares each reward of an utterance "
+                f"alone, but an utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards "
+                f"{ ({n: v[i] for n, v in parts.items()}) } is credited with {batch.reward[i]:g} and not with their "
+                f"weighted sum {own:g}; set sum_then_normalize"
             )

@@ -1,4 +1,7 @@
-"""What a trainer asks of a backend, which trains and samples in other processes. Without one, everything is in this process."""
+"""What a trainer asks of a backend, which trains and samples in other processes.
+
+Without one, everything is in this process.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -54,15 +57,24 @@ class Backend(Protocol):
         ...
 
     def stop_sampling(self) -> None:
-        """End the processes that sample, because a signal ends the run. Those that train are asked to save afterwards."""
+        """End the processes that sample, because a signal ends the run.
+
+        Those that train are asked to save afterwards.
+        """
         ...
 
     def end_hung(self) -> None:
-        """End and replace the processes that train and do not answer at all, because a signal has come. This is asked in a thread."""
+        """End and replace the processes that train and do not answer at all, because a signal has come.
+
+        This is asked in a thread.
+        """
         ...
 
     def run_ended(self) -> None:
-        """End the processes, unless the user keeps them (``with backend:``). A trainer calls this when its run is over."""
+        """End the processes, unless the user keeps them (``with backend:``).
+
+        A trainer calls this when its run is over.
+        """
         ...
 
     def end(self) -> None:

@@ -1,9 +1,9 @@
 """Check that what a run learns from fits together: options of PPO, credit, branching and advantages.
 
-A branching may compare answers as soon as they are given, and may continue only one candidate of each step. An answer must
-then be credited with what it earned itself, so that equal moves in equal states earn equal advantages. Configurations are
-checked before a model loads. A trainer checks the parts that it is given (:func:`fitting`). Torch is imported only for an
-advantage that is not PPO's own.
+A branching may compare answers as soon as they are given, and may continue only one candidate of each step. An answer
+must then be credited with what it earned itself, so that equal moves in equal states earn equal advantages.
+Configurations are checked before a model loads. A trainer checks the parts that it is given (:func:`fitting`). Torch is
+imported only for an advantage that is not PPO's own.
 """
 
 import dataclasses
@@ -100,14 +100,15 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
     if kind.judges and not protocol.every_step_scored and "verdict" not in reward.sources:
         yield Fault(
             "branching",
-            f"{how} compares answers as soon as they are given, but protocol {protocol.label!r} has steps that nothing scores yet",
+            f"{how} compares answers as soon as they are given, but protocol {protocol.label!r} has steps that nothing "
+            "scores yet",
             "use how: independent or fork_first",
         )
     if kind.judges and "repeats" in reward.sources:
         yield Fault(
             "branching",
-            f"{how} compares the answers to each question while it is played, but reward.sources: repeats compares proposals with "
-            "those to all questions of an update",
+            f"{how} compares the answers to each question while it is played, but reward.sources: repeats compares "
+            "proposals with those to all questions of an update",
             "use how: independent or fork_first, or leave repeats out",
         )
     if not kind.final:
@@ -116,9 +117,10 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
         if along != "utterance" and not (along == "turn" and protocol.simultaneous):
             yield Fault(
                 "branching",
-                f"{how} does not continue all candidates of a step, so only some have a future. {key} looks at what follows an "
-                "answer, so equal candidates would earn different credits",
-                "credit each answer with its own score (reward.rules: [own]), or use how: independent, fork_first or fork_every",
+                f"{how} does not continue all candidates of a step, so only some have a future. {key} looks at what "
+                "follows an answer, so equal candidates would earn different credits",
+                "credit each answer with its own score (reward.rules: [own]), or use how: independent, fork_first or "
+                "fork_every",
             )
 
 
@@ -149,10 +151,10 @@ def _branched_advantage(branching: BranchingSection, advantage: AdvantageConfig)
         key, _, value = later[0].partition(": ")
         yield Fault(
             f"advantage.{key}",
-            f"{value} looks at other turns of a dialogue, but branching {branching.how} does not continue all candidates of a step, so "
-            "only some have later turns",
-            "set advantage.returns: utterance, unit: row and no such transform, or branching.how: independent, fork_first or "
-            "fork_every",
+            f"{value} looks at other turns of a dialogue, but branching {branching.how} does not continue all "
+            "candidates of a step, so only some have later turns",
+            "set advantage.returns: utterance, unit: row and no such transform, or branching.how: independent, "
+            "fork_first or fork_every",
         )
 
 

@@ -84,7 +84,8 @@ class Collector:
 
     @contextmanager
     def _past_speaker(self, batch: TeamUpdateBatch) -> Iterator[str | None]:
-        """Yield the past policy that speaks in this update, if one does. Its weights are whole, and the engines have them.
+        """Yield the past policy that speaks in this update, if one does. Its weights are whole, and the engines have
+        them.
 
         All processes come here once in an update. They resample different numbers of times, and ``sync`` waits for all.
         """

@@ -28,7 +28,7 @@ It speaks for: {agents}.
 
 MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement
 Learning*, ACL 2025, arXiv:2502.18439.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What an update's dialogues show of proposers: how many of their questions are asked, and are new. Imports no torch."""
+"""What an update's dialogues show of proposers: how many of their questions are asked, and are new.
+
+Imports no torch.
+"""
 
 from collections.abc import Sequence
 
@@ -7,10 +10,11 @@ from trl_ext.process import distributed
 
 
 def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
-    """Return the shares of proposals that were asked and that repeat another, over all processes, or nothing without any.
+    """Return the shares of proposals that were asked and that repeat another, over all processes, or nothing without
+    any.
 
-    A proposer that finds one question that pays may write nothing else, which these numbers show. All processes call this
-    together.
+    A proposer that finds one question that pays may write nothing else, which these numbers show. All processes call
+    this together.
     """
     own = [
         (u.tags["question"], u.tags["accepted"])

@@ -123,8 +123,8 @@ class RunRecord:
         if known and known != text:
             if not resumes:
                 raise RunExists(
-                    f"{file}: is the configuration of another run, and nothing is overwritten; choose another output_dir, or "
-                    "remove the folder if nothing in it is needed"
+                    f"{file}: is the configuration of another run, and nothing is overwritten; choose another "
+                    "output_dir, or remove the folder if nothing in it is needed"
                 )
             self._must_be_same(parse_yaml(known, str(file)), parse_yaml(text, str(file)))
             logger.warning(
@@ -181,7 +181,10 @@ class RunRecord:
                 save_model(str(partial))
 
     def failed(self) -> None:
-        """Empty the folder of a run that was made in Python and ended before it trained anything. Otherwise write its report."""
+        """Empty the folder of a run that was made in Python and ended before it trained anything.
+
+        Otherwise write its report.
+        """
         if not self._begun or not distributed.is_main():
             return
         if self.config is None:

@@ -23,8 +23,9 @@ class Columns:
     It holds no tokens and no text, and it is what processes send to each other. ``name``, ``caller`` and ``earlier``
     refer to utterances by :data:`Name`. ``earlier`` has (step, agent, name) of each earlier utterance of the dialogue.
     ``action`` is a digest of what the utterance does, and not of its wording: the move that a game reads in it, or else
-    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens, and ``seconds`` is how long
-    its calls took. ``task`` is the name of its task in a mixture. ``policy`` is empty if no policy is trained on the utterance. ``rewards`` are its rewards by name.
+    the answer that its grade found, or else its text. ``tokens`` is the number of its sampled tokens, and ``seconds``
+    is how long its calls took. ``task`` is the name of its task in a mixture. ``policy`` is empty if no policy is
+    trained on the utterance. ``rewards`` are its rewards by name.
     """
 
     name: Name

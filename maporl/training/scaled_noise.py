@@ -1,8 +1,9 @@
 """Check that no advantage is noise that was divided by its own spread.
 
-A scale over a group makes the spread of the group 1. That is what it is for where rewards differ. Where all answers of a
-question earn the same, it must find no difference: a KL penalty or the error of a critic differs a little from row to row, and
-would become advantages of 1 and -1. Configurations are checked before a model loads, and a trainer checks what it is given.
+A scale over a group makes the spread of the group 1. That is what it is for where rewards differ. Where all answers of
+a question earn the same, it must find no difference: a KL penalty or the error of a critic differs a little from row to
+row, and would become advantages of 1 and -1. Configurations are checked before a model loads, and a trainer checks what
+it is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,8 @@ OF_A_QUESTION = frozenset({"prompt", "rollout", "parent", "caller", "state", "se
 def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
     """Yield a KL or a critic's error that would be divided by its own spread in the groups of a question.
 
-    The KL is part of rewards that are scaled within a question, or a critic's values are; or the KL is both in the loss and in the
-    advantage.
+    The KL is part of rewards that are scaled within a question, or a critic's values are; or the KL is both in the loss
+    and in the advantage.
     """
     in_reward = ppo.kl_coef != 0 and ppo.kl_in == "reward"
     for place, divides, remedy, config, key in _scaled_groups(advantage):
@@ -33,24 +34,25 @@ def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
         if in_reward:
             yield Fault(
                 place,
-                f"{divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward has made the KL (kl_coef "
-                f"{ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, only the KL differs, and its "
-                "noise would become advantages of 1 and -1",
+                f"{divides} divides by the spread of each group by {list(key)}, and ppo.kl_in: reward has made the KL "
+                f"(kl_coef {ppo.kl_coef:g}) a part of what is compared. Where all answers of a group earn the same, "
+                "only the KL differs, and its noise would become advantages of 1 and -1",
                 f"set ppo.kl_in: loss with ppo.kl_estimator: k3, or {remedy}",
             )
         if baseline.needs_critic and (baseline.over != "group" or divides == "whiten"):
             yield Fault(
                 place,
-                f"{divides} divides by the spread of each group by {list(key)}, and baseline {config.baseline} leaves the critic's error. "
-                "Where all answers of a question earn the same, only this error differs, and would become advantages of 1 and -1",
+                f"{divides} divides by the spread of each group by {list(key)}, and baseline {config.baseline} leaves "
+                "the critic's error. Where all answers of a question earn the same, only this error differs, and "
+                "would become advantages of 1 and -1",
                 f"leave {', '.join(of_a_question)} out of the key, or {remedy}",
             )
     transforms = build_transforms(advantage)
     if ppo.kl_coef != 0 and ppo.kl_in == "loss" and any(transform.per_token for transform in transforms):
         yield Fault(
             "advantage.post",
-            f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: loss would add it to the "
-            "loss too",
+            f"cumulative_kl takes the KL (kl_coef {ppo.kl_coef:g}) off every token's advantage, and ppo.kl_in: loss "
+            "would add it to the loss too",
             "set ppo.kl_in: reward, or leave cumulative_kl out",
         )
 
@@ -58,7 +60,8 @@ def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
 def _scaled_groups(
     advantage: AdvantageConfig,
 ) -> Iterator[tuple[str, str, str, AdvantageConfig, Sequence[str]]]:
-    """Yield what is divided by the spread of groups: its place, what divides, how to leave that out, the advantage and the key."""
+    """Yield what is divided by the spread of groups: its place, what divides, how to leave that out, the advantage and
+    the key."""
     terms = [
         ("advantage", advantage),
         *((f"advantage.plus.{n}", t.within(advantage)) for n, t in enumerate(advantage.plus)),

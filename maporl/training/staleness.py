@@ -9,8 +9,8 @@ from trl_ext.learning.metrics import Metrics
 def staleness_metrics(dialogues: Sequence[Dialogue], update: int) -> Metrics:
     """Return the ages of the answers that update number ``update`` trains on, in updates.
 
-    An answer's age is ``update - 1`` less the number of updates that its weights had had. To a policy, its partners are a part
-    of the environment: their age does not enter its probability ratio, and is a metric of its own.
+    An answer's age is ``update - 1`` less the number of updates that its weights had had. To a policy, its partners are
+    a part of the environment: their age does not enter its probability ratio, and is a metric of its own.
     """
     own: dict[str, list[int]] = {}
     partners: dict[str, list[int]] = {}

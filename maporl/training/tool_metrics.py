@@ -20,8 +20,9 @@ def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], met
     silent = [agent for agent in agents if agent in spoke and not metrics.get(f"calls/{agent}")]
     if silent:
         logger.warning(
-            "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: show it an "
-            "example in agents.NAME.system, set call_format: json, teach it by warm_start.calls, or train it first with maporl sft",
+            "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: "
+            "show it an example in agents.NAME.system, set call_format: json, teach it by warm_start.calls, or train "
+            "it first with maporl sft",
             ", ".join(silent),
         )
 
@@ -29,8 +30,8 @@ def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], met
 def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> dict[str, float]:
     """Return the metrics of calls and environments, over all processes. All processes call this together.
 
-    ``callers`` are the agents with tools, which may be other agents. Without these and without tools and environments that
-    a protocol uses nothing is returned.
+    ``callers`` are the agents with tools, which may be other agents. Without these and without tools and environments
+    that a protocol uses nothing is returned.
     """
     if not world.tools and not world.environments and not callers:
         return {}

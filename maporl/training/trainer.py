@@ -2,7 +2,8 @@
 
 ``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
 :class:`maporl.rewards.scorer.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
-credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the results.
+credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the
+results.
 """
 
 import shlex
@@ -107,12 +108,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         reward_weights: a weight for each of ``reward_funcs``. The default is 1.
         tools: for each agent, what it may call: typed functions with docstrings as TRL takes them, :class:`maporl.Tool`
             objects, and names of environments or ``ENVIRONMENT.TOOL``.
-        environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. It belongs
-            to the agents whose tools name it, or to all if nobody's do: they have its tools, are told of it, and are paid.
+        environments: by name, the class of an environment in which agents act, as TRL's ``environment_factory``. It
+            belongs to the agents whose tools name it, or to all if nobody's do: they have its tools, are told of it,
+            and are paid.
         sampling: how answers are sampled in a role, or in evaluations. That of an agent in training is its own
             (:class:`maporl.Agent`).
-        backend: where to train and sample, such as :class:`maporl.RayBackend`. By default in the launcher's processes. The
-            team's weights then go to other processes, and its models are empty.
+        backend: where to train and sample, such as :class:`maporl.RayBackend`. By default in the launcher's processes.
+            The team's weights then go to other processes, and its models are empty.
         config: the configuration that the other arguments were built from, which the run then keeps. By default the run
             describes its parts itself.
 
@@ -158,7 +160,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             {
                 "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
                 "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
-                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),
+                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),  # noqa: E501
                 "engine_options": (engine_options, Mapping), "backend": (backend, Backend),
             }
         )  # fmt: skip
@@ -271,7 +273,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             raise
 
     def _build_engines(self, given: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
-        """Build the engines that the agents name. Those that are ``given`` take precedence, then those of the backend."""
+        """Build the engines that the agents name.
+
+        Those that are ``given`` take precedence, then those of the backend.
+        """
         own = dict(given)
         if self.backend is not None:
             used = {agent.engine for agent in self.team.agents.values()} & OWN_WEIGHTS
@@ -360,13 +365,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Run all updates and return the last update's metrics.
 
         The folder ``args.output_dir`` then holds ``config.yaml``, the evaluations before and after training if there is
-        an ``eval_task``, ``metrics.jsonl``, ``dialogues.jsonl``, the trained policies in ``final/``, and ``report.html``.
-        The evaluations are :attr:`before` and :attr:`after`. A run that fails or is stopped leaves what it had and its
-        report, and nothing if it had trained nothing.
+        an ``eval_task``, ``metrics.jsonl``, ``dialogues.jsonl``, the trained policies in ``final/``, and
+        ``report.html``. The evaluations are :attr:`before` and :attr:`after`. A run that fails or is stopped leaves
+        what it had and its report, and nothing if it had trained nothing.
 
         Args:
-            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
-                checkpoint there. What the folder holds of later updates is renamed, and not lost.
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest
+                whole checkpoint there. What the folder holds of later updates is renamed, and not lost.
 
         Raises:
             RunExists: the output folder holds another run.
@@ -432,7 +437,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
 
     def collected(self) -> TeamUpdateBatch:
-        """Return this update's batch. With ``async_depth`` later ones are begun, and it was begun in earlier updates."""
+        """Return this update's batch.
+
+        With ``async_depth`` later ones are begun, and it was begun in earlier updates.
+        """
         if not self.args.async_depth:
             return super().collected()
         number = self.state.global_step + 1
@@ -451,7 +459,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def work_dropped(self) -> None:
-        """Give up the dialogues that are played, and end the processes that sample, so that those that train can save."""
+        """Give up the dialogues that are played, and end the processes that sample, so that those that train can
+        save."""
         self._ahead.drop()
         if self.backend is not None:
             self.backend.stop_sampling()
@@ -462,7 +471,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.backend.end_hung()
 
     def how_to_resume(self) -> str:
-        """Return the command that goes on with a run from a configuration, or the call that goes on with one from Python."""
+        """Return the command that goes on with a run from a configuration, or the call that goes on with one from
+        Python."""
         if self.record.config is None:
             return super().how_to_resume()
         return f"maporl train {shlex.quote(str(self.folder / CONFIG))} --resume"
@@ -554,7 +564,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
 
-        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a prompt.
+        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a
+        prompt.
         """
         found = self.measure(self._evaluated(eval_dataset))
         measured = found.metrics() | found.rewards

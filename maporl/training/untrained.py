@@ -74,10 +74,11 @@ class UntrainedCounter:
             return
         rules = ", no rule of reward.rules credited them" if self.rules else ""
         raise RewardFailure(
-            f"update {update}: no utterance of {'; and none of '.join(_never(agent, counts) for agent in never)} has a credit, so "
-            f"nothing would be learned from them. No reward source and no payment of the protocol scored them{rules}. Name their "
-            "ids in Ask.parents where the protocol shows them to an agent; or let a reward source, or the protocol (pays), score "
-            "them; or credit them by a rule such as reward.rules: [last]; or do not train the agent (trainable: false)"
+            f"update {update}: no utterance of {'; and none of '.join(_never(agent, counts) for agent in never)} has a "
+            "credit, so nothing would be learned from them. No reward source and no payment of the protocol scored "
+            f"them{rules}. Name their ids in Ask.parents where the protocol shows them to an agent; or let a reward "
+            "source, or the protocol (pays), score them; or credit them by a rule such as reward.rules: [last]; or do "
+            "not train the agent (trainable: false)"
         )
 
     def _mention_silent(self, spoken: Collection[str], plan: Plan) -> None:
@@ -117,7 +118,8 @@ def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Pl
 
 
 def shares(counts: dict[Speaker, Count]) -> Metrics:
-    """Return ``POLICY/untrained_share``, and ``POLICY/untrained/AGENT[/ROLE]`` for agents with utterances without credit."""
+    """Return ``POLICY/untrained_share``, and ``POLICY/untrained/AGENT[/ROLE]`` for agents with utterances without
+    credit."""
     metrics: Metrics = {}
     for policy in dict.fromkeys(policy for policy, _, _ in counts):
         own = [count for (name, _, _), count in counts.items() if name == policy]

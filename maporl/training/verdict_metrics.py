@@ -12,9 +12,10 @@ from trl_ext.process import distributed
 def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     """Return how the verdicts of ``protocol.step_judge`` were, over all processes, or nothing without any.
 
-    A dialogue succeeds if the last score of what was judged is above 0. Where most dialogues fail, a judge that calls every step
-    bad mostly follows the outcome. So the accuracy is the mean of the share of steps of successes that were called good, and of the
-    share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the outcome. All processes call this together.
+    A dialogue succeeds if the last score of what was judged is above 0. Where most dialogues fail, a judge that calls
+    every step bad mostly follows the outcome. So the accuracy is the mean of the share of steps of successes that were
+    called good, and of the share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the
+    outcome. All processes call this together.
     """
     own = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
     made = distributed.all_gather_lists(own)

@@ -1,7 +1,8 @@
-"""Check that the parts of a configuration fit each other, when it is read. Loads no model, and torch only for advantages.
+"""Check that the parts of a configuration fit each other, when it is read. Loads no model, and torch only for
+advantages.
 
-The parts check themselves: ``check(run)`` of a module yields faults. This module asks them in order, adds what is nobody's
-own, and raises the first error.
+The parts check themselves: ``check(run)`` of a module yields faults. This module asks them in order, adds what is
+nobody's own, and raises the first error.
 """
 
 from collections.abc import Iterator

@@ -12,7 +12,8 @@ def check_cluster(run: ResolvedRun) -> list[str]:
     """Check that the run can be distributed over groups. Return what they are, as lines of text.
 
     Raises:
-        ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do not fit the policies.
+        ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do
+            not fit the policies.
     """
     config = run.config
     if config.cluster.backend == "local":
@@ -53,8 +54,8 @@ def _scoring(run: ResolvedRun) -> list[str]:
     asked = {*config.reward.sources, *run.protocol.between_turns()}
     if "verifier" not in asked or section is None:
         raise ConfigError(
-            "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with reward.verifier.model, or leave "
-            "it out"
+            "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with "
+            "reward.verifier.model, or leave it out"
         )
     for wrong, why in (
         (section.urls, "has urls of servers, which score already"),

@@ -107,8 +107,9 @@ def _unlisted(protocol: Protocol, names: list[str]) -> list[str]:
         return []
     listed = ", ".join(map(repr, names))
     return [
-        f"warning: protocol: {protocol.label} sets the rewards {', '.join(names)}, which its pays does not list, so they are only "
-        f"logged; write pays = frozenset({{{listed}}}) in its class, and give them weights in reward.sources"
+        f"warning: protocol: {protocol.label} sets the rewards {', '.join(names)}, which its pays does not list, so "
+        f"they are only logged; write pays = frozenset({{{listed}}}) in its class, and give them weights in "
+        "reward.sources"
     ]
 
 
@@ -127,9 +128,10 @@ def _grouped(told: dict[str, list[tuple[str | None, dict[str, None]]]]) -> dict[
 def _warnings(told: dict[str, list[tuple[str | None, dict[str, None]]]], rules: bool) -> list[str]:
     ruled = ", no rule credits it" if rules else ""
     return [
-        f"warning: credit: nothing credits {agent} if all utterances are empty: nobody who has a credit is shown what it says, "
-        f"and no source scores it{ruled}. If that is so in the first update, the run stops. Name its ids in Ask.parents of those "
-        f"who are shown it, let a reward source or the protocol (pays) score it, or set agents.{agent}.trainable: false"
+        f"warning: credit: nothing credits {agent} if all utterances are empty: nobody who has a credit is shown what "
+        f"it says, and no source scores it{ruled}. If that is so in the first update, the run stops. Name its ids in "
+        "Ask.parents of those who are shown it, let a reward source or the protocol (pays) score it, or set "
+        f"agents.{agent}.trainable: false"
         for agent, roles in told.items()
         if roles and all(set(parts) == {NOTHING} for _, parts in roles)
     ]

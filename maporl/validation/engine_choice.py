@@ -23,9 +23,9 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
     """Return ``config`` with ``engine: vllm`` for the agents that vLLM can answer for in this process.
 
     These are agents with the weights of a model that is not quantised, in a run of one process on an accelerator, where
-    vLLM is installed. Groups of processes (``cluster.backend: ray``) use vLLM where agents name it. An agent whose engine
-    is named in ``values``, the plain values of the configuration, keeps it. A run that has begun keeps the engines that
-    its folder records.
+    vLLM is installed. Groups of processes (``cluster.backend: ray``) use vLLM where agents name it. An agent whose
+    engine is named in ``values``, the plain values of the configuration, keeps it. A run that has begun keeps the
+    engines that its folder records.
     """
     named = values.get("agent_defaults") or {}
     own = {name: section or {} for name, section in values["agents"].items()}
@@ -80,9 +80,9 @@ def check_weight_transfer(config: Config) -> None:
             lacking.append(f"lacks the package vllm ({install_command('vllm')})")
         if lacking:
             raise ConfigError(
-                f"agents.{name}.vllm: {name} trains all its weights, which travel to {', '.join(agent.vllm.urls)} over a GPU group "
-                f"(NCCL), and this process {' and '.join(lacking)}; give it a LoRA (agents.{name}.lora), of which only the "
-                "adapter travels, or set its engine to transformers"
+                f"agents.{name}.vllm: {name} trains all its weights, which travel to {', '.join(agent.vllm.urls)} over "
+                f"a GPU group (NCCL), and this process {' and '.join(lacking)}; give it a LoRA (agents.{name}.lora), "
+                "of which only the adapter travels, or set its engine to transformers"
             )
 
 

@@ -13,10 +13,10 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read and check the configuration in ``path``.
 
     ``path`` may be the name of a recipe (``maporl recipes list``) or ``quickstart``. ``overrides`` are ``a.b=c`` with
-    YAML values. Three keys of a file are not options: ``extends`` names another file, or a recipe, whose values this one overrides,
-    ``agent_defaults`` is merged into every agent, and ``recipe`` says where a method comes from. Modules of the user's
-    own that the configuration names are imported (:mod:`maporl.config.imports`). They are looked for in the file's folder.
-    Agents whose engine is not named may get vLLM (:mod:`maporl.validation.engine_choice`).
+    YAML values. Three keys of a file are not options: ``extends`` names another file, or a recipe, whose values this
+    one overrides, ``agent_defaults`` is merged into every agent, and ``recipe`` says where a method comes from. Modules
+    of the user's own that the configuration names are imported (:mod:`maporl.config.imports`). They are looked for in
+    the file's folder. Agents whose engine is not named may get vLLM (:mod:`maporl.validation.engine_choice`).
 
     Raises:
         ConfigError: the file cannot be read, or the configuration cannot run.

@@ -95,8 +95,8 @@ def line(run: ResolvedRun, longest: int, dialogues: int) -> str:
 def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | None) -> list[str]:
     """Return a line about the accelerator, and a warning with settings to change if the run does not fit.
 
-    ``total`` is the memory in bytes of the accelerator, or the main memory of a run on the CPU. If it is None, the list is
-    empty. What is needed is an estimate, so a run that may not fit is warned of, and begins.
+    ``total`` is the memory in bytes of the accelerator, or the main memory of a run on the CPU. If it is None, the list
+    is empty. What is needed is an estimate, so a run that may not fit is warned of, and begins.
 
     Raises:
         ConfigError: a single process holds the run, and its weights alone do not fit. A run that does not ask for the
@@ -117,16 +117,17 @@ def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | No
     found = []
     if not cpu:
         found.append(
-            f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, and states "
-            "kept between turns at most half of what is free"
+            f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, "
+            "and states kept between turns at most half of what is free"
             + ("" if bounded else "; ppo.max_tokens_per_microbatch is chosen from the free memory")
         )
     if needed <= total:
         return found
     needs = (
         f"the run needs about {needed / 2**30:.1f} GiB in one process, and {where} {total / 2**30:.1f}: weights "
-        f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients {parts['gradients'] / 2**30:.1f}, "
-        f"optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches {moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
+        f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients "
+        f"{parts['gradients'] / 2**30:.1f}, optimizer {parts['optimizer'] / 2**30:.1f}, micro-batches "
+        f"{moving / 2**30:.1f}, sampling {cache / 2**30:.1f}"
     )
     advice = _advice(parts, cache, moving, cpu, bounded)
     elsewhere = cpu and not config.training.use_cpu  # a run for accelerators may be checked on a laptop

@@ -21,9 +21,9 @@ def narrow_sampling(run: ResolvedRun) -> list[str]:
     if ppo.decoding == Decoding(ppo.temperature):
         return own
     line = (
-        f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains the "
-        f"whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all taken there, "
-        "so ratios begin at 1"
+        f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains "
+        f"the whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all "
+        "taken there, so ratios begin at 1"
     )
     if ppo.engine_tis_cap is None:
         line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
@@ -49,8 +49,8 @@ def _narrow_agent(run: ResolvedRun, agent: str) -> str:
     if not narrow:
         return ""
     line = (
-        f"sampling: {', '.join(dict.fromkeys(narrow))}: agent {agent} samples from a narrower distribution than the one that "
-        "is trained"
+        f"sampling: {', '.join(dict.fromkeys(narrow))}: agent {agent} samples from a narrower distribution than the "
+        "one that is trained"
     )
     corrects = f"ppo.engine_tis_cap={config.ppo.engine_tis_cap} corrects for it"
     return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
@@ -63,14 +63,16 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
     if baseline.scales_mean and scale_of(advantage).over != "nothing":
         yield Fault(
             "advantage",
-            f"baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) for groups of n rows",
+            f"baseline {advantage.baseline} with scale {advantage.scale} is baseline mean, times n / (n - 1) for "
+            "groups of n rows",
             "set advantage.scale: none (RLOO), or advantage.baseline: mean (GRPO)",
             "warning",
         )
     if ppo.ratio != "token" and ppo.aggregation == "token_mean":
         yield Fault(
             "ppo",
-            f"ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its tokens have one ratio",
+            f"ratio {ppo.ratio} with aggregation token_mean weighs an answer by its length, although all its tokens "
+            "have one ratio",
             "set ppo.aggregation: sequence_mean",
             "warning",
         )
@@ -99,7 +101,8 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
     if config.training.critic_context == "joint" and baseline.needs_critic and not run.protocol.hears_others:
         yield Fault(
             "training.critic_context",
-            "joint lets the critic read what all agents said before, but in this protocol all agents speak once, at the same time",
+            "joint lets the critic read what all agents said before, but in this protocol all agents speak once, at "
+            "the same time",
             "set protocol.turns to 2 or more, or critic_context: answer",
             "warning",
         )

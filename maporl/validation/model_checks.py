@@ -45,8 +45,8 @@ def _check_pattern_of_modules(pattern: str, modules: Sequence[str], known: list[
         raise ConfigError(str(error)) from None
     if not any(next(matches(rf"\A(?:{pattern})\Z", module), None) for module in modules):
         raise ConfigError(
-            f"{where}: the regular expression {pattern!r:.80} is the whole name of no module, such as {modules[-1]!r}; give a "
-            f"list of some of {', '.join(known)}, or all-linear"
+            f"{where}: the regular expression {pattern!r:.80} is the whole name of no module, such as {modules[-1]!r}; "
+            f"give a list of some of {', '.join(known)}, or all-linear"
         )
 
 
@@ -64,8 +64,8 @@ def check_attention(config: Config) -> None:
         _check_device(config, kind, where)
         if kind == "flash_attention_2" and memory.shape_of(section).bytes == 4 and not config.training.bf16:
             raise ConfigError(
-                f"{where}: flash_attention_2 computes in half precision, and these weights are in float32; set agents.{name}.dtype: "
-                "bfloat16, or choose sdpa"
+                f"{where}: flash_attention_2 computes in half precision, and these weights are in float32; set "
+                f"agents.{name}.dtype: bfloat16, or choose sdpa"
             )
         _check_architecture(AutoModelForCausalLM, section.model, section.tiny, kind, where)
     verifier = config.reward.verifier

@@ -52,7 +52,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     _check_bf16(training)
     if "8bit" in training.optim and find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: {install_command('quantized')}"
+            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: "
+            f"{install_command('quantized')}"
         )
     try:
         for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
@@ -79,8 +80,8 @@ def _check_bf16(training: TrainingOptions) -> None:
     kind = accelerator()
     if kind is None:
         raise ConfigError(
-            "training.bf16: no accelerator was found; set training.bf16: false, or training.use_cpu: true to compute in bfloat16 "
-            "on the CPU"
+            "training.bf16: no accelerator was found; set training.bf16: false, or training.use_cpu: true to compute "
+            "in bfloat16 on the CPU"
         )
     raise ConfigError(f"training.bf16: this {kind.type} device does not compute in bfloat16; set training.bf16: false")
 
@@ -190,8 +191,8 @@ def _small_data(config: Config, task: Task) -> list[str]:
     if questions <= len(task):
         return []
     return [
-        f"warning: an update has {questions} questions, and the training split {len(task)}, so some are asked several times; "
-        "set a smaller training.per_device_train_batch_size or gradient_accumulation_steps"
+        f"warning: an update has {questions} questions, and the training split {len(task)}, so some are asked several "
+        "times; set a smaller training.per_device_train_batch_size or gradient_accumulation_steps"
     ]
 
 
@@ -199,7 +200,8 @@ def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
     if held_out is None or config.evaluation.questions <= len(held_out):
         return []
     return [
-        f"warning: evaluation.questions={config.evaluation.questions}, but {len(held_out)} are held out; they are all used"
+        f"warning: evaluation.questions={config.evaluation.questions}, but {len(held_out)} are held out; they are all "
+        "used"
     ]
 
 
@@ -211,8 +213,8 @@ def _check_writing(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"output_dir: {str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror}); give "
-            "another output_dir"
+            f"output_dir: {str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror}); "
+            "give another output_dir"
         ) from None
 
 

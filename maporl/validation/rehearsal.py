@@ -1,9 +1,9 @@
 """Play a few questions with made-up words, to find what the text of a configuration does not show. No model is loaded.
 
-The first question is played three times: in silence, with right answers and legal moves, and with words that say who says
-them. From these plays it shows whether groups have one row, which would stop a run at its first update, whether prompts show an
-agent what others said, and whether somebody has the roles that rules pay. More questions are played in silence to measure the
-prompts (:class:`Measured`).
+The first question is played three times: in silence, with right answers and legal moves, and with words that say who
+says them. From these plays it shows whether groups have one row, which would stop a run at its first update, whether
+prompts show an agent what others said, and whether somebody has the roles that rules pay. More questions are played in
+silence to measure the prompts (:class:`Measured`).
 """
 
 import difflib
@@ -41,7 +41,10 @@ from trl_ext.ppo.options import GREEDY, Decoding
 from trl_ext.process import distributed
 
 MOST_STEPS = 128
-"""The steps of a dialogue that are rehearsed. Where each prompt holds all earlier ones, the work grows with their square."""
+"""The steps of a dialogue that are rehearsed.
+
+Where each prompt holds all earlier ones, the work grows with their square.
+"""
 MOST = 256
 """The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
 FEW = 8
@@ -58,7 +61,8 @@ class Players(Engine):
 
     Args:
         script: what is said to each request.
-        tokenizers: those of the agents whose prompts are counted. An agent without one, such as a person, is not measured.
+        tokenizers: those of the agents whose prompts are counted. An agent without one, such as a person, is not
+            measured.
     """
 
     def __init__(self, script: Script, tokenizers: Mapping[str, Tokenizer] | None = None):
@@ -187,14 +191,16 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
     if run.protocol.own_questions and run.task.has_questions:
         yield Fault(
             "task",
-            f"protocol {run.protocol.label} brings its own questions, so nobody is asked those of task {run.config.task['name']}",
+            f"protocol {run.protocol.label} brings its own questions, so nobody is asked those of task "
+            f"{run.config.task['name']}",
             "set task: {name: episodes}",
             "warning",
         )
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning if the task gives documents to write questions on, and nobody is shown them, or has to answer them."""
+    """Yield a warning if the task gives documents to write questions on, and nobody is shown them, or has to answer
+    them."""
     example, name = rehearsal.run.task[0], rehearsal.run.config.protocol["name"]
     if not in_place_of_question(example):
         return
@@ -207,8 +213,8 @@ def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
     elif any(r.ask.answers and r.ask.example is None for r in shown):
         yield Fault(
             "task",
-            f"it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have no right "
-            "answer",
+            f"it gives documents, and protocol {name!r} asks for answers to them as if they were questions, which have "
+            "no right answer",
             use,
             "warning",
         )
@@ -241,8 +247,8 @@ def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
 def _hearing(rehearsal: Rehearsal) -> Iterator[Fault]:
     """Yield a warning for agents that speak after others and are never shown what those said.
 
-    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words decide
-    who speaks next says one after the other of what it would be taught.
+    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words
+    decide who speaks next says one after the other of what it would be taught.
     """
     if rehearsal.run.protocol.uses_tools:
         return
@@ -256,15 +262,17 @@ def _hearing(rehearsal: Rehearsal) -> Iterator[Fault]:
     if deaf := [agent for agent, heard_others in shown.items() if not heard_others]:
         yield Fault(
             "protocol",
-            f"the prompts of {', '.join(deaf)} show nothing of what other agents said, so each of them only goes over its own answers",
-            "if that is not meant, put the placeholder for it into the texts of the protocol, as {others} in 'later' and {text} in "
-            "'quote'",
+            f"the prompts of {', '.join(deaf)} show nothing of what other agents said, so each of them only goes over "
+            "its own answers",
+            "if that is not meant, put the placeholder for it into the texts of the protocol, as {others} in 'later' "
+            "and {text} in 'quote'",
             "warning",
         )
 
 
 def check_any_agent(rehearsal: Rehearsal) -> None:
-    """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks each one for.
+    """Check that a protocol which lets any agent speak (``any_agent``) can be searched: another agent says what it asks
+    each one for.
 
     Raises:
         ConfigError: it asks several agents at once, one in its conversation, or one that does not play, or fails.
@@ -284,7 +292,8 @@ def check_any_agent(rehearsal: Rehearsal) -> None:
 
 
 class Measured:
-    """The lengths of prompts and conversations, measured with a team that says nothing, on the longest questions of each split.
+    """The lengths of prompts and conversations, measured with a team that says nothing, on the longest questions of
+    each split.
 
     Args:
         run: the run.
@@ -333,12 +342,14 @@ class Measured:
         return max((sum(self._tokens(request, length)) for request, length in self.players.prompts), default=0)
 
     def _tokens(self, request: Request, length: int) -> tuple[int, int, int]:
-        """Return the tokens of a prompt without answers, those of the answers in it, and those of the answer to it, at most."""
+        """Return the tokens of a prompt without answers, those of the answers in it, and those of the answer to it, at
+        most."""
         answers = len(self.run.speakers) * self.most * (1 if request.ask.fresh else request.turn)
         return length, answers, self.most_of.get(request.ask.agent, self.most)
 
     def faults(self) -> Iterator[Fault]:
-        """Yield prompts that do not fit the models' contexts or are empty, those that may not fit, and what cannot be read."""
+        """Yield prompts that do not fit the models' contexts or are empty, those that may not fit, and what cannot be
+        read."""
         config, label = self.run.config, self.run.protocol.label
         longer: dict[str, int] = {}
         for request, length in self.players.prompts:
@@ -349,7 +360,8 @@ class Measured:
                 empty = "the answers of " + ", ".join(heard) if heard else "earlier answers"
                 yield Fault(
                     f"agents.{agent}",
-                    f"its prompt of turn {request.turn + 1} is empty if {empty} are empty, and a model cannot answer nothing",
+                    f"its prompt of turn {request.turn + 1} is empty if {empty} are empty, and a model cannot answer "
+                    "nothing",
                     f"put a text of its own into what protocol {label} asks, beside what others said",
                 )
             if context is None:
@@ -374,8 +386,8 @@ class Measured:
             )
             yield Fault(
                 f"agents.{agent}",
-                f"its last turn may need about {length} tokens if all answers are as long as {name}={self.most} allows, but its model "
-                f"reads at most {self.contexts[agent]}",
+                f"its last turn may need about {length} tokens if all answers are as long as {name}={self.most} "
+                f"allows, but its model reads at most {self.contexts[agent]}",
                 "a run stops where it does not fit",
                 "warning",
             )
@@ -388,13 +400,18 @@ class Measured:
         by = "" if context == context_length(agent, self.run.config.agents[agent]) else " (vllm.colocate.max_model_len)"
         return Fault(
             f"agents.{agent}",
-            f"{which} {length} tokens and answers may have {answer} ({limit}), but its model reads at most {context}{by}",
-            f"shorten the protocol's texts or {limit}, or use another model; question: {request.example.question!r:.80}",
+            f"{which} {length} tokens and answers may have {answer} ({limit}), but its model reads at most "
+            f"{context}{by}",
+            f"shorten the protocol's texts or {limit}, or use another model; question: "
+            f"{request.example.question!r:.80}",
         )
 
 
 def _context(name: str, agent: AgentSection) -> int | None:
-    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples. None has no limit."""
+    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples.
+
+    None has no limit.
+    """
     limits = [context_length(name, agent)]
     if agent.vllm is not None and agent.vllm.colocate is not None:
         limits.append(agent.vllm.colocate.max_model_len)
@@ -411,14 +428,15 @@ def _unread(config: Config, requests: Sequence[Request]) -> Iterator[Fault]:
         if tiny is not None and (lacking := characters - set(tiny.alphabet)):
             yield Fault(
                 f"agents.{name}.tiny.alphabet",
-                f"its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they are read as unknown: add them, or "
-                "shorten the protocol's texts",
+                f"its prompts have characters that it lacks, {''.join(sorted(lacking))!r:.60}; they are read as "
+                "unknown: add them, or shorten the protocol's texts",
                 severity="warning",
             )
 
 
 def lonely_groups(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield an error if rows of an update have no others to be compared with, and a warning if that depends on the words.
+    """Yield an error if rows of an update have no others to be compared with, and a warning if that depends on the
+    words.
 
     It is an error where it happens with empty answers, and with right answers and legal moves too.
     """
@@ -435,7 +453,10 @@ def lonely_groups(rehearsal: Rehearsal) -> Iterator[Fault]:
 
 
 def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOne | None:
-    """Return the error of a group with a single member in some update, or None. ``play`` is a dialogue of ``script``."""
+    """Return the error of a group with a single member in some update, or None.
+
+    ``play`` is a dialogue of ``script``.
+    """
     config, task, world = rehearsal.run.config, rehearsal.run.task, rehearsal.world
     if not play.ended:
         return None  # it is not known what else would be said

@@ -1,4 +1,7 @@
-"""What an agent with tools is shown: its first prompt, and what follows one example call. ``maporl tools`` prints it."""
+"""What an agent with tools is shown: its first prompt, and what follows one example call.
+
+``maporl tools`` prints it.
+"""
 
 import textwrap
 from typing import Any

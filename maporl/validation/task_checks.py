@@ -64,7 +64,8 @@ def label_warnings(run: ResolvedRun) -> Iterator[Fault]:
         if tiny is not None and (lacking := used - set(tiny.alphabet)):
             yield Fault(
                 f"agents.{name}.tiny.alphabet",
-                f"right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so {name} can never write those answers",
+                f"right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so {name} can never "
+                "write those answers",
                 "add them",
                 "warning",
             )
@@ -81,7 +82,8 @@ def _check_split(config: Config, task: Task) -> list[str]:
         _must_be_example(example, f"{where}: __getitem__({index})")
         if example.id in seen:
             raise ConfigError(
-                f"{where}: examples {seen[example.id]} and {index} have the same id {example.id!r:.60}; give each its own"
+                f"{where}: examples {seen[example.id]} and {index} have the same id {example.id!r:.60}; give each its "
+                "own"
             )
         seen[example.id] = index
         with _own_code(config, f"{where}: question of example {index}"):
@@ -103,7 +105,10 @@ def _must_be_example(example: object, where: str) -> None:
 
 
 def _grade(config: Config, task: Task, example: Example, where: str) -> list[str]:
-    """Grade the solution and the bare label of an example. Return a warning if the task calls its right answer wrong."""
+    """Grade the solution and the bare label of an example.
+
+    Return a warning if the task calls its right answer wrong.
+    """
     verdicts = []
     with _own_code(config, f"{where}: solution"):
         solution = task.solution(example)
@@ -113,8 +118,8 @@ def _grade(config: Config, task: Task, example: Example, where: str) -> list[str
         if not isinstance(grade, Grade) or not (grade.correct is None or isinstance(grade.correct, bool)):
             got = f"a Grade whose correct is {_kind(grade.correct)}" if isinstance(grade, Grade) else _kind(grade)
             raise ConfigError(
-                f"{where}: grade returned {got}; expected maporl.Grade(answer, correct, reason), where answer is a text or None, "
-                "correct is True, False or None, and reason is a text"
+                f"{where}: grade returned {got}; expected maporl.Grade(answer, correct, reason), where answer is a "
+                "text or None, correct is True, False or None, and reason is a text"
             )
         verdicts.append(grade.correct)
     own_solution = type(task).solution is not Task.solution

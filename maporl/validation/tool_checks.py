@@ -26,8 +26,8 @@ def check_tools(
     """Build the tools and environments, and begin each environment once on the first question of the training split.
 
     Returns:
-        The world, what each agent may call, and a line for each agent that may call something, and for each environment that
-        does not belong to all.
+        The world, what each agent may call, and a line for each agent that may call something, and for each environment
+        that does not belong to all.
 
     Raises:
         ConfigError: a tool, an environment or a call format cannot be used.
@@ -69,7 +69,8 @@ def check_tools(
         if not any(name in own.checks for own in found.values()) and name not in protocol.uses_tools
     ]
     idle = [
-        f"warning: environments.{name}: no agent acts in it or hears of it, because its agents are []; list some, or remove it"
+        f"warning: environments.{name}: no agent acts in it or hears of it, because its agents are []; list some, or "
+        "remove it"
         for name, spec in world.environments.items()
         if not spec.agents
     ]
@@ -93,12 +94,12 @@ def _check_forks(config: Config, world: World, name: str) -> None:
     """Check that an environment can be forked where the branching forks dialogues."""
     if config.branching.how in LATER and world.offers.forks(name) == "no":
         raise ConfigError(
-            f"branching.how: {config.branching.how} forks dialogues, and environment {name!r} can be neither copied nor replayed; "
-            f"use how: independent or fork_first, or, if reset(seed) decides everything in it, set environments.{name}.forks: "
-            "replay"
+            f"branching.how: {config.branching.how} forks dialogues, and environment {name!r} can be neither copied "
+            "nor replayed; use how: independent or fork_first, or, if reset(seed) decides everything in it, set "
+            f"environments.{name}.forks: replay"
         )
     if config.branching.how == "fork_random" and world.offers.forks(name) == "copy":
         raise ConfigError(
-            f"branching.how: fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it is now; set "
-            f"environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"
+            f"branching.how: fork_random forks dialogues at earlier steps, and a copy of environment {name!r} is as it "
+            f"is now; set environments.{name}.forks: replay if reset(seed) decides everything in it, or use fork_every"
         )

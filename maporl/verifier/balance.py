@@ -28,10 +28,10 @@ RIGHT_HINT = (
 WRONG_HINTS = (
     "{question}\n\nSolve it as somebody would who makes one small slip on the way and does not notice. "
     "End with one line: {form}",
-    "{question}\n\nWrite a convincing solution with one mistake in its reasoning, which leads to a final answer that is "
-    "not right. Do not point out the mistake. End with one line: {form}",
-    "{question}\n\nThe right final answer is {truth}. Write a convincing solution that arrives at another final answer. "
-    "Mention neither the right answer nor this request. End with one line: {form}",
+    "{question}\n\nWrite a convincing solution with one mistake in its reasoning, which leads to a final answer that "
+    "is not right. Do not point out the mistake. End with one line: {form}",
+    "{question}\n\nThe right final answer is {truth}. Write a convincing solution that arrives at another final "
+    "answer. Mention neither the right answer nor this request. End with one line: {form}",
 )
 """From mild to strong. The fewer wrong answers a question has, the stronger a hint is used."""
 
@@ -102,8 +102,8 @@ def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter)
         pool = pools.setdefault(sample.id, Pool(sample.id, sample.question))
         if pool.question != sample.question:
             raise DataError(
-                f"question {sample.id}: two texts, {pool.question!r:.60} and {sample.question!r:.60}; balance samples of "
-                "one configuration at a time"
+                f"question {sample.id}: two texts, {pool.question!r:.60} and {sample.question!r:.60}; balance samples "
+                "of one configuration at a time"
             )
         if reason := pool.add(sample, options):
             dropped[reason] += 1
@@ -137,10 +137,11 @@ def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample
 
 
 class TopUp:
-    """Finds further answers where a question has too few: the task's own solutions, and an agent that is given hints."""
+    """Finds further answers where a question has too few: the task's own solutions, and an agent that is given
+    hints."""
 
     def __init__(
-        self, config: Config, task: Task, options: BalanceOptions, speaker: Speaker | None, judge: Speaker | None = None,
+        self, config: Config, task: Task, options: BalanceOptions, speaker: Speaker | None, judge: Speaker | None = None,  # noqa: E501
         quiet: bool = False,
     ):  # fmt: skip
         self.task, self.options, self.speaker, self.judge, self.quiet = task, options, speaker, judge, quiet
@@ -174,8 +175,8 @@ class TopUp:
         example = self.examples.get(pool.id)
         if example is None or self.task.question(example) != pool.question:
             raise DataError(
-                f"question {pool.id}: {'not in' if example is None else 'worded otherwise by'} the configuration's task; "
-                "give the configuration that the samples were generated with"
+                f"question {pool.id}: {'not in' if example is None else 'worded otherwise by'} the configuration's "
+                "task; give the configuration that the samples were generated with"
             )
         return example
 
@@ -235,7 +236,10 @@ class TopUp:
                 dropped[f"hint: {reason}"] += 1
 
     def prompt(self, pool: Pool, side: bool) -> str:
-        """The prompt for one more answer of ``side``. With no right answer to show as a hint, it is the bare question."""
+        """The prompt for one more answer of ``side``.
+
+        With no right answer to show as a hint, it is the bare question.
+        """
         example = self.example(pool)
         question = self.opening.replace("{question}", pool.question)
         values = {"question": question, "form": self.task.answer_form, "truth": example.answer}

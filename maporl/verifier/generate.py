@@ -31,7 +31,8 @@ from trl_ext.files.atomic import replace_file
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of one process: of ``world`` processes, it samples the questions ``rank``, ``rank + world``, and so on."""
+    """The share of one process: of ``world`` processes, it samples the questions ``rank``, ``rank + world``, and so
+    on."""
 
     rank: int = 0
     world: int = 1
@@ -187,7 +188,8 @@ def _claim(
                     )
         elif any(not p.name.startswith(".") for p in folder.iterdir()):
             raise RunExists(
-                f"{folder}: is not empty and has no {MANIFEST}; nothing was overwritten. Choose another folder (--output)"
+                f"{folder}: is not empty and has no {MANIFEST}; nothing was overwritten. Choose another folder "
+                "(--output)"
             )
         else:
             _write_manifest(folder, identity, [])
@@ -201,8 +203,8 @@ def _resume(folder: Path, shard: Shard) -> Progress:
     there = samples.stat().st_size if samples.is_file() else 0
     if there < progress.bytes:
         raise DataError(
-            f"{samples}: has {there} bytes, but {record.name} says {progress.bytes}; restore the file, or begin again in "
-            "another folder (--output)"
+            f"{samples}: has {there} bytes, but {record.name} says {progress.bytes}; restore the file, or begin again "
+            "in another folder (--output)"
         )
     if there > progress.bytes:
         os.truncate(samples, progress.bytes)

@@ -21,8 +21,8 @@ class Balance:
 
     ``both``: questions that have right and wrong answers. ``skew``: mean over questions of ``|share of right answers -
     1/2|``. ``words``: accuracy of a logistic regression on the words of the question. ``majority``: accuracy of each
-    question's more frequent label. Both accuracies are measured on the answers they were fitted to, so that they say how
-    much a verifier could learn from questions alone.
+    question's more frequent label. Both accuracies are measured on the answers they were fitted to, so that they say
+    how much a verifier could learn from questions alone.
     """
 
     questions: int

@@ -40,10 +40,11 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def reached_by_chance(labels: np.ndarray) -> float | None:
-    """The AUC that scores without any meaning exceed in one of twenty cases, or None without right or without wrong answers.
+    """The AUC that scores without any meaning exceed in one of twenty cases, or None without right or without wrong
+    answers.
 
-    It is 1/2 plus 1.645 standard errors of the Mann-Whitney statistic: ``sqrt((R + W + 1) / (12 R W))`` for R right and W wrong
-    answers. It may be above 1 for very few answers, which can show nothing.
+    It is 1/2 plus 1.645 standard errors of the Mann-Whitney statistic: ``sqrt((R + W + 1) / (12 R W))`` for R right and
+    W wrong answers. It may be above 1 for very few answers, which can show nothing.
 
     >>> round(reached_by_chance(np.array([1] * 100 + [0] * 100)), 3), round(reached_by_chance(np.array([1, 0])), 2)
     (0.567, 1.32)

@@ -92,8 +92,8 @@ def split_by_question(rows: Sequence[Row], held_out: float, seed: int, where: st
     names = sorted({row.question for row in rows})
     if len(names) < 2:
         raise DataError(
-            f"{where}: {len(names)} questions are left, but at least 2 are needed, because whole questions are held out; "
-            "give more data, or allow longer rows (--longest)"
+            f"{where}: {len(names)} questions are left, but at least 2 are needed, because whole questions are held "
+            "out; give more data, or allow longer rows (--longest)"
         )
     random.Random(seed).shuffle(names)
     kept = set(names[: min(max(1, round(len(names) * held_out)), len(names) - 1)])

@@ -92,7 +92,8 @@ def test_dr_mas_and_the_baselines_it_is_compared_with():
 
 
 def test_global_statistics_inflate_an_agent_as_the_identity_of_dr_mas_says():
-    """E[A_i^2] = (s_i^2 + (m_i - m)^2) / s^2 under one baseline for all; 1 where each agent has its own. ddof 0, eps 0."""
+    """E[A_i^2] = (s_i^2 + (m_i - m)^2) / s^2 under one baseline for all; 1 where each agent has its own. ddof 0, eps
+    0."""
     reward = [0.9, 1.0, 1.1, 1.0, 0.1, 0.0, -0.1, 0.0]
     batch = one_prompt(reward, agent=["a"] * 4 + ["b"] * 4)
     pooled = estimate(batch, config(ddof=0, eps=0.0)).double()

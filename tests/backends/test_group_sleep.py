@@ -22,7 +22,10 @@ SECTION = VLLMSection(colocate=ColocateSection())
 
 
 class Vllm:
-    """What :class:`maporl.backends.vllm_rows.VLLMRows` does, by transformers. It takes memory from the first call on."""
+    """What :class:`maporl.backends.vllm_rows.VLLMRows` does, by transformers.
+
+    It takes memory from the first call on.
+    """
 
     awake = 0
     seen: list[str] = []

@@ -30,7 +30,8 @@ from trl_ext.sampling.options import Sampled
 
 
 def completions(rng, count):
-    """Random completions: some share prefixes and trajectories, some have temperatures, log-probabilities or a critic's prompt."""
+    """Random completions: some share prefixes and trajectories, some have temperatures, log-probabilities or a critic's
+    prompt."""
     found = []
     for number in range(count):
         prompt = [rng.randrange(1, 50) for _ in range(rng.randint(1, 6))]
@@ -122,7 +123,8 @@ def test_weights_arrive_as_they_were_or_are_refused(dtype):
         unpack(pack(named.items(), size), {**there, "b": torch.zeros(6, dtype=dtype)})
 
 
-# -- processes, as threads ------------------------------------------------------------------------------------------------
+# -- processes, as threads
+# ------------------------------------------------------------------------------------------------
 
 
 class VLLM(Engine):
@@ -382,7 +384,8 @@ def test_a_group_that_dies_too_often_ends_the_run(tmp_path):
 
 
 def test_processes_of_a_group_meet_at_the_address_of_their_machine_alone(monkeypatch):
-    """The store listens there only; gloo is told the interface; on an accelerator each process sees its own as number 0."""
+    """The store listens there only; gloo is told the interface; on an accelerator each process sees its own as number
+    0."""
     first = LearnerProcess(spec(), 0, "127.0.0.1")
     address, port = first.meeting_place()
     own = [
@@ -406,7 +409,8 @@ def test_processes_of_a_group_meet_at_the_address_of_their_machine_alone(monkeyp
     assert LearnerProcess(spec(devices=1), 0, "127.0.0.1").meeting_place() == ("127.0.0.1", 0)
 
 
-# -- the configuration ----------------------------------------------------------------------------------------------------
+# -- the configuration
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_the_base_models():

@@ -53,7 +53,8 @@ def test_clocks_that_differ_are_told():
     assert check(replace(THERE, clock=1004.0)) == check(THERE, 1004.9) == []
     ahead = check(replace(THERE, clock=1007.0))
     assert ahead == [
-        "warning: the clock of machine 10.0.0.2 (node b) is 7 s ahead of this one's; times in logs will not agree; use NTP"
+        "warning: the clock of machine 10.0.0.2 (node b) is 7 s ahead of this one's; times in logs will not agree; "
+        "use NTP"
     ]
     assert "is 9 s behind this one's" in check(THERE, 1009.0)[0]
 

@@ -1,4 +1,7 @@
-"""What the driver says of the processes of groups: how they start, and the end of their logs where they fail. Without Ray."""
+"""What the driver says of the processes of groups: how they start, and the end of their logs where they fail.
+
+Without Ray.
+"""
 
 import re
 import subprocess

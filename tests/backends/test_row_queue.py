@@ -1,4 +1,5 @@
-"""Which process gets which rows: literal cases, and random schedules in which nothing is lost, doubled or over the limit."""
+"""Which process gets which rows: literal cases, and random schedules in which nothing is lost, doubled or over the
+limit."""
 
 import random
 from concurrent.futures import Future

@@ -55,7 +55,10 @@ def run_of(folder, cluster=None, **verifier):
 
 
 class Parts:
-    """Processes of a pool, as threads. Calls of ``dying`` numbers kill their process, and those of ``hanging`` ones hang."""
+    """Processes of a pool, as threads.
+
+    Calls of ``dying`` numbers kill their process, and those of ``hanging`` ones hang.
+    """
 
     def __init__(self, config, dying=(), hanging=()):
         self.config, self.dying, self.hanging, self.calls, self.started = config, set(dying), set(hanging), 0, []
@@ -159,7 +162,8 @@ def test_a_model_that_is_no_verifier_is_named(tmp_path):
         pool_of(tmp_path, config, 1)
 
 
-# -- the configuration ----------------------------------------------------------------------------------------------------
+# -- the configuration
+# ----------------------------------------------------------------------------------------------------
 
 TWO = {"backend": "ray", "scoring": {"verifier": {"replicas": 2}}}
 

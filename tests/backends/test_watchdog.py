@@ -13,7 +13,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 
 
 def test_what_a_driver_leaves_is_found_and_killed(tmp_path):
-    """A process with the token, and one with Ray's title, which is written over its environment, and an open log. Others live."""
+    """A process with the token, and one with Ray's title, which is written over its environment, and an open log.
+
+    Others live.
+    """
     folder = tmp_path / "cluster"
     folder.mkdir()
     sleeps = {"executable": "/bin/sleep", "env": {}}

@@ -255,7 +255,8 @@ def test_parts_of_ones_own_are_as_short_as_promised_and_train():
 
 @pytest.mark.slow
 def test_the_verifiers_pipeline_runs_end_to_end(tmp_path, monkeypatch, capsys):
-    """The example as it stands, but for the epochs; each command that it starts is a process with the libraries loaded."""
+    """The example as it stands, but for the epochs; each command that it starts is a process with the libraries
+    loaded."""
     pytest.importorskip("fastapi")
     folder = tmp_path / "pipeline"
 

@@ -187,8 +187,8 @@ def test_doctor_says_whether_shared_memory_is_enough_for_groups(monkeypatch, tmp
     found = doctor._shared_memory(OBJECT_STORE, tmp_path)
     assert found[0].state == "missing"
     assert found[0].detail == (
-        f"0.1 GiB free in {tmp_path}, and groups take up to 2; Ray then uses the disk, which is slow; give it more (of a "
-        "container: docker run --shm-size=4g)"
+        f"0.1 GiB free in {tmp_path}, and groups take up to 2; Ray then uses the disk, which is slow; give it more (of "
+        "a container: docker run --shm-size=4g)"
     )
     assert doctor._shared_memory(OBJECT_STORE, tmp_path / "none") == []
 

@@ -1,4 +1,5 @@
-"""Texts of the user's, as editors and spreadsheets save them: with a byte-order mark, in UTF-16, and with other ends of lines."""
+"""Texts of the user's, as editors and spreadsheets save them: with a byte-order mark, in UTF-16, and with other ends of
+lines."""
 
 import json
 from pathlib import Path

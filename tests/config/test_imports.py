@@ -204,7 +204,8 @@ def test_an_object_that_does_not_serve_is_named_in_one_line(write, tmp_path, nam
 
 
 def test_modules_of_one_name_are_not_mixed_up(write, tmp_path):
-    """Python has one module of each name in a process, so the second configuration is refused and never gets the first's."""
+    """Python has one module of each name in a process, so the second configuration is refused and never gets the
+    first's."""
     write("a/same_d.py", "import helper_d\nWHO = 'a'\n")
     write("a/helper_d.py", "")
     write("b/same_d.py", "WHO = 'b'\n")
@@ -356,7 +357,8 @@ def values_of(folder, module, **changes):
 
 @pytest.fixture
 def project(write, tmp_path):
-    """``project(module, **changes)`` writes a module with every kind of part, one with a task, and their configuration."""
+    """``project(module, **changes)`` writes a module with every kind of part, one with a task, and their
+    configuration."""
 
     def one(module, folder="project", **changes):
         write(f"{folder}/{module}.py", PARTS)
@@ -474,13 +476,13 @@ def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
     write("project/odd_task.py", "raise ValueError('not for this test')")
     write(
         "project/M_odd.py",
-        "import random\nfrom dataclasses import dataclass\nfrom M_task import Reversal\nfrom maporl import Task\n"
-        "class Plain(Task):\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n    def grade(self, e, t): pass\n"
-        "@dataclass(frozen=True)\nclass Half(Task):\n    split: str\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
-        "@dataclass(frozen=True)\nclass Unsplit(Task):\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n"
-        "    def grade(self, e, t): pass\n"
-        "class Derived(Reversal):\n    more: int = 3\n"
-        "@dataclass(frozen=True)\nclass Odd(Reversal):\n    draw: random.Random = None\n",
+        "import random\nfrom dataclasses import dataclass\nfrom M_task import Reversal\nfrom maporl import "
+        "Task\nclass Plain(Task):\n    def __len__(self): return 1\n    def __getitem__(self, i): pass\n    def "
+        "grade(self, e, t): pass\n@dataclass(frozen=True)\nclass Half(Task):\n    split: str\n    def __len__(self): "
+        "return 1\n    def __getitem__(self, i): pass\n@dataclass(frozen=True)\nclass Unsplit(Task):\n    def "
+        "__len__(self): return 1\n    def __getitem__(self, i): pass\n    def grade(self, e, t): pass\nclass "
+        "Derived(Reversal):\n    more: int = 3\n@dataclass(frozen=True)\nclass Odd(Reversal):\n    draw: "
+        "random.Random = None\n",
     )
     file = project("M", **{"schedule": {}, "advantage": {}, "reward": {}, "ppo": {"response_length": 3}, **changes})
     if words is None:  # two arguments are two arguments
@@ -536,7 +538,10 @@ def command(*words, cwd, **environment):
 
 
 def test_a_run_is_evaluated_and_resumed_from_elsewhere_after_it_was_moved(project, tmp_path):
-    """Its ``config.yaml`` remembers the folder of the modules. What the page needs is recorded, so it imports nothing."""
+    """Its ``config.yaml`` remembers the folder of the modules.
+
+    What the page needs is recorded, so it imports nothing.
+    """
     file = project("moved_k", schedule={}, output_dir="runs/mine", updates=2)
     ended = command("train", "project/mine.yaml", "updates=1", "-q", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -594,8 +599,8 @@ def test_a_pushed_team_names_no_folder_of_this_machine_and_says_what_it_lacks(pr
     assert str(tmp_path).encode() not in contents["config.yaml"] and b"pythonpath" not in contents["config.yaml"]
     assert not any(path.endswith(".py") for path in contents)
     assert (
-        "left out: the module of task.name=push_o_task:Reversal; who loads the team must have it, and name it again (KEY=VALUE)"
-        in notes
+        "left out: the module of task.name=push_o_task:Reversal; who loads the team must have it, and name it again "
+        "(KEY=VALUE)" in notes
     )
 
 

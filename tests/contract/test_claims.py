@@ -105,7 +105,8 @@ def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
     svg = ElementTree.fromstring(drawing(kept))
     parts = {kind: [e for e in svg.iter() if e.get("class") == kind] for kind in ("seed", "mean", "range", "zero")}
     assert svg[0].text == "a < b"
-    # The arms' axis goes from 10 to 15 over 230 units from 170 on, and that of the differences from 0 to 5 over 240 from 500 on.
+    # The arms' axis goes from 10 to 15 over 230 units from 170 on, and that of the differences from 0 to 5 over 240
+    # from 500 on.
     places = [float(dot.get("cx")) for dot in parts["seed"]]
     assert places == [216, 262, 308, 354, 400, *[170] * 5, 548, 596, 644, 692, 740]
     assert [float(line.get("x1")) for line in parts["mean"]] == [308, 170, 644]
@@ -170,7 +171,10 @@ def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monk
 
 
 def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_another(tmp_path, monkeypatch):
-    """Each seed has a verifier of its own, made from its own warm-started agents. The port changes from call to call."""
+    """Each seed has a verifier of its own, made from its own warm-started agents.
+
+    The port changes from call to call.
+    """
     ports, made, trained = iter((1, 2, 3)), [], []
 
     @contextmanager

@@ -97,7 +97,10 @@ def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
     [code] = blocks(ROOT / "README.md", "python")
     own = "total_episodes=80, response_length=64"
     assert own in code
-    small = "total_episodes=4, response_length=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, use_cpu=True, report_to=[]"
+    small = (
+        "total_episodes=4, response_length=4, per_device_train_batch_size=4, gradient_accumulation_steps=1, "
+        "use_cpu=True, report_to=[]"
+    )
     exec(compile(code.replace(own, small), "README.md", "exec"), {})
     assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 1
 

@@ -334,7 +334,8 @@ def test_a_configuration_names_no_folder_elsewhere(tmp_path, key, name):
 
 
 def test_a_strangers_team_touches_nothing_of_the_users(tmp_path, monkeypatch):
-    """A team from the hub that names a folder of the user as a turn's policy: it is refused, and the folder stays as it is."""
+    """A team from the hub that names a folder of the user as a turn's policy: it is refused, and the folder stays as it
+    is."""
     mine, team = tmp_path / "thesis", tmp_path / "cache/snapshot"
     mine.mkdir()
     team.mkdir(parents=True)

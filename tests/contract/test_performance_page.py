@@ -44,7 +44,10 @@ def run(monkeypatch, tmp_path, text, *options):
 
 
 def test_later_commands_run_where_one_fails_and_each_has_a_log(monkeypatch, tmp_path, capsys):
-    text = "```bash\n# 2 minutes\necho $MODEL > points.json\n# 1 minute\necho no; exit 3\n# 1 minute\ncat points.json\n```\n"
+    text = (
+        "```bash\n# 2 minutes\necho $MODEL > points.json\n# 1 minute\necho no; exit 3\n# 1 minute\ncat "
+        "points.json\n```\n"
+    )
     monkeypatch.setenv("MODEL", str(tmp_path))
     assert run(monkeypatch, tmp_path, text) == 1
     logs = {file.stem: file.read_text() for file in (tmp_path / "logs").glob("*.log")}

@@ -1,7 +1,7 @@
 """Docstrings, comments, messages and documents can be read aloud, as far as a machine can tell.
 
-Every public function, method and class has a docstring. Its ``Raises:`` section names the exceptions that the code raises
-itself. A few patterns that make a reader stop do not occur.
+Every public function, method and class has a docstring. Its ``Raises:`` section names the exceptions that the code
+raises itself. A few patterns that make a reader stop do not occur.
 """
 
 import ast

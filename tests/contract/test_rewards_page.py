@@ -1,7 +1,7 @@
 """Every number of docs/rewards.md is what the rule at the head of its column computes from the rest of its table.
 
-A table is a dialogue, with one utterance in each row. A column whose head is code is the credit under that rule, or under
-those options of the section ``reward``. The other columns say what was said and how it was scored.
+A table is a dialogue, with one utterance in each row. A column whose head is code is the credit under that rule, or
+under those options of the section ``reward``. The other columns say what was said and how it was scored.
 """
 
 import re
@@ -82,7 +82,8 @@ def utterance(row):
 
 
 def credits(rows, head):
-    """The credit of each row of a table under the rule or the options in ``head``; None where the table has no number."""
+    """The credit of each row of a table under the rule or the options in ``head``; None where the table has no
+    number."""
     for name in set(rows[0]) - KNOWN:
         assert is_credit(name) or name == "shared as" or re.fullmatch(r"reward `\w+`|without \w+", name), name
     said = [utterance(row) for row in rows]

@@ -114,7 +114,8 @@ def test_words_at_the_end_say_who_was_right():
 
     dialogue = Dialogue(Example("q", "1+1=", "2\x1b[31m"), [one("ann", True), one("bob", False)])
     assert told(dialogue) == (
-        "The right answer is 2\u241b[31m.\n  turn 1, ann: 2: right\n  turn 1, bob: nothing that could be read: wrong\n  the vote: right"
+        "The right answer is 2\u241b[31m.\n  turn 1, ann: 2: right\n  turn 1, bob: nothing that could be read: "
+        "wrong\n  the vote: right"
     )
 
 

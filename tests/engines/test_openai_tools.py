@@ -1,4 +1,7 @@
-"""An agent behind an OpenAI-style API calls tools and acts in an environment. The API is a real server, and is scripted."""
+"""An agent behind an OpenAI-style API calls tools and acts in an environment.
+
+The API is a real server, and is scripted.
+"""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

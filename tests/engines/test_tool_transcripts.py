@@ -165,7 +165,8 @@ def test_json_with_a_template_without_tools():
         (
             False,
             291,
-            "You can use these tools:\nadd(a: integer, b: integer): Add two numbers.\n  a: the first\n  b: the second\n\n"
+            "You can use these tools:\nadd(a: integer, b: integer): Add two numbers.\n  a: the first\n  b: the "
+            "second\n\n"
             'To use one, write <call>{"name": '
             'NAME, "arguments": {...}}</call> and stop. You will be told what it returns. When you know enough, answer without '
             "a call.\n\nUser: What is 2+3+4?\n\nAssistant:",

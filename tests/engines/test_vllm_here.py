@@ -1,4 +1,5 @@
-"""vLLM in the trainer's process, with a real vLLM on a CPU or a GPU: tiny models start in seconds, and no server is needed.
+"""vLLM in the trainer's process, with a real vLLM on a CPU or a GPU: tiny models start in seconds, and no server is
+needed.
 
 ``make test-vllm`` runs these tests where vLLM is installed beside maporl.
 """
@@ -39,7 +40,8 @@ def started(team, tmp_path):
 
 
 def gap(engine, name):
-    """The largest distance in nats between vLLM's log-probabilities of its own completion and those of the policy here."""
+    """The largest distance in nats between vLLM's log-probabilities of its own completion and those of the policy
+    here."""
     policy = engine.policies[name]
     prompt = policy.tokenizer.encode(PROBE, add_special_tokens=False)  # longer than a block of cached prefixes
     [sampled] = engine.complete([Wanted("test", name, prompt)], Decoding(0.8))

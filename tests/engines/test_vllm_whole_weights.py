@@ -23,7 +23,10 @@ WEIGHTS = {
 
 
 class Routes(BaseHTTPRequestHandler):
-    """The routes of vLLM's weight transfer. Two of them are answered when the group has done its part, as vLLM's are."""
+    """The routes of vLLM's weight transfer.
+
+    Two of them are answered when the group has done its part, as vLLM's are.
+    """
 
     def log_message(self, *arguments):
         pass
@@ -64,7 +67,10 @@ class Group:
 
 @pytest.fixture
 def stage(monkeypatch):
-    """A server, its stand-in, the group, and in ``met`` how the group was opened. A package ``vllm`` has what is needed."""
+    """A server, its stand-in, the group, and in ``met`` how the group was opened.
+
+    A package ``vllm`` has what is needed.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
     server.requests, done = [], (200, {"message": "done"})
     server.together = {"/init_weight_transfer_engine": threading.Event(), "/update_weights": threading.Event()}

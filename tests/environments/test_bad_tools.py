@@ -1,4 +1,5 @@
-"""Bad input to tools and environments: what they raise, return, pay, change and print, and servers that die in a run."""
+"""Bad input to tools and environments: what they raise, return, pay, change and print, and servers that die in a
+run."""
 
 import json
 import os

@@ -77,7 +77,8 @@ LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 
 def exact_values():
-    """What every reachable board of noughts and crosses is worth to X: plain minimax, which knows nothing of the game's code."""
+    """What every reachable board of noughts and crosses is worth to X: plain minimax, which knows nothing of the game's
+    code."""
     known = {}
 
     def value(board, player, other):
@@ -262,7 +263,8 @@ def test_games_that_cannot_be_are_refused(kind, options, message):
         kind(**options)
 
 
-# -- puzzles that are solved by plans -----------------------------------------------------------------------------------
+# -- puzzles that are solved by plans
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

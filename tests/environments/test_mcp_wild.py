@@ -1,4 +1,5 @@
-"""MCP servers as they are in the wild: names that no model can write, files in answers, long lists, long answers, bad schemas."""
+"""MCP servers as they are in the wild: names that no model can write, files in answers, long lists, long answers, bad
+schemas."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""Arguments as models write them, and the schemas of strangers: what they mean, what is named at the start, what is bounded."""
+"""Arguments as models write them, and the schemas of strangers: what they mean, what is named at the start, what is
+bounded."""
 
 import random
 

@@ -29,7 +29,10 @@ def anything(ask, rng):
 
 
 class Pay(pettingzoo.ParallelEnv):
-    """Pays agents 1 a round. ``ends`` says whose flags are set after a round ("*": the key ``__all__``), ``shows`` who sees something."""
+    """Pays agents 1 a round.
+
+    ``ends`` says whose flags are set after a round ("*": the key ``__all__``), ``shows`` who sees something.
+    """
 
     metadata, possible_agents = {"name": "pay"}, ["a", "b"]
 
@@ -353,7 +356,8 @@ class TestTextArena:
             play(PlayGame("textarena"), 1, anything)
 
 
-# -- what follows an illegal move ---------------------------------------------------------------------------------------
+# -- what follows an illegal move
+# ---------------------------------------------------------------------------------------
 
 
 def test_a_player_is_asked_again_and_fined():
@@ -388,7 +392,10 @@ def test_a_player_may_pass_where_the_game_has_passing():
 
 @dataclass
 class Auction(Game):
-    """Two to four players bid once, at the same time. Payments: the end pays the highest bidder 1, and each bid costs a tenth."""
+    """Two to four players bid once, at the same time.
+
+    Payments: the end pays the highest bidder 1, and each bid costs a tenth.
+    """
 
     players = (2, 4)
     longest = 1
@@ -447,7 +454,8 @@ def test_observations_are_printed_by_rows():
     assert in_words("\x1b[41mS\x1b[0mFF") == "[S]FF"
 
 
-# -- recipes and a fixed opponent -----------------------------------------------------------------------------------------
+# -- recipes and a fixed opponent
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "method"), [("marshal_pettingzoo", "marshal"), ("spiral_textarena", "spiral")])

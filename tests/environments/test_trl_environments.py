@@ -1,4 +1,5 @@
-"""Classes for TRL's ``environment_factory``: the same scripted calls through TRL and through here, and what is added."""
+"""Classes for TRL's ``environment_factory``: the same scripted calls through TRL and through here, and what is
+added."""
 
 import asyncio
 import random

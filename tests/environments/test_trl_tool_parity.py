@@ -184,7 +184,8 @@ def test_ids_masks_and_advantages_are_those_of_trl(tmp_path):
     assert [advantage for *_, advantage in theirs] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-# -- reward functions that read environments ----------------------------------------------------------------------------
+# -- reward functions that read environments
+# ----------------------------------------------------------------------------
 
 
 def states_of(batch):
@@ -193,7 +194,10 @@ def states_of(batch):
 
 
 def test_two_policies_share_a_till_that_is_closed_after_scoring(tmp_path):
-    """The function, written for TRL, is used as it is. Both agents' answers earn what the till of their dialogue sold."""
+    """The function, written for TRL, is used as it is.
+
+    Both agents' answers earn what the till of their dialogue sold.
+    """
     trainer = trainer_of(tmp_path, ("ann", "bob"), tools={"ann": [price, "till"], "bob": [price, "till"]})
     batch = trainer.collect(trainer.next_batch())
     tills = states_of(batch)

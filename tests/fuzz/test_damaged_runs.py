@@ -1,4 +1,7 @@
-"""Mutants of a small real run: each is shown, or refused in one line. A seed makes a mutant, so that each can be made again."""
+"""Mutants of a small real run: each is shown, or refused in one line.
+
+A seed makes a mutant, so that each can be made again.
+"""
 
 import json
 import os
@@ -114,7 +117,8 @@ def other_value(rng, value):
 
 
 def other_content(rng, file):
-    """Another content of ``file``: with another value, cut, with other bytes, doubled, or its lines in another order."""
+    """Another content of ``file``: with another value, cut, with other bytes, doubled, or its lines in another
+    order."""
     content, how = file.read_bytes(), rng.random()
     if how < 0.6 and content:
         if file.suffix == ".jsonl":

@@ -1,4 +1,5 @@
-"""Servers of strangers: every answer ends in a value or in one line that names the server, and no exchange has no end."""
+"""Servers of strangers: every answer ends in a value or in one line that names the server, and no exchange has no
+end."""
 
 import json
 import logging

@@ -97,7 +97,10 @@ def test_thousands_of_faults_are_not_all_named():
 
 
 def test_what_people_write_in_yaml_is_still_read():
-    text = "lora: &lora {r: 8}\nagents: {ann: {lora: *lora}, bob: {lora: *lora}}\nrate: 1.0e-5\nnone: ~\nyes: true\nbig: 9223372036854775807\n"
+    text = (
+        "lora: &lora {r: 8}\nagents: {ann: {lora: *lora}, bob: {lora: *lora}}\nrate: 1.0e-5\nnone: ~\nyes: true\nbig: "
+        "9223372036854775807\n"
+    )
     assert parse_yaml(text) == yaml.safe_load(text)
     many = "\n".join(f"k{number}: {number}" for number in range(6_000))
     assert len(parse_yaml(many)) == 6_000, "in less than quadratic time"
@@ -265,7 +268,8 @@ IMPORTED = {
     [(key, value) for key, values in IMPORTED.items() for value in (values if isinstance(values, list) else [values])],
 )
 def test_a_team_from_the_hub_imports_nothing(hub, monkeypatch, tmp_path, key, value):
-    """Wherever such a name stands, and wherever a module of this name lies: here, in the team's folder, or installed."""
+    """Wherever such a name stands, and wherever a module of this name lies: here, in the team's folder, or
+    installed."""
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     for folder in ("", "cache/snapshot", "installed"):
         (tmp_path / folder).mkdir(exist_ok=True)

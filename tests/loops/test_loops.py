@@ -1,4 +1,5 @@
-"""Outer loops: the published builders' worked numbers, training on the ids that were sampled, and loops that are killed."""
+"""Outer loops: the published builders' worked numbers, training on the ids that were sampled, and loops that are
+killed."""
 
 import json
 import math
@@ -48,7 +49,8 @@ from trl_ext.sharding.master_weights import MasterAdamW
 
 
 def malt_tree():
-    """Leaves [[1,1],[1,0]], [[0,1],[0,0]] under two generators with two verifiers each, credited by tree_mean (malt)."""
+    """Leaves [[1,1],[1,0]], [[0,1],[0,0]] under two generators with two verifiers each, credited by tree_mean
+    (malt)."""
     right = (1, 1, 1, 0, 0, 1, 0, 0)
     dialogues = []
     for leaf in range(8):
@@ -147,7 +149,8 @@ def test_a_manifest_describes_rows_and_pairs():
     assert described([])["rows"] == 0
 
 
-# -- training by TRL -----------------------------------------------------------------------------------------------------
+# -- training by TRL
+# -----------------------------------------------------------------------------------------------------
 
 STAGES = [
     {"train": "sft", "build": "threshold", "learning_rate": 1e-3},
@@ -257,7 +260,8 @@ def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
     assert loss == pytest.approx(0.6256, abs=1e-4)
 
 
-# -- joint answers (MADPO) -----------------------------------------------------------------------------------------------
+# -- joint answers (MADPO)
+# -----------------------------------------------------------------------------------------------
 
 
 def joint_answers(rewards=(0.9, 0.2, 0.5, 0.2), prompt=0):
@@ -304,7 +308,10 @@ def test_gap_compares_single_answers_and_drops_equal_ones():
 
 
 def with_delta(policy, delta, prompt, good, bad):
-    """Change the policy's head, so that after ``prompt`` the log-ratio of two tokens is ``delta``. Return the hidden state."""
+    """Change the policy's head, so that after ``prompt`` the log-ratio of two tokens is ``delta``.
+
+    Return the hidden state.
+    """
     head, seen = policy.model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0][0, -1].detach()))
     with torch.no_grad():
@@ -389,7 +396,8 @@ def test_questions_of_a_round_are_numbered_on_however_many_are_played_at_once(tm
     assert sorted({json.loads(line)["prompt"] for line in lines}) == list(range(13))
 
 
-# -- good and bad without pairs (KTO), and earlier rounds ----------------------------------------------------------------
+# -- good and bad without pairs (KTO), and earlier rounds
+# ----------------------------------------------------------------
 
 
 def signed(good=1, bad=1):
@@ -427,7 +435,10 @@ def test_kto_compares_each_prompt_with_the_completion_before_it_and_balances_bot
 
 @pytest.mark.parametrize("reference", ["stage", "none"])
 def test_the_published_kto_loss(reference, tmp_path, monkeypatch):
-    """Beta .1, z0 .1: log-ratio .5 of a good answer .4900; log-ratio -.6 of a bad one .4825. Without a reference it counts 0."""
+    """Beta .1, z0 .1: log-ratio .5 of a good answer .4900; log-ratio -.6 of a bad one .4825.
+
+    Without a reference it counts 0.
+    """
     config, team = team_of(tmp_path)
     shift = {True: -0.5, False: 0.6, None: -0.1}
     mismatched = {str(r.completion_ids): r for r in signed()}
@@ -475,8 +486,8 @@ def test_replay_weighs_rounds_by_their_age():
 
 
 def test_earlier_rounds_are_drawn_from_by_their_age(tmp_path):
-    """The recipe marlhf in its fourth round: as many pairs as that round made, of which the rounds give .3388 .2710 .2168 .1734,
-    the newest first, although the second has ten times as many."""
+    """The recipe marlhf in its fourth round: as many pairs as that round made, of which the rounds give .3388 .2710
+    .2168 .1734, the newest first, although the second has ten times as many."""
     for number in range(1, 5):
         questions = 1000 if number == 2 else 100
         said = [d for prompt in range(questions) for d in joint_answers((1.0, 0.0), prompt)]
@@ -555,7 +566,10 @@ def test_rounds_replay_what_earlier_rounds_sampled_and_kto_needs_both_kinds(tmp_
 
 @pytest.mark.slow
 def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
-    """SFT on all answers, at a rate that destroys the weights. The next round begins where the first one did, and so do the final weights."""
+    """SFT on all answers, at a rate that destroys the weights.
+
+    The next round begins where the first one did, and so do the final weights.
+    """
     worse = {"train": "sft", "build": {"threshold": {"above": -1}}, "learning_rate": 0.3}
     told = []
     config = looped(
@@ -582,7 +596,8 @@ def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
     assert (tmp_path / "run/evaluation_after.json").read_text() == (tmp_path / "run/evaluation_before.json").read_text()
 
 
-# -- the loop ------------------------------------------------------------------------------------------------------------
+# -- the loop
+# ------------------------------------------------------------------------------------------------------------
 
 
 def weights(folder):
@@ -800,7 +815,8 @@ def test_a_round_is_recorded_once_even_if_a_kill_came_between_its_two_files(tmp_
 
 
 def test_malt_refines_every_draft(tmp_path):
-    """The recipe's approval matches no verdict, so each of the 3 x 3 x 3 dialogues of a question has all three roles."""
+    """The recipe's approval matches no verdict, so each of the 3 x 3 x 3 dialogues of a question has all three
+    roles."""
     config = from_dict(recipe_values("malt", tmp_path / "run"))
     values = replace(config, loop=replace(config.loop, questions=2), evaluation=replace(config.evaluation, questions=0))
     loop = loops.Loop(ResolvedRun(values), [], True, print)

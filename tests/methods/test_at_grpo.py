@@ -58,7 +58,8 @@ def test_each_policys_groups_are_ranked_by_themselves():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_stays_or_goes_as_a_whole_in_any_order_of_rows(seed):
-    """Random groups with many ties, as the processes of a run may send them: the same ones stay, and earn what they earn alone."""
+    """Random groups with many ties, as the processes of a run may send them: the same ones stay, and earn what they
+    earn alone."""
     rng = random.Random(seed)
     places = [(p, a, t) for p in range(4) for a in "ab" for t in range(rng.randint(1, 3)) for _ in range(3)]
     paid = [rng.choice((-2.0, 0.0, 1.0)) for _ in places]
@@ -104,7 +105,8 @@ def test_a_group_stays_or_goes_as_a_whole_in_any_order_of_rows(seed):
     ],
 )
 def test_the_half_of_each_policys_groups_that_earned_less_is_left_out(recipe, expected, tmp_path):
-    """On question n the tool agent plans well n + 1 times of four, and so earns -1.25, -0.5, 0.25 and 1; the planner always does, and earns 2.
+    """On question n the tool agent plans well n + 1 times of four, and so earns -1.25, -0.5, 0.25 and 1; the planner
+    always does, and earns 2.
 
     One policy for both keeps the planner's four groups. With a policy each, both keep those of the last two questions.
     """

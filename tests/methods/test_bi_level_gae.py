@@ -18,7 +18,10 @@ from trl_ext.ppo.options import PPOOptions
 
 
 def by_definition(values, rewards, gamma, lam, token_gamma, token_lam):
-    """Return the advantages of one agent's turns, as sums. ``values`` and ``rewards`` have a list of tokens for each turn."""
+    """Return the advantages of one agent's turns, as sums.
+
+    ``values`` and ``rewards`` have a list of tokens for each turn.
+    """
     ends = [own[-1] for own in values] + [0.0]
     deltas = [rewards[k][-1] + gamma * ends[k + 1] - ends[k] for k in range(len(values))]
     found = []
@@ -65,7 +68,10 @@ def close(found, expected, tolerance=1e-5):
 
 
 def test_two_turns_of_vagen_by_hand():
-    """Turn 2: 1 - .7 = .3, and .7 - .6 + .5 * .3 = .25. Turn 1: .9 * .7 - .5 + .9 * .8 * .3 = .346, then .273 and .3365."""
+    """Turn 2: 1 - .7 = .3, and .7 - .6 + .5 * .3 = .25.
+
+    Turn 1: .9 * .7 - .5 + .9 * .8 * .3 = .346, then .273 and .3365.
+    """
     ann = [("ann", [0.2, 0.4, 0.5], 0.0), ("ann", [0.6, 0.7], 1.0)]
     advantages, returns = assigned([ann], 0.9, 0.8, 1.0, 0.5)
     close(advantages, [[0.3365, 0.273, 0.346], [0.25, 0.3]])

@@ -44,7 +44,8 @@ def decoded(ids):
 
 
 def test_observations_bear_no_loss():
-    """A thought of 5 tokens, a call of 3, an observation of 20 and an answer of 4: 12 bear loss, and the end (recipe chain_of_agents)."""
+    """A thought of 5 tokens, a call of 3, an observation of 20 and an answer of 4: 12 bear loss, and the end (recipe
+    chain_of_agents)."""
     played = dialogue(("thinker", "abcde", []), ("caller", "xyz", ["o" * 20]), ("solver", "4444", []))
     (row,) = Flatten(into="student", form="{text}", observation="{text}")([played])
     row = encoded(row, Student, None, TASK)

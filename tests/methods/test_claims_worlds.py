@@ -66,7 +66,8 @@ def test_a_letter_earns_what_the_arm_of_influence_says(arm, tmp_path):
 
 
 def test_the_rare_agent_of_dr_mas_has_advantages_three_times_as_large_under_shared_statistics(tmp_path):
-    """E[A^2] = (s_i^2 + (m_i - m)^2) / s^2 with m_i = .5, s_i^2 = .25, m = .875 and s^2 = .109 is 3.57; with its own, it is 1."""
+    """E[A^2] = (s_i^2 + (m_i - m)^2) / s^2 with m_i = .5, s_i^2 = .25, m = .875 and s^2 = .109 is 3.57; with its own,
+    it is 1."""
 
     asked = Counter()  # how often dan has had a question, of which he answers every second time right
 

@@ -52,7 +52,10 @@ WHITENED = [1.6316, 0.5956, -0.9582, 1.1136]
 
 
 def mappa(tmp_path, bias=0, readable=False, **sections):
-    """The trainer of mappa and what its coach was asked. Dialogue k of the update has mark and length k for every agent."""
+    """The trainer of mappa and what its coach was asked.
+
+    Dialogue k of the update has mark and length k for every agent.
+    """
     values = recipe_values("mappa", tmp_path, **sections)
     values["ppo"] |= {"response_length": 12, "kl_coef": 0.0, "num_mini_batches": 1}
     values["training"] |= {"per_device_train_batch_size": 2}

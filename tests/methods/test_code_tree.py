@@ -1,4 +1,5 @@
-"""AT-GRPO's tree over programs, through the trainer's own steps: what candidates earn, which goes on, and equal advantages."""
+"""AT-GRPO's tree over programs, through the trainer's own steps: what candidates earn, which goes on, and equal
+advantages."""
 
 from collections import defaultdict
 
@@ -19,7 +20,8 @@ def fenced(program):
 
 
 def constant(example):
-    """A program that passes the first of the three hidden tests alone, because no two values of the function are equal."""
+    """A program that passes the first of the three hidden tests alone, because no two values of the function are
+    equal."""
     return fenced(f"def f(x):return {example.meta['tests'][0].rpartition('=')[2]}")
 
 
@@ -50,7 +52,10 @@ def code_values(folder, recipe="at_grpo_code", group=4, **protocol):
 
 
 def tree(tmp_path, recipe, **protocol):
-    """Play one question of the recipe's tiny version with the candidates of ``ROUNDS``. Return the batch and what each request was shown."""
+    """Play one question of the recipe's tiny version with the candidates of ``ROUNDS``.
+
+    Return the batch and what each request was shown.
+    """
     left = {key: list(texts) for key, texts in ROUNDS.items()}
     shown = defaultdict(list)
 
@@ -114,7 +119,10 @@ def test_the_advantages_of_a_group_by_hand(tmp_path):
 
 @pytest.mark.parametrize("order", ["together", "turns"])
 def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(order, tmp_path):
-    """Eight testers of at_grpo_code write the same in one state. Beside them stand right programs and wrong ones, which are paid as such."""
+    """Eight testers of at_grpo_code write the same in one state.
+
+    Beside them stand right programs and wrong ones, which are paid as such.
+    """
     programs = iter([lambda e: fenced(e.meta["reference"]), constant, lambda e: "no program", constant] * 2)
     values = code_values(tmp_path, group=8, rounds=1, order=order)
     trainer = scripted_trainer(

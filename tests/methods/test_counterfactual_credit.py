@@ -1,4 +1,5 @@
-"""C3 (arXiv 2603.06859) compares answers to the same transcript; its form without a critic is made of existing parts."""
+"""C3 (arXiv 2603.06859) compares answers to the same transcript; its form without a critic is made of existing
+parts."""
 
 import random
 from collections import defaultdict
@@ -184,7 +185,8 @@ BY_SIZE = {1: [1 / 3, 1 / 3, -1, 1 / 3], 2: [-1 / 3, 1, -1 / 3, -1 / 3]}
     ("advantage", "message", "expected"), [({}, 1.0, Z), ({"baseline": "loo", "scale": "none"}, 0.5, BY_SIZE)]
 )
 def test_c3_compares_what_continues_the_same_transcript(tmp_path, advantage, message, expected):
-    """The recipe c3: two messages and four answers to each are ten rows a question, and every message is one of them."""
+    """The recipe c3: two messages and four answers to each are ten rows a question, and every message is one of
+    them."""
     messages, answers = credited(tmp_path, LEAVES, advantage=advantage)
     assert len(messages) == 4
     for prompt, own in messages.items():
@@ -287,7 +289,8 @@ def assisted_batch(tmp_path):
 
 
 def siblings(batch):
-    """The rows of each group of siblings: (return, the critic's value of the last token, advantage, row, token batch)."""
+    """The rows of each group of siblings: (return, the critic's value of the last token, advantage, row, token
+    batch)."""
     groups = defaultdict(list)
     for policy, tokens in batch.token_batches.items():
         for i, sample in enumerate(tokens.sample.tolist()):

@@ -1,4 +1,5 @@
-"""The second wave of credit: what GDPO, Lite PPO, GiGPO, Turn-PPO and ReMA train on, through the trainer's own steps."""
+"""The second wave of credit: what GDPO, Lite PPO, GiGPO, Turn-PPO and ReMA train on, through the trainer's own
+steps."""
 
 import math
 import random
@@ -44,7 +45,8 @@ def by_rollout(right):
     return script
 
 
-# -- Lite PPO -----------------------------------------------------------------------------------------------------------
+# -- Lite PPO
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,8 @@ def test_the_spread_of_raw_rewards_is_not_that_of_advantages():
     )
 
 
-# -- GDPO ---------------------------------------------------------------------------------------------------------------
+# -- GDPO
+# ---------------------------------------------------------------------------------------------------------------
 
 
 APART = {
@@ -164,7 +167,8 @@ def test_what_would_change_the_sum_of_rewards_is_refused(tmp_path, change, words
         from_dict(values)
 
 
-# -- GiGPO --------------------------------------------------------------------------------------------------------------
+# -- GiGPO
+# --------------------------------------------------------------------------------------------------------------
 
 
 def games(states, won=(0, 1)):
@@ -267,7 +271,8 @@ def test_what_cannot_be_added_is_refused(tmp_path, advantage, words):
         from_dict(values)
 
 
-# -- Turn-PPO -----------------------------------------------------------------------------------------------------------
+# -- Turn-PPO
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_turn_ppo_runs_gae_over_turns():
@@ -283,7 +288,8 @@ def test_turn_ppo_runs_gae_over_turns():
     assert config.training.value_learning_rate == pytest.approx(10 * config.training.learning_rate)
 
 
-# -- ArCHer -------------------------------------------------------------------------------------------------------------
+# -- ArCHer
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
@@ -309,7 +315,8 @@ def test_archer_values_an_utterance_by_the_state_that_follows(tmp_path):
             assert advantage == pytest.approx(reward + 0.95 * later - value, abs=1e-4)
 
 
-# -- ReMA ---------------------------------------------------------------------------------------------------------------
+# -- ReMA
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_rema_weighs_turns_and_then_dialogues():

@@ -105,13 +105,17 @@ def test_an_answer_is_faithful_if_the_task_reads_the_same_answer_in_it():
     assert faithful(dialogues[:1], TASK) == [[None, None]]
 
 
-# -- through the trainer's own steps -----------------------------------------------------------------------------------------
+# -- through the trainer's own steps
+# -----------------------------------------------------------------------------------------
 
 LOGITS = {"faithful": (3, 1, -1, -3), "sneaky": (8, 6, 4, 2)}
 
 
 def game(tmp_path):
-    """A trainer whose solver is right where the sum is even. The first sneaky translation is right, and all faithful ones keep the solver's answer."""
+    """A trainer whose solver is right where the sum is even.
+
+    The first sneaky translation is right, and all faithful ones keep the solver's answer.
+    """
     values = recipe_values("decoupled_prover", tmp_path, branching={"group": [1, 4, 1]}, task={"largest": 4})
     values["ppo"] |= {"response_length": 16}
     written = Counter()
@@ -132,7 +136,8 @@ def game(tmp_path):
 
 
 def test_both_translators_are_paid_and_compared_through_the_trainer(tmp_path):
-    """Rewards r and advantages (4 r - S) / 3, with S as the sum of the four, for a translator of either role (recipe decoupled_prover).
+    """Rewards r and advantages (4 r - S) / 3, with S as the sum of the four, for a translator of either role (recipe
+    decoupled_prover).
 
     Right solution, faithful: r 1.1619 .3873 -2 -2, S -2.4508. Wrong one: r -1.1619 -.3873 -2 -2, S -5.5492.
     Sneaky: r -2 .3873 -2 -2, S -5.6127, because the first one is right.
@@ -161,7 +166,8 @@ def test_both_translators_are_paid_and_compared_through_the_trainer(tmp_path):
 
 
 def test_the_verifier_learns_from_translations_of_all_rounds_by_cross_entropy(tmp_path, monkeypatch):
-    """Outputs 2 (right) and -.5 (wrong): losses .1269 and .4741, mean .3005; .005 times the mean squared score .4592 makes .3028 (recipe decoupled_prover)."""
+    """Outputs 2 (right) and -.5 (wrong): losses .1269 and .4741, mean .3005; .005 times the mean squared score .4592
+    makes .3028 (recipe decoupled_prover)."""
     trainer = game(tmp_path)
     source = trainer.player.scorer.sources["verifier"]
     learning, batch = source.learning, played(trainer)
@@ -177,7 +183,8 @@ def test_the_verifier_learns_from_translations_of_all_rounds_by_cross_entropy(tm
     assert float(learning._loss([(None, [7]), ([8], None)])) == pytest.approx(0.3028, abs=1e-4)
 
 
-# -- the verifier's options --------------------------------------------------------------------------------------------------
+# -- the verifier's options
+# --------------------------------------------------------------------------------------------------
 
 
 def learner(**options):

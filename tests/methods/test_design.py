@@ -11,7 +11,10 @@ from maporl.validation.load import from_dict
 
 
 def designed(tmp_path, plans, right, questions=1, **advantage):
-    """The next update. Each question has ``plans``; the k-th last word of plan p's executions is right as ``right[p][k]``."""
+    """The next update.
+
+    Each question has ``plans``; the k-th last word of plan p's executions is right as ``right[p][k]``.
+    """
     values = recipe_values("metaagent_x", tmp_path, task={"largest": 4}, advantage=advantage)
     values["branching"] |= {"group": [len(plans), max(map(len, right)), 1]}
     values["protocol"] = {"name": "design"}  # its own texts
@@ -52,7 +55,10 @@ TWO = ["P0: go", "P1: go"]
 
 
 def test_designs_and_executions_are_compared_as_published(tmp_path):
-    """The numbers of metaagent_x for executions 1, 0 and 1, 1: designs are worth 1/2 and 1. All answers are readable, which adds 0.4 to each of them."""
+    """The numbers of metaagent_x for executions 1, 0 and 1, 1: designs are worth 1/2 and 1.
+
+    All answers are readable, which adds 0.4 to each of them.
+    """
     batch = designed(tmp_path, TWO, [[1, 0], [1, 1]])
     credits = {(row.utterance.role, round(row.utterance.rewards["credit"], 6)) for row in rows(batch)}
     assert credits == {("designer", 0.9), ("designer", 1.4), ("executor", 1.4), ("executor", 0.4)}

@@ -1,7 +1,9 @@
-"""Where all answers earn the same, there is nothing to learn: a KL and a critic's error differ by chance, and must not count.
+"""Where all answers earn the same, there is nothing to learn: a KL and a critic's error differ by chance, and must not
+count.
 
-Every utterance of an update is credited alike, with 0 or with 1. The KL to the reference and the critic's values are random. Recipes
-that compare answers of a group then have no advantage that is not 0. Where a recipe differs, its card says why.
+Every utterance of an update is credited alike, with 0 or with 1. The KL to the reference and the critic's values are
+random. Recipes that compare answers of a group then have no advantage that is not 0. Where a recipe differs, its card
+says why.
 """
 
 import copy
@@ -30,8 +32,8 @@ UNEQUAL = {
     "search_self_play": "so that its reward stays as it is",
     "rl_anything": "a step that only one dialogue reached keeps its reward",
 }
-"""Recipes in which equal rewards earn something, with what their cards say of it. No other one has a KL in what is not divided, or
-a group of one that keeps its reward."""
+"""Recipes in which equal rewards earn something, with what their cards say of it. No other one has a KL in what is not
+divided, or a group of one that keeps its reward."""
 
 
 def largest_advantage(values, paid):
@@ -53,7 +55,8 @@ def largest_advantage(values, paid):
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in GROUPED]
 )
 def test_equal_rewards_earn_nothing_whatever_the_kl_and_the_critic_say(name, tmp_path):
-    """Where a return adds up the rewards of turns, dialogues of unequal lengths earn equally much only if all earn 0."""
+    """Where a return adds up the rewards of turns, dialogues of unequal lengths earn equally much only if all earn
+    0."""
     config = load(name).advantage
     adds_up = any(return_of(one).along != "utterance" for one in (config, *(t.within(config) for t in config.plus)))
     values = values_of(name, tmp_path)

@@ -30,7 +30,8 @@ def names_in(file):
 
 
 def drives(test):
-    """Whether a test builds a trainer or a loop, by itself or by a function or fixture of its file or of tests/support."""
+    """Whether a test builds a trainer or a loop, by itself or by a function or fixture of its file or of
+    tests/support."""
     functions, seen, left = names_in(file_of(test)), set(), [test]
     while left:
         name = left.pop()
@@ -108,7 +109,11 @@ GAMES = {"won": "1 4 2 5 3", "illegal": "x", "drawn": "1 2 3 5 4 6 8 7 9"}
     ],
 )
 def test_the_returns_of_marshal_by_hand(name, first_cell, drawn, first, second, tmp_path):
-    """Three games. The first player's 9 turns earn 1 three times, -11 once and the draw five times; the other's -1 twice and the draw four times."""
+    """Three games.
+
+    The first player's 9 turns earn 1 three times, -11 once and the draw five times; the other's -1 twice and the draw
+    four times.
+    """
     moves = [[str(int(move) - first_cell) if move != "x" else move for move in own.split()] for own in GAMES.values()]
 
     def script(request):

@@ -22,7 +22,10 @@ def in_the_flow(tmp_path, script, **advantage):
 
 
 def script(request):
-    """Rollout 0 searches and stops, and is right. Rollout 1 names nobody, thinks, and searches; 2 thinks and stops. Both are wrong."""
+    """Rollout 0 searches and stops, and is right.
+
+    Rollout 1 names nobody, thinks, and searches; 2 thinks and stops. Both are wrong.
+    """
     rollout, role = rollout_of(request), request.ask.role
     start = request.example.meta["start"]
     if role == "orchestrator":
@@ -38,7 +41,8 @@ def script(request):
 
 
 def test_every_plan_earns_the_outcome_and_is_compared_with_all_plans_of_the_question(tmp_path):
-    """Five plans earn 1, 0, 0, 0, 0: their mean is 0.2 and their unbiased variance 0.2, so 0.8 / 0.4472 and -0.2 / 0.4472."""
+    """Five plans earn 1, 0, 0, 0, 0: their mean is 0.2 and their unbiased variance 0.2, so 0.8 / 0.4472 and -0.2 /
+    0.4472."""
     trainer = in_the_flow(tmp_path, script)
     batch = played(trainer)
     assert [[u.agent for u in d.utterances] for d in batch.dialogues] == [
@@ -70,7 +74,8 @@ def test_rollouts_may_be_compared_in_place_of_plans(tmp_path):
 
 
 def test_the_loss_is_a_token_mean_with_an_uneven_dual_clip_and_a_k3_kl(tmp_path):
-    """The gradient of a token is (-A r + 0.001 (1 - 1 / r)) / tokens of all plans, and without its first part where r is clipped."""
+    """The gradient of a token is (-A r + 0.001 (1 - 1 / r)) / tokens of all plans, and without its first part where r
+    is clipped."""
     trainer = in_the_flow(tmp_path, script)
     batch = played(trainer)
     (tokens,) = batch.token_batches.values()

@@ -55,7 +55,8 @@ def planned(request):
     return f"Walk. #### {plan}"
 
 
-# -- AT-GRPO: a candidate earns what it earned itself -------------------------------------------------------------------
+# -- AT-GRPO: a candidate earns what it earned itself
+# -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", AT_GRPO)
@@ -98,7 +99,8 @@ def test_one_bad_candidate_of_four_is_the_only_one_that_is_worse(recipe, tmp_pat
 def test_the_published_workload_pays_each_plan_that_arrives_and_the_planner_for_the_team_too(recipe, tmp_path):
     """Candidate 0 of each agent plans well and the others give no plan: 1 -2 -2 and 2 -2 -2.
 
-    The half of the groups with the lower mean is left out. Of one policy for both agents it has all of the tool agent's.
+    The half of the groups with the lower mean is left out. Of one policy for both agents it has all of the tool
+    agent's.
     """
     values = recipe_values(recipe, tmp_path)
     assert values["protocol"]["options"] == {"size": 10, "blocked": 0.22, "rounds": 3}
@@ -117,7 +119,8 @@ def test_the_published_recipe_takes_several_steps_a_batch(recipe):
     assert config.branching.group == 8 and config.protocol["options"] == {"size": 10, "blocked": 0.22, "rounds": 5}
 
 
-# -- who is paid for an illegal move ------------------------------------------------------------------------------------
+# -- who is paid for an illegal move
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", [*AT_GRPO, "salt", "spa_rl"])
@@ -149,7 +152,8 @@ PAID = {
     "pettingzoo": ("mixed", [], (-1.0, 0)),
     "gymnasium": ("common", [], (-1.5, 0)),
 }
-"""Whose interests meet, what the first good moves pay to each player, and what an illegal one pays author and others."""
+"""Whose interests meet, what the first good moves pay to each player, and what an illegal one pays author and others.
+"""
 
 
 FAR_FROM_THE_GOAL = 7
@@ -206,12 +210,16 @@ def test_every_game_says_who_is_paid_when(name):
             assert {player: got.get(player, 0) for player in (0, 1)} == pytest.approx(paid)
 
 
-# -- games that go on after an illegal move -----------------------------------------------------------------------------
+# -- games that go on after an illegal move
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 3 else ()) for n in range(10)])
 def test_advantage_alignment_survives_nonsense(seed, tmp_path):
-    """5% of the moves are nonsense. Each game goes on with a random legal move, and both players make all their moves."""
+    """5% of the moves are nonsense.
+
+    Each game goes on with a random legal move, and both players make all their moves.
+    """
     rng = random.Random(seed)
     script = lambda request: "what?" if rng.random() < 0.05 else rng.choice("AB")  # noqa: E731
     values = recipe_values("advantage_alignment", tmp_path, branching={"group": 8})
@@ -256,7 +264,8 @@ def test_a_move_that_replaces_an_illegal_one_is_drawn_from_the_seed(tmp_path):
         PlayGame("textarena", after_illegal="replace")
 
 
-# -- SALT merges moves, and not spellings -------------------------------------------------------------------------------
+# -- SALT merges moves, and not spellings
+# -------------------------------------------------------------------------------
 
 
 def test_salt_merges_one_move_in_eight_wordings(tmp_path):
@@ -282,7 +291,8 @@ def test_wordings_of_one_answer_are_one_action(tmp_path):
     assert {answer for answer, _ in actions} == {"5", "6"} and len(actions) == 2
 
 
-# -- equal moves in equal states earn equal advantages ------------------------------------------------------------------
+# -- equal moves in equal states earn equal advantages
+# ------------------------------------------------------------------
 
 
 @dataclass
@@ -439,8 +449,9 @@ def test_an_advantage_that_compares_turns_is_refused_there_too(change, tmp_path)
 
 
 def test_every_rule_is_tried():
-    # inherit needs callers, which games do not have, counterfactual needs ablations and consistency a judge of steps, which a
-    # tree refuses, readability needs the reward nll, which charges for wordings, tree_margin needs attempts that mend others, and translate answers that were shown
+    # inherit needs callers, which games do not have, counterfactual needs ablations and consistency a judge of steps,
+    # which a tree refuses, readability needs the reward nll, which charges for wordings, tree_margin needs attempts
+    # that mend others, and translate answers that were shown
     others = {"inherit", "counterfactual", "readability", "consistency", "tree_margin", "translate"}
     assert {*OWN, *LOOKS_AHEAD} | others == set(RULES)
 
@@ -454,7 +465,10 @@ REWARDS = {
     },
     **MAPORL,
 }
-"""A tournament breaks ties by the order of the dialogues, as ArenaRL does, so equals get different ranks. A share of the length charges for wordings."""
+"""A tournament breaks ties by the order of the dialogues, as ArenaRL does, so equals get different ranks.
+
+A share of the length charges for wordings.
+"""
 
 
 def varied_once(depth):

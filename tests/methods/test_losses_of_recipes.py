@@ -205,7 +205,8 @@ def test_turn_ppo_clips_a_turn_as_a_whole(tmp_path, shift, advantage, expected):
 
 
 def test_archer_adds_the_log_probabilities_of_an_utterance(tmp_path):
-    """Utterances of 2 and 9 tokens with A = 1: each of their tokens has the gradient -1/n of n utterances, and not of all tokens."""
+    """Utterances of 2 and 9 tokens with A = 1: each of their tokens has the gradient -1/n of n utterances, and not of
+    all tokens."""
     values = recipe_values("archer", tmp_path, ppo={"response_length": 12})
     trainer = scripted_trainer(values, lambda request: "nonsense" if request.turn else "U")
     tokens = played(trainer).token_batches["shared"]
@@ -270,7 +271,8 @@ def test_comas_draws_other_speakers_whenever_a_question_is_asked(tmp_path):
     assert first | second == alone and len(first) == len(second) == 4
 
 
-# -- RLAnything ---------------------------------------------------------------------------------------------------------
+# -- RLAnything
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["ann", "judge"])
@@ -295,7 +297,8 @@ def test_the_loss_of_rl_anything_is_a_mean_over_tokens_and_then_over_rows(tmp_pa
 
 
 def test_reinforce_pp_subtracts_the_kl_to_come_and_whitens_over_the_tokens_of_an_agent(tmp_path):
-    """Scores 1, .5 and 0 of three tokens each, whose log-ratios to the reference are .1, -.05 and .2, with KL weight .1."""
+    """Scores 1, .5 and 0 of three tokens each, whose log-ratios to the reference are .1, -.05 and .2, with KL weight
+    .1."""
     values = recipe_values(
         "reinforce_pp",
         tmp_path,
@@ -365,7 +368,10 @@ def test_a_recipe_whose_card_names_a_clip_or_a_ratio_takes_several_steps_or_says
 
 
 def wordy(request):
-    """Say something that names the speaker and the turn. The answer is right in the second turn only, which is then played."""
+    """Say something that names the speaker and the turn.
+
+    The answer is right in the second turn only, which is then played.
+    """
     return f"{request.ask.agent[0]}{request.turn} Answer: {request.example.answer if request.turn else -1}"
 
 

@@ -29,7 +29,8 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.models.forward import completion_logprobs as completion_logprobs_of
 
-# -- Agent-RLVR ------------------------------------------------------------------------------------------------------------
+# -- Agent-RLVR
+# ------------------------------------------------------------------------------------------------------------
 
 
 def attempt(prompt, rollout, *values):
@@ -43,7 +44,8 @@ def attempt(prompt, rollout, *values):
 
 
 def test_a_guided_success_is_learned_without_its_guidance():
-    """Three tasks: right at once; wrong, then right with guidance; wrong twice: 1 row for SFT, 1 pair (recipe agent_rlvr)."""
+    """Three tasks: right at once; wrong, then right with guidance; wrong twice: 1 row for SFT, 1 pair (recipe
+    agent_rlvr)."""
     played = [attempt(0, 0, 1.0), attempt(1, 0, 0.0, 1.0), attempt(2, 0, 0.0, 0.0)]
     assert [row.question for row in Threshold(turn=0)(played, ("coder",))] == ["0"]
     assert [row.question for row in Threshold()(played)] == ["0", "1"]
@@ -142,7 +144,8 @@ def test_help_for_wrong_answers_is_help_with_answers(tmp_path):
         Loop(ResolvedRun(from_dict(values, "test")), [], True, print)._player(tmp_path)
 
 
-# -- Optima ----------------------------------------------------------------------------------------------------------------
+# -- Optima
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def talk(rollout, right, tokens, nll):
@@ -164,7 +167,8 @@ def worths(dialogues, rules):
 
 
 def test_what_a_dialogue_is_worth_in_optima():
-    """l1 -.5, l2 .8: right, 120 of 300 tokens, NLL 2.0 -> 1.2; right, 300, 1.6 -> 1.0; wrong, 60, 2.5 -> .22 (recipe optima)."""
+    """l1 -.5, l2 .8: right, 120 of 300 tokens, NLL 2.0 -> 1.2; right, 300, 1.6 -> 1.0; wrong, 60, 2.5 -> .22 (recipe
+    optima)."""
     played = [talk(0, True, 120, 2.0), talk(1, True, 300, 1.6), talk(2, False, 60, 2.5)]
     own = from_dict(recipe_values("optima", "unused")).reward.rules
     assert worths(played, own) == [[1.2, 1.2], [1.0, 1.0], [0.22, 0.22]]

@@ -31,7 +31,8 @@ def of(batch, agent):
     return [round(row.advantage, 4) for row in rows(batch) if row.utterance.agent == agent]
 
 
-# -- Dr. MAS ------------------------------------------------------------------------------------------------------------
+# -- Dr. MAS
+# ------------------------------------------------------------------------------------------------------------
 
 VERDICTS = ["<verify>reject</verify>", "?", "<verify>approve</verify>", "<verify>reject</verify>"]
 
@@ -94,7 +95,8 @@ def test_a_verdict_of_dr_mas_needs_its_tags_and_no_chinese(tmp_path, words, cost
         assert {u.rewards["credit"] for u in dialogue.utterances if u.agent == "solver"} == {1.0}
 
 
-# -- CoMLRL: IAC, MAAC and MAGRPO ---------------------------------------------------------------------------------------
+# -- CoMLRL: IAC, MAAC and MAGRPO
+# ---------------------------------------------------------------------------------------
 
 RIGHT = [[2], [1, 2], [0, 1], [1, 0]]
 """How many of the two agents are right in each turn of four questions. The first ends after its first turn."""
@@ -139,7 +141,8 @@ def test_a_single_difference_stays_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("name", ["iac", "maac"])
 def test_actor_critics_weigh_the_whole_square_of_the_critics_error(tmp_path, name):
-    """The gradient of .6 (V - R)^2, the mean over seven answers, with the targets r + .9 V': 1 .725 .225 .725, then 1 .5 0."""
+    """The gradient of .6 (V - R)^2, the mean over seven answers, with the targets r + .9 V': 1 .725 .225 .725, then 1
+    .5 0."""
     trainer, head, batch = actor_critic(name, tmp_path)
     tokens = batch.token_batches["ann"]
     trainer.learners["ann"].accumulate(tokens, torch.arange(len(tokens)))
@@ -173,7 +176,8 @@ def test_magrpo_normalises_among_siblings(tmp_path):
     assert sorted(second) == pytest.approx(expected, abs=1e-4)
 
 
-# -- AgentPO ------------------------------------------------------------------------------------------------------------
+# -- AgentPO
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_critiques_of_a_group_are_of_one_draft(tmp_path):
@@ -218,7 +222,8 @@ def test_answers_are_as_long_as_published_or_the_card_says_so(name):
         assert f"{SHORTER[name]:,}" in differs and re.search("here (each answer )?512|have 512 tokens, not", differs)
 
 
-# -- CoMLRL: MADPO and MARLHF -------------------------------------------------------------------------------------------
+# -- CoMLRL: MADPO and MARLHF
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["madpo", "marlhf"])

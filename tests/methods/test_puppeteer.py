@@ -6,7 +6,10 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 
 
 def script(request):
-    """The orchestrator asks the solver, who says 6 tokens, the critic, who says 4, and ends. The critic's word is right."""
+    """The orchestrator asks the solver, who says 6 tokens, the critic, who says 4, and ends.
+
+    The critic's word is right.
+    """
     if request.ask.role == "orchestrator":
         return f"<next>{('solver', 'critic', 'end')[request.turn]}</next>"
     return "hello" if request.ask.agent == "solver" else f"{int(request.example.answer):03d}"
@@ -19,7 +22,8 @@ def puppeteer(folder):
 
 
 def test_the_orchestrator_earns_the_outcome_at_its_end_and_pays_for_the_words_of_others(tmp_path):
-    """Of four steps, the first costs 0.1 log2(1 + 1/5) 6 / 2 = 0.07891, and the second 0.1 log2(1 + 2/5) 4 / 2 = 0.09709.
+    """Of four steps, the first costs 0.1 log2(1 + 1/5) 6 / 2 = 0.07891, and the second 0.1 log2(1 + 2/5) 4 / 2 =
+    0.09709.
 
     So the namings earn 0.99 (0.99 - 0.09709) - 0.07891 = 0.80507, 0.99 - 0.09709 = 0.89291, and 1.
     """

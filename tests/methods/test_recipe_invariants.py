@@ -1,8 +1,8 @@
 """What must not change a credit or an advantage, for every recipe, on random games and dialogues.
 
-Equal moves in equal states earn equal advantages. The order of dialogues, of agents and of rollouts decides nothing. A batch may
-be cut over processes. One agent has the advantages of the single-agent method. While nothing is learned, the probability
-ratio is 1, and the KL to a reference that is the policy is 0. Where a recipe differs, its card says why.
+Equal moves in equal states earn equal advantages. The order of dialogues, of agents and of rollouts decides nothing. A
+batch may be cut over processes. One agent has the advantages of the single-agent method. While nothing is learned, the
+probability ratio is 1, and the KL to a reference that is the policy is 0. Where a recipe differs, its card says why.
 """
 
 import copy
@@ -82,8 +82,9 @@ def words_of(utterances):
 def equals(found, final, apart):
     """Yield the places of utterances that say the same after the same words and before the same words.
 
-    What follows an utterance is what follows it in all dialogues that share it, and in their ablations. With ``final`` nothing
-    that follows can change what it earned. With ``apart`` each utterance that was sampled is a state of its own.
+    What follows an utterance is what follows it in all dialogues that share it, and in their ablations. With ``final``
+    nothing that follows can change what it earned. With ``apart`` each utterance that was sampled is a state of its
+    own.
     """
     follows = defaultdict(list)
     for dialogue in found.dialogues:
@@ -235,7 +236,8 @@ def gae(rewards, values, gamma, lam):
 
 
 def single_agent(config, ppo, answers):
-    """The advantages of each token by the method for one agent that answers once: GRPO, RLOO, REINFORCE(++), Lite PPO or PPO.
+    """The advantages of each token by the method for one agent that answers once: GRPO, RLOO, REINFORCE(++), Lite PPO
+    or PPO.
 
     ``answers`` has of each answer its question, its reward, and of each token the critic's value and the KL.
     """
@@ -367,7 +369,10 @@ def test_while_nothing_is_learned_the_ratio_is_1_and_the_kl_is_0(name, tmp_path)
 # -- loops ------------------------------------------------------------------------------------------------------------
 
 SHARES = {"agent_rlvr": "a fifth", "optima": "70%", "sweet_rl": "first tenth of the dialogues"}
-"""Loops that take a share of a whole round's rows, so that two halves of it do not make the same. Their cards say so."""
+"""Loops that take a share of a whole round's rows, so that two halves of it do not make the same.
+
+Their cards say so.
+"""
 
 
 def drawn_from(name, folder):

@@ -40,7 +40,10 @@ QUICK = {
     "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
     "prover_verifier", "r_zero", "scaling_inter", "spiral", "chain_of_agents",
 }  # fmt: skip
-"""One recipe of each kind. ``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards."""
+"""One recipe of each kind.
+
+``make test-slow`` tries the others, which are checked through their trainers' steps by the tests on their cards.
+"""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in NAMES])
@@ -88,13 +91,15 @@ def test_a_card_says_exact_only_of_formulas_that_were_read(name):
 
 
 def test_the_costs_on_the_cards_are_those_that_were_counted():
-    """A recipe whose cost has not been counted says so, and a variant does not take that of the recipe that it extends."""
+    """A recipe whose cost has not been counted says so, and a variant does not take that of the recipe that it
+    extends."""
     counted = json.loads((ROOT / "benchmarks/results/recipe_costs.json").read_text())
     assert {name: card_of(name).cost for name in NAMES if card_of(name).cost is not None} == counted
 
 
 def test_a_new_variant_is_one_file(tmp_path, monkeypatch):
-    """It appears in the lists and in the index with the method of the recipe that it extends, and its cost as not counted."""
+    """It appears in the lists and in the index with the method of the recipe that it extends, and its cost as not
+    counted."""
     shutil.copytree(recipe_folder(), tmp_path / "recipes")
     (tmp_path / "recipes/iac_late.yaml").write_text(
         "extends: iac.yaml\nrecipe: {title: Late IAC}\nadvantage: {gamma: 0.8}\n"
@@ -194,7 +199,8 @@ REFUSED = {
 
 
 PAIRS = [((p, a), i + j) for i, p in enumerate(PROTOCOLS) for j, a in enumerate(ADVANTAGES)]
-"""``make test`` tries every third diagonal, and so every protocol and every advantage; ``make test-slow`` tries the others."""
+"""``make test`` tries every third diagonal, and so every protocol and every advantage; ``make test-slow`` tries the
+others."""
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,10 @@ def measured(dialogues):
 
 @pytest.mark.parametrize("by_call", [True, False])
 def test_the_published_costs_of_judgements_of_reseek(by_call):
-    """Similarity .8, yes: +.3; .5, yes: -.6; .5, no: +.3; .8, no: -.3 (recipe reseek). What cannot be read is an error."""
+    """Similarity .8, yes: +.3; .5, yes: -.6; .5, no: +.3; .8, no: -.3 (recipe reseek).
+
+    What cannot be read is an error.
+    """
     given = [(0.8, True), (0.5, True), (0.5, False), (0.8, False), (0.8, None), (0.5, None)]
     paid = [earned(judged(*one, by_call=by_call))[-1] for one in given]
     assert paid == [0.3, -0.6, 0.3, -0.3, -0.3, -0.6]
@@ -52,7 +55,8 @@ def test_the_published_costs_of_judgements_of_reseek(by_call):
 
 
 def test_always_saying_no_is_not_balanced():
-    """With similarities from 0 to 1, always no earns .12 and always yes -.33 a step (recipe reseek); both are right by half."""
+    """With similarities from 0 to 1, always no earns .12 and always yes -.33 a step (recipe reseek); both are right by
+    half."""
     means = {}
     for useful in (False, True):
         dialogues = [judged(n / 100, useful) for n in range(1, 101)]
@@ -75,10 +79,11 @@ def test_similarity_is_a_share_of_the_answers_words():
 
 
 def test_judgements_are_paid_by_reseek_in_an_update(tmp_path):
-    """Through the trainer: a dialogue earns 1 for its answer and what its judgements earn, and all that was said has that.
+    """Through the trainer: a dialogue earns 1 for its answer and what its judgements earn, and all that was said has
+    that.
 
-    Dialogue 0: a useful result, called useful, and a right answer: 1.3. Dialogue 1: the same result, called useless: .7.
-    Dialogue 2: a useless result, called useful, and a wrong answer: -.6. Mean .4667, standard deviation .9713.
+    Dialogue 0: a useful result, called useful, and a right answer: 1.3. Dialogue 1: the same result, called useless:
+    .7. Dialogue 2: a useless result, called useful, and a wrong answer: -.6. Mean .4667, standard deviation .9713.
     """
     values = recipe_values("reseek", tmp_path, task={"hops": [1]})
     values["environments"]["library"]["options"]["k"] = 1

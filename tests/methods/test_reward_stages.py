@@ -48,8 +48,8 @@ def test_comparisons_are_of_whole_dialogues():
 
 
 def test_the_published_loss_and_advantages_of_marlhf(tmp_path):
-    """Reward model 1.2 against .4: .3711. Its outputs 1.2 .4 .9 .1 as rewards of MAGRPO are .55 -.25 .25 -.55 from their mean,
-    and divided by .4272 they are 1.2874 -.5852 .5852 -1.2874 (recipe marlhf)."""
+    """Reward model 1.2 against .4: .3711. Its outputs 1.2 .4 .9 .1 as rewards of MAGRPO are .55 -.25 .25 -.55 from
+    their mean, and divided by .4272 they are 1.2874 -.5852 .5852 -1.2874 (recipe marlhf)."""
     assert float(pair_loss(torch.tensor([1.2]), torch.tensor([0.4]))) == pytest.approx(0.3711, abs=1e-4)
     values = recipe_values("marlhf", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1})
     del values["loop"], values["reward"]["verifier"]
@@ -74,8 +74,8 @@ def published_pairs(current, comparator):
 
 
 def test_answers_are_compared_with_those_of_a_comparator(tmp_path):
-    """Through the recipe's own sampling and builder: joint answers worth 1 0 .5 0 against .5 1 0 .5. The comparator's 1 comes
-    first, then its two .5, and then its 0."""
+    """Through the recipe's own sampling and builder: joint answers worth 1 0 .5 0 against .5 1 0 .5. The comparator's 1
+    comes first, then its two .5, and then its 0."""
     values = recipe_values("marlhf", tmp_path / "run", branching={"group": 8}) | {"evaluation": {"questions": 0}}
     values["task"] = {"name": "toy_sum", "largest": 3}
     values["loop"] |= {"questions": 2}
@@ -167,7 +167,8 @@ def examples(count=24):
 
 
 def test_the_reward_model_reads_where_it_is_trained(tmp_path):
-    """TRL's loss of the first step is that of the verifier's own outputs, also where chats end with the token that pads."""
+    """TRL's loss of the first step is that of the verifier's own outputs, also where chats end with the token that
+    pads."""
     config = from_dict(tiny_values(tmp_path), "test")
     stage = RewardStage(train="reward", build="comparisons", learning_rate=1e-12, batch_size=24)
     verifier = verifier_of(config.reward.verifier, None)

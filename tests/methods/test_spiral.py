@@ -1,4 +1,5 @@
-"""SPIRAL as published: what a game pays its sides, what an illegal or cut-off move does, and the running mean of each role."""
+"""SPIRAL as published: what a game pays its sides, what an illegal or cut-off move does, and the running mean of each
+role."""
 
 import itertools
 import random
@@ -36,7 +37,10 @@ def test_the_file_plays_five_rounds_for_the_win():
 
 
 def test_what_the_sides_of_a_game_earn_and_learn(tmp_path):
-    """All pass, so that the higher card wins 1 chip a round, and the game pays 1 and -1. A second batch goes on with the means."""
+    """All pass, so that the higher card wins 1 chip a round, and the game pays 1 and -1.
+
+    A second batch goes on with the means.
+    """
     trainer = scripted_trainer(spiral(tmp_path), lambda request: "I pass: p")
     means = {"first": 0.0, "second": 0.0}
     for _ in range(2):
@@ -78,7 +82,10 @@ def test_an_illegal_move_pays_both_sides_whatever_the_chips_say(tmp_path):
 
 
 def test_a_move_that_was_cut_off_is_trained_on_like_any_other(tmp_path):
-    """The answers end at 1 token. Where that is a move it is made, and elsewhere it is illegal; all of them have rows."""
+    """The answers end at 1 token.
+
+    Where that is a move it is made, and elsewhere it is illegal; all of them have rows.
+    """
     trainer = scripted_trainer(spiral(tmp_path, games=4), lambda request: "p")
     engine = TokenScript(trainer.team.policies, lambda r: "pass" if r.ask.agent == "first" else "help", most=1)
     for name in trainer.engines:

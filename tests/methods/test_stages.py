@@ -1,4 +1,5 @@
-"""Groups at every step of which chosen outputs go on: MarsRL's stages and SDRL's pairs, through the trainer's own steps."""
+"""Groups at every step of which chosen outputs go on: MarsRL's stages and SDRL's pairs, through the trainer's own
+steps."""
 
 import random
 from collections import Counter, defaultdict
@@ -14,7 +15,10 @@ RIGHT, FLAGS = [1, 0, 1, 0, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0, 1, 1]
 
 
 def mars(tmp_path, right, flags, **branching):
-    """The next update of mars_rl. The k-th solution is right as ``right[k]``, and each draft gets the verdicts of ``flags``."""
+    """The next update of mars_rl.
+
+    The k-th solution is right as ``right[k]``, and each draft gets the verdicts of ``flags``.
+    """
     values = recipe_values("mars_rl", tmp_path, task={"largest": 4}, branching={"group": 8, **branching})
     values["ppo"] |= {"response_length": 40}
     values["training"] |= {"per_device_train_batch_size": 2}
@@ -53,7 +57,8 @@ def advantages(group, reward):
 
 
 def test_mars_rl_pays_each_role_for_its_own_work(tmp_path):
-    """Three of eight solutions are right; five of eight verdicts find an error in a wrong one: the numbers of the paper's GRPO."""
+    """Three of eight solutions are right; five of eight verdicts find an error in a wrong one: the numbers of the
+    paper's GRPO."""
     found = by_role(mars(tmp_path, RIGHT, FLAGS))
     assert found.keys() == {"solver", "verifier", "refiner", "verifier again", "refiner again"}
     for group in found["solver"].values():
@@ -153,7 +158,10 @@ def test_where_all_answers_are_equal_nobody_debates(tmp_path):
 
 
 def test_sdrl_compares_first_answers_and_answers_to_a_pair_apart(tmp_path):
-    """Of eight first answers five are right; of four second answers three are. Together they would be .677 and -1.354."""
+    """Of eight first answers five are right; of four second answers three are.
+
+    Together they would be .677 and -1.354.
+    """
     batch = sdrl(tmp_path, [["right", "right", "8", "right"], ["8", "8", "right", "right"]])
     groups = defaultdict(list)
     for policy, tokens in batch.token_batches.items():

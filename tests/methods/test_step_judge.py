@@ -26,8 +26,9 @@ from maporl.validation.preflight import check_run
 
 
 def test_the_published_rewards_and_advantages_of_rl_anything(tmp_path):
-    """Outcomes 1 1 -1 -1, verdicts (1 1 -1) (1 -1 unreadable) (1 1 1) (-1 -1 -1): steps earn 1.3333 1 0 -2, advantages .9623 .7057
-    -.0642 -1.6038. Verdicts earn 1.3333 1.3333 -1.3333, advantages .7071 .7071 -1.4142; and 1 -1 -2, 1.3363 -.2673 -1.0690."""
+    """Outcomes 1 1 -1 -1, verdicts (1 1 -1) (1 -1 unreadable) (1 1 1) (-1 -1 -1): steps earn 1.3333 1 0 -2, advantages
+    .9623 .7057 -.0642 -1.6038. Verdicts earn 1.3333 1.3333 -1.3333, advantages .7071 .7071 -1.4142; and 1 -1 -2, 1.3363
+    -.2673 -1.0690."""
     trainer = scripted_trainer(one_step_values(tmp_path), script)
     batch = played(trainer)
     worth = {0: 1.3333, 1: 1.0, 2: 0.0, 3: -2.0}
@@ -53,8 +54,9 @@ def test_the_published_rewards_and_advantages_of_rl_anything(tmp_path):
 
 
 def test_an_illegal_move_and_a_walk_that_ends_too_late_fail_alike(tmp_path):
-    """Through the recipe's own game: of eight walks four arrive, two end with an illegal move and two walk on the spot. Their steps
-    earn 1 + 1/3 and -1 - 1/3, whatever the game pays, so that the first ones have advantages of 1 and -1."""
+    """Through the recipe's own game: of eight walks four arrive, two end with an illegal move and two walk on the spot.
+    Their steps earn 1 + 1/3 and -1 - 1/3, whatever the game pays, so that the first ones have advantages of 1 and -1.
+    """
 
     def walk(request):
         rollout = request.rng_key[-2]
@@ -84,8 +86,8 @@ def test_an_illegal_move_and_a_walk_that_ends_too_late_fail_alike(tmp_path):
 
 
 def test_random_outcomes_and_verdicts_are_paid_as_published():
-    """The published code, restated: O is 1 or -1, an unreadable verdict is 0 in the mean of three and earns -2; a question teaches
-    the team at 1/8 to 7/8 successes and the judge at .2 to .8."""
+    """The published code, restated: O is 1 or -1, an unreadable verdict is 0 in the mean of three and earns -2; a
+    question teaches the team at 1/8 to 7/8 successes and the judge at .2 to .8."""
     rng = random.Random(0)
     for _ in range(200):
         outcomes = [rng.choice((1.0, 0.0, -1.5)) for _ in range(8)]
@@ -245,7 +247,8 @@ def test_the_judge_of_rl_anything_learns_beside_the_team(tmp_path):
 
 
 def verdicts_learned(folder, seed, **options):
-    """The last metrics of a judge that learns about a team that does not: it is right in about half of its sums, of four."""
+    """The last metrics of a judge that learns about a team that does not: it is right in about half of its sums, of
+    four."""
     tiny = {"alphabet": "0123456789+=?Verdict: gobaN", "hidden_size": 64, "layers": 2, "context": 64}
     values = recipe_values("rl_anything", folder) | {
         "updates": 180,
@@ -267,8 +270,8 @@ def verdicts_learned(folder, seed, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_a_judge_learns_to_judge_if_failures_count_and_else_to_agree(seed, tmp_path):
-    """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are wrong, if a
-    failure counts 0. Where it counts -1, as published, the judge learns to judge."""
+    """rl_anything: a judge that begins by calling most steps good ends by calling all of them good, although half are
+    wrong, if a failure counts 0. Where it counts -1, as published, the judge learns to judge."""
     good, accuracy = verdicts_learned(tmp_path / "zero", seed, failure=0.0)
     print(f"seed {seed}, failures count 0: good {good:.2f}, balanced accuracy {accuracy:.2f}")
     assert good > 0.95 and accuracy < 0.55

@@ -21,7 +21,8 @@ def weights_of(config, batch):
     return estimate_all(batch, config).weights.tolist()
 
 
-# -- WideSeek-R1 --------------------------------------------------------------------------------------------------------
+# -- WideSeek-R1
+# --------------------------------------------------------------------------------------------------------
 
 
 def rollouts_of_two():
@@ -82,8 +83,8 @@ def test_each_searcher_that_wideseek_asks_at_once_is_an_agent(tmp_path):
 
 
 def one_in_no_form(tmp_path, advantage, ppo):
-    """A trainer of the recipe on one question. Of four rollouts, which ask two searchers each, one answers rightly in the form, one half
-    rightly in the form, one rightly in no form, and one wrongly in the form."""
+    """A trainer of the recipe on one question. Of four rollouts, which ask two searchers each, one answers rightly in
+    the form, one half rightly in the form, one rightly in no form, and one wrongly in the form."""
     pytest.importorskip("bm25s", reason="needs the extra search")
     values = recipe_values(
         "wideseek_r1", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1}, advantage=advantage,
@@ -171,7 +172,8 @@ def test_what_ends_a_failure_is_the_last_that_nobody_called():
 
 
 def test_where_callers_are_not_recorded_nobody_was_called():
-    """In rollout 0, which earned nothing, one of two agents stays; in rollout 1 both have half, whatever number of turns they have."""
+    """In rollout 0, which earned nothing, one of two agents stays; in rollout 1 both have half, whatever number of
+    turns they have."""
     columns = {
         "prompt": [0] * 6,
         "rollout": [0] * 3 + [1] * 3,
@@ -189,7 +191,8 @@ def test_where_callers_are_not_recorded_nobody_was_called():
 
 
 def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut():
-    """Random rollouts: each weighs 1 in all, equal ones are equal, and two questions together are each of them alone."""
+    """Random rollouts: each weighs 1 in all, equal ones are equal, and two questions together are each of them
+    alone."""
     config, rng = load("wideseek_r1").advantage, random.Random(0)
     for _ in range(20):
         columns = {name: [] for name in ("reward", "prompt", "rollout", "agent", "turn", "order", "tokens", "caller")}
@@ -218,12 +221,14 @@ def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut
             assert alone.weights.tolist() == pytest.approx([float(whole.weights[i]) for i in own])
 
 
-# -- PARL ---------------------------------------------------------------------------------------------------------------
+# -- PARL
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("update", "expected"), [(1, 1.32), (51, 1.16), (101, 1.0), (200, 1.0)])
 def test_parl_pays_less_and_less_for_starting_and_finishing(update, expected):
-    """Three of five agents were started and all of them finished, and the result is right: 1 + (.2 .6 + .2 1) fading."""
+    """Three of five agents were started and all of them finished, and the result is right: 1 + (.2 .6 + .2 1)
+    fading."""
     reward = load("parl").reward
     said = [Utterance(0, "lead", "lead", 0, 0, [], "", role="planner", rewards={"score": 0.0})]
     said += [
@@ -236,7 +241,10 @@ def test_parl_pays_less_and_less_for_starting_and_finishing(update, expected):
 
 
 def parl(tmp_path):
-    """Rollout 0 asks two searchers at once, 1 asks one, whose reply lacks the form; both are right. 2 asks nobody and is wrong."""
+    """Rollout 0 asks two searchers at once, 1 asks one, whose reply lacks the form; both are right.
+
+    2 asks nobody and is wrong.
+    """
     pytest.importorskip("bm25s", reason="needs the extra search")
 
     def script(request):

@@ -1,4 +1,5 @@
-"""MARS²'s tree of attempts: where Thompson sampling goes on, what shaping pays, and what an attempt is compared with."""
+"""MARS²'s tree of attempts: where Thompson sampling goes on, what shaping pays, and what an attempt is compared
+with."""
 
 import random
 from collections import Counter, defaultdict
@@ -70,7 +71,10 @@ def test_draws_lie_around_the_mean_of_the_posterior(posterior, mean):
 
 
 def test_where_a_search_goes_on_by_hand(monkeypatch):
-    """In a tree of mars2 the root has the children 0.4 (with the children 1.0 and 0.2) and 0.6. What options are drawn from, and what they lead to."""
+    """In a tree of mars2 the root has the children 0.4 (with the children 1.0 and 0.2) and 0.6.
+
+    What options are drawn from, and what they lead to.
+    """
     asked = []
     root = tree_of(0, (0.4, (1.0,), (0.2,)), (0.6,))
 

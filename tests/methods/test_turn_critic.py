@@ -45,12 +45,14 @@ def coder_of(tmp_path):
     return Team.from_config(from_dict(tiny_config(tmp_path), "test")).policies["coder"]
 
 
-# -- the published numbers ----------------------------------------------------------------------------------------------
+# -- the published numbers
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
-    """Log-ratios a (.2 .2 -.1), b (0 .1 -.1), c (-.2 -.2 -.2), d (.3 .3) rank d a | b c. Of a and (-.1 0 -.3 -.2), the loss of the
-    recipe's own stage is .6492, of sums, plus .01 times the mean of -log p (recipe sweet_rl). Of means it would be .6807."""
+    """Log-ratios a (.2 .2 -.1), b (0 .1 -.1), c (-.2 -.2 -.2), d (.3 .3) rank d a | b c. Of a and (-.1 0 -.3 -.2), the
+    loss of the recipe's own stage is .6492, of sums, plus .01 times the mean of -log p (recipe sweet_rl). Of means it
+    would be .6807."""
     values = {"a": 0.1, "b": 0.0, "c": -0.2, "d": 0.3}
     group = [replace(CANDIDATE, completion_ids=[ord(name)], value=value) for name, value in values.items()]
     names = {
@@ -71,8 +73,8 @@ def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
 
 
 def test_the_critic_of_turns_is_trained_by_the_published_loss(tmp_path):
-    """Turn advantages .1 .2 -.05 against -.1 0 -.3 of 1, 2 and 3 tokens: the means over all of them differ by .225, and the loss is
-    .6820 with beta .1 (recipe sweet_rl). The paper's sums of turns differ by .65, which is .6612."""
+    """Turn advantages .1 .2 -.05 against -.1 0 -.3 of 1, 2 and 3 tokens: the means over all of them differ by .225, and
+    the loss is .6820 with beta .1 (recipe sweet_rl). The paper's sums of turns differ by .65, which is .6612."""
     policy, config = coder_of(tmp_path), from_dict(tiny_config(tmp_path), "test")
     sides = {"chosen": (0.1, 0.2, -0.05), "rejected": (-0.1, 0.0, -0.3)}
     turns = {}
@@ -116,7 +118,8 @@ def test_critic_and_reference_begin_equal(tmp_path):
     assert found["loss"] == pytest.approx(0.6931, abs=1e-4) and found["pairs"] == 1
 
 
-# -- builders ------------------------------------------------------------------------------------------------------------
+# -- builders
+# ------------------------------------------------------------------------------------------------------------
 
 
 def chat(rollout, value, turns=2):
@@ -150,7 +153,8 @@ PUBLISHED = [
 
 
 def test_the_first_right_dialogue_is_paired_with_each_worse_one(tmp_path):
-    """By the builder of the recipe sweet_rl: at most two pairs of three dialogues, and none where none is fully right."""
+    """By the builder of the recipe sweet_rl: at most two pairs of three dialogues, and none where none is fully
+    right."""
     (_, builder), _ = stages_of(from_dict(tiny_config(tmp_path), "test"))
     for worths, expected in PUBLISHED:
         played = [chat(k, value) for k, value in enumerate(worths)]
@@ -171,7 +175,8 @@ def test_random_dialogues_are_paired_as_published():
 
 
 def test_states_are_those_of_the_first_tenth_of_the_dialogues(tmp_path):
-    """The recipe sweet_rl, ten questions with three dialogues of two turns: the first dialogues of the first three questions, with all their states."""
+    """The recipe sweet_rl, ten questions with three dialogues of two turns: the first dialogues of the first three
+    questions, with all their states."""
     _, (_, builder) = stages_of(from_dict(tiny_config(tmp_path), "test"))
     played = [replace(chat(k, 0.0), prompt=prompt) for prompt in range(10) for k in range(3)]
     found = [row.place for row in builder(played, ("coder",))]
@@ -189,7 +194,8 @@ def test_equal_candidates_make_no_pair():
     assert {(p.chosen.value, p.rejected.value) for p in RankHalves().paired(odd)} == {(2.0, 0.0)}
 
 
-# -- what the critic reads -----------------------------------------------------------------------------------------------
+# -- what the critic reads
+# -----------------------------------------------------------------------------------------------
 
 
 def test_the_critic_reads_the_answer_and_the_policy_does_not(tmp_path):
@@ -211,9 +217,11 @@ def test_the_critic_reads_the_answer_and_the_policy_does_not(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("privileged", "knows"), [("{answer}", True), ("", False)])
 def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, knows, tmp_path):
-    """The recipe sweet_rl: an agent speaks twice, and a dialogue is good if its second word is the answer, which the prompt does not give.
+    """The recipe sweet_rl: an agent speaks twice, and a dialogue is good if its second word is the answer, which the
+    prompt does not give.
 
-    After 12 passes over 200 pairs, a critic that reads the answer ranks it first of four words on new questions. One that does not, cannot.
+    After 12 passes over 200 pairs, a critic that reads the answer ranks it first of four words on new questions. One
+    that does not, cannot.
     """
     config, rng = from_dict(tiny_config(tmp_path), "test"), random.Random(0)
     critic, reference = coder_of(tmp_path), coder_of(tmp_path)
@@ -247,7 +255,8 @@ def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, k
     assert (found["pair_accuracy"] > 0.9) if knows else (found["pair_accuracy"] < 0.75)
 
 
-# -- the loop ------------------------------------------------------------------------------------------------------------
+# -- the loop
+# ------------------------------------------------------------------------------------------------------------
 
 
 def loop_values(tmp_path, **loop):
@@ -312,7 +321,8 @@ def test_a_loop_that_is_stopped_after_its_critic_ends_as_one_that_is_not(tmp_pat
 
 
 def test_a_user_who_knows_the_answer_is_asked_several_times(tmp_path):
-    """Through the loop's own sampling of sweet_rl: the coder speaks four times, and its last words decide what all of them are worth."""
+    """Through the loop's own sampling of sweet_rl: the coder speaks four times, and its last words decide what all of
+    them are worth."""
     values = tiny_config(tmp_path, questions=1) | {"branching": {"group": 2}, "evaluation": {"questions": 0}}
 
     def script(request):

@@ -76,7 +76,8 @@ def test_two_models_of_1_5_billion_on_eight_h200():
 
 
 def test_long_tails_are_what_sampling_ahead_saves():
-    """The second case of the design's example: 106 s asleep, 88 s apart with a bound of 1, and 44 s if dialogues outlive updates.
+    """The second case of the design's example: 106 s asleep, 88 s apart with a bound of 1, and 44 s if dialogues
+    outlive updates.
 
     The 106 are 104.4 here; what else the design counted is not known. All other numbers are the design's.
     """
@@ -109,7 +110,8 @@ def share_of(learner, engines):
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 3, 8])
 def test_a_period_is_that_of_batches_that_are_begun_when_an_earlier_one_is_learned(bound):
-    """Batches one by one: each is begun when the one ``bound + 1`` before it has been learned, and learned after it is played."""
+    """Batches one by one: each is begun when the one ``bound + 1`` before it has been learned, and learned after it is
+    played."""
     two = share_of(learner=2, engines=2)
     learning, ends = two.update + two.sending, [0.0] * (bound + 1)
     for number in range(400):
@@ -170,7 +172,8 @@ def test_three_models_of_eight_billion_on_sixteen_h100():
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_equal_policies_take_equal_shares(spread):
-    """More work for one policy gives it as many devices or more, whatever the kind of sharing, and no period ends before its parts."""
+    """More work for one policy gives it as many devices or more, whatever the kind of sharing, and no period ends
+    before its parts."""
     groups = [Group("a", QWEN, SHORT), Group("b", QWEN, replace(SHORT, conversations=int(1024 * (1 + spread))))]
     for one in placements(groups, ONE):
         a, b = one.shares
@@ -386,7 +389,10 @@ def test_the_section_that_is_written_runs_on_ray(tmp_path, monkeypatch):
 
 
 def test_devices_are_shared_in_the_section_if_all_agents_have_a_vllm_that_sleeps(tmp_path, monkeypatch):
-    """All placements may be the quickest one that runs then. What is written is one of them, and it is checked as any other."""
+    """All placements may be the quickest one that runs then.
+
+    What is written is one of them, and it is checked as any other.
+    """
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
     values = values_of(tmp_path)
     asleep = {"engine": "vllm", "vllm": {"colocate": {}}}
@@ -409,7 +415,8 @@ def test_devices_are_shared_in_the_section_if_all_agents_have_a_vllm_that_sleeps
     assert written["mixed"] == written["ahead"] == {"apart"}
 
 
-# -- the probe ------------------------------------------------------------------------------------------------------------
+# -- the probe
+# ------------------------------------------------------------------------------------------------------------
 
 
 SMOL = Shape(134_515_008, 30, 576, 1536, 576, 192, 49_152, True)
@@ -439,7 +446,8 @@ def test_rates_are_fitted_to_what_was_measured():
 
 
 def test_a_step_is_interpolated_between_those_that_were_measured():
-    """The cache of 100 tokens of 23,040 bytes is read as fast as the weights: 269.03 MB and 2.304 MB in 27.13 ms, so 10 GB/s."""
+    """The cache of 100 tokens of 23,040 bytes is read as fast as the weights: 269.03 MB and 2.304 MB in 27.13 ms, so 10
+    GB/s."""
     assert SMOL.kv_cache(1) == 23_040
     steps = tuple(Step(rows, 100, seconds) for rows, seconds in ((1, 0.0271334), (8, 0.06), (32, 0.10)))
     rates = fitted(Rates.assumed(ONE.device), SMOL, Timings(steps, 1024, 1.0))

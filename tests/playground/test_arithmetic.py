@@ -1,4 +1,5 @@
-"""Sums of which a pupil knows those without a carry: the world in which an agent learns when a call is worth its price."""
+"""Sums of which a pupil knows those without a carry: the world in which an agent learns when a call is worth its
+price."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Warm start by role: each agent learns what its role says, and what nobody can write is refused before a model loads."""
+"""Warm start by role: each agent learns what its role says, and what nobody can write is refused before a model
+loads."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Tiny functions to write: the questions, what a pupil writes, what the sandbox says of it, and a run that plays them."""
+"""Tiny functions to write: the questions, what a pupil writes, what the sandbox says of it, and a run that plays
+them."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Protocol propose: one agent writes questions, others answer and judge them; what everybody is paid, through the trainer's steps."""
+"""Protocol propose: one agent writes questions, others answer and judge them; what everybody is paid, through the
+trainer's steps."""
 
 import json
 import random
@@ -224,7 +225,10 @@ def spice_batch(tmp_path, **sections):
 
 
 def test_spice_pays_the_challenger_for_variance(tmp_path):
-    """p 1/2 1/8 1 and no answer: 1, .37203, .04394, -.1 with the mean .32899. Answers: their reward minus p, not divided."""
+    """p 1/2 1/8 1 and no answer: 1, .37203, .04394, -.1 with the mean .32899.
+
+    Answers: their reward minus p, not divided.
+    """
     trainer, batch = spice_batch(tmp_path)
     said = [d.utterances[0] for d in batch.dialogues]
     assert [u.rewards["credit"] for u in said] == pytest.approx([1, 0.37203, 0.04394, -0.1], abs=1e-5)
@@ -266,7 +270,10 @@ def test_only_the_proposer_reads_the_document(tmp_path):
 
 
 def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
-    """By HotpotQA's grader an article has no words. The tries teach nothing, and the proposer is paid as without a question."""
+    """By HotpotQA's grader an article has no words.
+
+    The tries teach nothing, and the proposer is paid as without a question.
+    """
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"question": "Who?", "answer": "Ida", "paragraphs": [{"title": "I", "text": "Ida."}]}))
     values = recipe_values("spice", tmp_path, training={"per_device_train_batch_size": 1}, branching={"group": 2})
@@ -283,7 +290,8 @@ def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
     }
 
 
-# -- reward sources -----------------------------------------------------------------------------------------------------
+# -- reward sources
+# -----------------------------------------------------------------------------------------------------
 
 WORTH = {"1": 0.8, "2": 0.4, "3": 0.1, "4": 0.3}
 """What a reward model says of two answers to a first query, and two to a second."""
@@ -430,7 +438,8 @@ def test_repeats_are_those_of_all_processes_that_play_an_update():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_repeats_are_those_of_the_questions_that_stay_on_one_process_and_on_two(seed, tmp_path):
-    """All dialogues of a dull question are alike, so that it is replaced, in one process perhaps and not in the other."""
+    """All dialogues of a dull question are alike, so that it is replaced, in one process perhaps and not in the
+    other."""
     lively = random_words(seed)
 
     def script(request):

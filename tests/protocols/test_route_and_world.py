@@ -1,4 +1,5 @@
-"""The protocols route, orchestrate and world, played by hand and trained: what they ask, what they do, and what they are sent."""
+"""The protocols route, orchestrate and world, played by hand and trained: what they ask, what they do, and what they
+are sent."""
 
 import json
 import string

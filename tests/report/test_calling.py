@@ -37,11 +37,11 @@ def test_how_often_agents_call_and_whether_they_are_right_then():
     told = calling(run(before=before, after=after))
     # one question has a turn with a call, which is right, and one without, which is wrong
     assert told == (
-        "Before training, ann called in 50.0% (9.5 to 90.5%) of 2 turns, bob called in 0.0% (0.0 to 65.8%) of 2 turns. "
-        "1 of 1 call failed. Over 1 question with turns of both kinds, accuracy with calls minus accuracy without is "
-        "+100.0 points (95% interval +100.0 to +100.0, compared question by question). "
-        "After training, ann called in 100.0% (34.2 to 100.0%) of 2 turns, bob called in 100.0% (34.2 to 100.0%) of 2 turns. "
-        "0 of 4 calls failed."
+        "Before training, ann called in 50.0% (9.5 to 90.5%) of 2 turns, bob called in 0.0% (0.0 to 65.8%) of 2 "
+        "turns. 1 of 1 call failed. Over 1 question with turns of both kinds, accuracy with calls minus accuracy "
+        "without is +100.0 points (95% interval +100.0 to +100.0, compared question by question). After training, ann "
+        "called in 100.0% (34.2 to 100.0%) of 2 turns, bob called in 100.0% (34.2 to 100.0%) of 2 turns. 0 of 4 calls "
+        "failed."
     )
 
 

@@ -41,19 +41,19 @@ def test_a_run_without_groups_has_no_bars(tmp_path):
     [
         (
             of_group("ann", 10.0, LEARNS, SAMPLES) | of_group("bob", 10.0, {"learning": 1.0}, {"sampling": 6.0}),
-            "Group ann learns 70% of the time, while the learner of bob is idle 90% of it. Learning sets the pace: a larger "
-            "cluster.groups.ann.learner.devices shortens an update.",
+            "Group ann learns 70% of the time, while the learner of bob is idle 90% of it. Learning sets the pace: a "
+            "larger cluster.groups.ann.learner.devices shortens an update.",
         ),
         (
             of_group("ann", 10.0, {"learning": 2.0}, {"sampling": 4.0})
             | of_group("bob", 10.0, {"learning": 5.0}, {"sampling": 6.0, "sending": 1.0}),
-            "The engines of bob sample 60% of the time, while the learner of ann is idle 80% of it. Sampling sets the pace: a "
-            "larger cluster.groups.bob.engines.replicas shortens an update.",
+            "The engines of bob sample 60% of the time, while the learner of ann is idle 80% of it. Sampling sets the "
+            "pace: a larger cluster.groups.bob.engines.replicas shortens an update.",
         ),
         (
             of_group("ann", 10.0, {"learning": 2.0}, {"dead": 6.0}),
-            "The engines of ann are dead 60% of the time, while the learner of ann is idle 80% of it. Processes that die set "
-            "the pace: the folder logs/ has what they printed.",
+            "The engines of ann are dead 60% of the time, while the learner of ann is idle 80% of it. Processes that "
+            "die set the pace: the folder logs/ has what they printed.",
         ),
         (
             of_group("ann", 10.0, {"learning": 1.0, "saving": 5.0}, {"sampling": 1.0}),
@@ -62,13 +62,13 @@ def test_a_run_without_groups_has_no_bars(tmp_path):
         ),
         (
             of_group("ann", 10.0, None, {"sampling": 1.0, "sending": 5.0}),
-            "The engines of ann take over weights 50% of the time. Sending weights sets the pace: adapters (lora) have fewer "
-            "weights to send.",
+            "The engines of ann take over weights 50% of the time. Sending weights sets the pace: adapters (lora) "
+            "have fewer weights to send.",
         ),
         (
             of_group("ann", 10.0, {"learning": 2.0}, {"sampling": 2.5}) | of_group("bob", 10.0, None, {"sampling": 1.0}),
-            "The processes of every group are idle more than half of the time; those of ann work 45% of it. The driver sets "
-            "the pace: the chart of seconds per update says with what.",
+            "The processes of every group are idle more than half of the time; those of ann work 45% of it. The "
+            "driver sets the pace: the chart of seconds per update says with what.",
         ),
     ],
 )  # fmt: skip

@@ -62,8 +62,8 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
     told = {part["title"]: part["text"] for part in story(run)}
     assert told["The team"] == (
-        "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play the protocol debate in 2 turns. The task is toy_sum. One of its questions "
-        "is \u201cq0=\u201d (right answer: 2)."
+        "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play the protocol debate in 2 turns. The task is "
+        "toy_sum. One of its questions is \u201cq0=\u201d (right answer: 2)."
     )
     assert told["How it was trained"] == "The team was trained for 4 updates of 8 questions each."
     # 7 questions both right, one half right: 7.5 of 10; Wilson of 7.5 of 10 by hand: 0.6806 -+ 0.2384
@@ -71,21 +71,24 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
         "were right 0.0% (0.0 to 27.8%) of the time before training and 75.0% (44.2 to 91.9%) after it: +75.0 points"
         in told["What it learned"]
     )
-    # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) = 0.42492
+    # differences 7 x 1, 1/2, 2 x 0: mean 0.75, standard deviation sqrt((7 x 0.0625 + 0.0625 + 2 x 0.5625) / 9) =
+    # 0.42492
     assert (
-        "(95% interval +48.7 to +100.0, compared question by question). Chance in the choice of questions does not explain that."
-        in told["What it learned"]
+        "(95% interval +48.7 to +100.0, compared question by question). Chance in the choice of questions does not "
+        "explain that." in told["What it learned"]
     )
-    # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x 0.09) / 9) = 0.3496
+    # from the first turn to the last 7 x 1/2, -1/2, 2 x 0: mean 0.3, standard deviation sqrt((7 x 0.04 + 0.64 + 2 x
+    # 0.09) / 9) = 0.3496
     assert "+30.0 points (95% interval +8.3 to +51.7, compared question by question)" in told["Does talking help?"]
     assert told["Does talking help?"].startswith(
-        "On average, yes. Answers of the first turn are right 45.0% (20.1 to 72.6%) of the time and answers of the last turn 75.0% (44.2 to 91.9%): +30.0 points (95% "
+        "On average, yes. Answers of the first turn are right 45.0% (20.1 to 72.6%) of the time and answers of the "
+        "last turn 75.0% (44.2 to 91.9%): +30.0 points (95% "
     )
     for words in (
         "Agents answered again 20 times: 7 wrong answers became right, and 1 right answer became wrong.",
         "ann goes from 10.0% to 80.0% and bob goes from 80.0% to 70.0%",
-        "The best agent alone is bob, whose first answers are right 80.0% of the time. The last turn of all agents is neither clearly "
-        "better nor clearly worse: -5.0 points",
+        "The best agent alone is bob, whose first answers are right 80.0% of the time. The last turn of all agents is "
+        "neither clearly better nor clearly worse: -5.0 points",
         "At least one agent is right on 80.0% of the questions in the first turn and on 80.0% in the last.",
     ):
         assert words in told["Does talking help?"], words
@@ -149,21 +152,23 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         for p in story(read_run(write_run(tmp_path / "run", before=before, after=after, warm_start=warm)))
     }
     assert told["Who knows what?"] == (
-        "This is the first turn, before agents hear each other. ann is right on 100.0% of the questions of kind next and 0.0% of the "
-        "questions of kind reversed. bob is right on 25.0% of the questions of kind next and 100.0% of the questions of kind reversed."
+        "This is the first turn, before agents hear each other. ann is right on 100.0% of the questions of kind next "
+        "and 0.0% of the questions of kind reversed. bob is right on 25.0% of the questions of kind next and 100.0% "
+        "of the questions of kind reversed."
     )
-    # ann was wrong 4 times beside bob's right answers; beside n3, where both were right, nothing was to be gained or lost
+    # ann was wrong 4 times beside bob's right answers; beside n3, where both were right, nothing was to be gained or
+    # lost
     assert told["When do they listen?"] == (
-        "ann was wrong and was shown a right answer 4 times. In its next answer it was right 2 times (50.0%, against 0.0% before training). "
-        "ann was right and was shown a wrong answer 3 times. In its next answer it stayed right 2 times (66.7%, against 100.0% before "
-        "training). bob was wrong and was shown a right answer 3 times. In its next answer it was right 2 times (66.7%, against 25.0% before "
-        "training). bob was right and was shown a wrong answer 4 times. In its next answer it stayed right 4 times (100.0%, against 75.0% "
-        "before training)."
+        "ann was wrong and was shown a right answer 4 times. In its next answer it was right 2 times (50.0%, against "
+        "0.0% before training). ann was right and was shown a wrong answer 3 times. In its next answer it stayed "
+        "right 2 times (66.7%, against 100.0% before training). bob was wrong and was shown a right answer 3 times. "
+        "In its next answer it was right 2 times (66.7%, against 25.0% before training). bob was right and was shown "
+        "a wrong answer 4 times. In its next answer it stayed right 4 times (100.0%, against 75.0% before training)."
     )
     assert told["How it was trained"].endswith(
-        "Before that came 300 steps of supervised warm start on written answers. ann was taught the skill next and no other, and to repeat "
-        "an answer that it hears 30% of the time. bob was taught answers to all questions, 10% of its answers wrong on purpose. "
-        "\u201cBefore training\u201d means after the warm start."
+        "Before that came 300 steps of supervised warm start on written answers. ann was taught the skill next and no "
+        "other, and to repeat an answer that it hears 30% of the time. bob was taught answers to all questions, 10% "
+        "of its answers wrong on purpose. \u201cBefore training\u201d means after the warm start."
     )
 
 
@@ -192,8 +197,9 @@ def test_a_game_is_told_as_a_game(tmp_path):
     assert "Does talking help?" not in told
     assert told["The team"] == "ann (tiny llama, 2 layers) and bob (org/model, LoRA) play the game kuhn_poker."
     assert told["What it learned"] == (
-        "After training, the team played 4 games of kuhn_poker. 1 of them ended with an illegal move. first won 3 of the 4 games in which it "
-        "moved and was paid +0.38 a game on average. second won 0 of the 3 games in which it moved and was paid -1.00 a game on average."
+        "After training, the team played 4 games of kuhn_poker. 1 of them ended with an illegal move. first won 3 of "
+        "the 4 games in which it moved and was paid +0.38 a game on average. second won 0 of the 3 games in which it "
+        "moved and was paid -1.00 a game on average."
     )
     assert [line["text"] for line in failures(run)["lines"]] == [
         "1 of 4 games ended with an illegal move.",
@@ -219,10 +225,10 @@ def test_the_health_of_a_training_is_told_policy_by_policy(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert health(read_run(folder)) == [
         "Numbers are means over the last update unless a sentence says otherwise.",
-        "ann: An update moves the policy by 0.2 nats per token and clips 25% of the tokens. These steps are large; a lower learning rate or "
-        "ppo.target_kl makes them smaller. Its gradients were cut to max_grad_norm 1 in 3 of 4 updates (mean norm 2). Its entropy went from "
-        "1.00 nats in the first update to 0.40 nats. The critic explains 5% of the variance of the returns. That is little: the advantages are "
-        "mostly the noise of single answers.",
+        "ann: An update moves the policy by 0.2 nats per token and clips 25% of the tokens. These steps are large; a "
+        "lower learning rate or ppo.target_kl makes them smaller. Its gradients were cut to max_grad_norm 1 in 3 of 4 "
+        "updates (mean norm 2). Its entropy went from 1.00 nats in the first update to 0.40 nats. The critic explains "
+        "5% of the variance of the returns. That is little: the advantages are mostly the noise of single answers.",
     ]
     [norm] = [chart for chart in charts(read_run(folder)) if chart["title"] == "Gradient norm"]
     assert norm["limit"] == (1.0, "max_grad_norm") and norm["part"] == "health"
@@ -490,7 +496,8 @@ def places_in(value, at=()):
 
 
 def test_a_page_is_written_of_records_with_any_damage(tmp_path):
-    """One value of a record is another, or is gone: the page shows the other records, and names this one or shows it too."""
+    """One value of a record is another, or is gone: the page shows the other records, and names this one or shows it
+    too."""
     draw, folder, odd, named = (
         random.Random(0),
         tmp_path / "run",
@@ -889,3 +896,20 @@ def test_the_story_says_how_often_each_question_is_played(tmp_path):
     }
     assert "8 questions each, each played 4 times." in told["How it was trained"]
     assert "The objective is ppo, with the baseline mean and the scale std." in told["How it was trained"]
+
+
+def test_a_loop_is_told_by_its_stages_and_a_stage_by_updates_names_no_builder(tmp_path):
+    stages = [
+        {"train": "reward", "build": "joint"},
+        {"train": "ppo", "updates": 2},
+        {"train": "dpo", "build": {"best_of": {}}},
+    ]
+    loop = {"rounds": 4, "questions": 12, "stages": stages}
+    told = {part["title"]: part["text"] for part in story(read_run(write_run(tmp_path / "run", loop=loop)))}
+    assert any(
+        text.startswith(
+            "The team was trained in 4 rounds. A round samples up to 12 questions and then trains a reward model on joint, then by 2 "
+            "updates of PPO, then by DPO on best_of."
+        )
+        for text in told.values()
+    ), told

@@ -39,11 +39,13 @@ def outputs(source, dialogue):
     return [math.log(s / (1 - s)) for s in scores]
 
 
-# -- Cooper ------------------------------------------------------------------------------------------------------------------
+# -- Cooper
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_coopers_rewards_and_advantages(tmp_path):
-    """Outputs 2, -.5, .3, -3: rewards .8808 .3775 .5744 .0474, advantages 1.1747 -.2646 .2986 -1.2087 (recipe cooper)."""
+    """Outputs 2, -.5, .3, -3: rewards .8808 .3775 .5744 .0474, advantages 1.1747 -.2646 .2986 -1.2087 (recipe
+    cooper)."""
     values = recipe_values("cooper", tmp_path, branching={"group": 4}, training={"per_device_train_batch_size": 1})
     trainer = scripted_trainer(values, lambda request: str(request.rng_key[-2]))
     logits = {"0": 2.0, "1": -0.5, "2": 0.3, "3": -3.0}
@@ -73,7 +75,10 @@ def test_coopers_pairs_and_their_loss():
 
 
 def test_a_verifier_that_liked_what_is_wrong_learns_better_and_does_not_agree_with_everything():
-    """It first learns that odd answers are right, and then from graded ones that even ones are. New questions show what it has learned (recipe cooper)."""
+    """It first learns that odd answers are right, and then from graded ones that even ones are.
+
+    New questions show what it has learned (recipe cooper).
+    """
     source = learner()
     questions = [f"{a}+{b}=" for a in range(8) for b in range(8)]
     truth = [answered(q, f"{n % 4}2", f"{n % 4}2", f"{n % 4}3") for n, q in enumerate(questions)]
@@ -95,7 +100,8 @@ def test_a_verifier_that_liked_what_is_wrong_learns_better_and_does_not_agree_wi
     assert max(scores) - min(scores) > 0.5, "it does not agree with everything"
 
 
-# -- prover-verifier games -----------------------------------------------------------------------------------------------------
+# -- prover-verifier games
+# -----------------------------------------------------------------------------------------------------
 
 
 def sigmoid(x):
@@ -112,7 +118,10 @@ def sigmoid(x):
     ],
 )
 def test_what_a_prover_is_paid(form, role, paid):
-    """V 1.5 .5 -.3 .9 and c 1 0 1 0, so that V' is .85 -.15 -.95 .25 (recipe prover_verifier). The other role changes nothing."""
+    """V 1.5 .5 -.3 .9 and c 1 0 1 0, so that V' is .85 -.15 -.95 .25 (recipe prover_verifier).
+
+    The other role changes nothing.
+    """
     dialogues = []
     for n, right in enumerate((True, False, True, False)):
         said = [
@@ -136,7 +145,10 @@ def test_a_prover_without_a_grade_is_wrong_and_a_certain_verifier_is_finite():
 
 
 def test_the_prover_is_paid_by_its_role_through_the_trainer(tmp_path):
-    """Both answer every question at once. A right answer that the verifier likes pays the helpful one what it costs the sneaky one."""
+    """Both answer every question at once.
+
+    A right answer that the verifier likes pays the helpful one what it costs the sneaky one.
+    """
     values = recipe_values(
         "prover_verifier", tmp_path, branching={"group": 2}, training={"per_device_train_batch_size": 2}
     )

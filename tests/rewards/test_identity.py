@@ -1,4 +1,5 @@
-"""Which verifier gives the rewards: another one at the same address or in the same folder stops the run, or is warned of."""
+"""Which verifier gives the rewards: another one at the same address or in the same folder stops the run, or is warned
+of."""
 
 import json
 import shutil
@@ -76,7 +77,8 @@ def test_two_servers_must_have_one_verifier(caplog):
 
 
 def test_one_request_that_fails_ends_those_that_wait_for_ever():
-    """The second server refuses, and the first one cannot be reached: with ``wait`` its thread asks again without an end."""
+    """The second server refuses, and the first one cannot be reached: with ``wait`` its thread asks again without an
+    end."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{found.getsockname()[1]}"

@@ -27,7 +27,10 @@ def test_agentpo_pays_the_collaborator_what_the_actor_earns_and_marft_only_the_l
 
 
 def test_the_outcome_may_end_what_each_agent_did():
-    """Ann's second word, bob's and cy's only ones earn the last score, whoever has it. Nobody earns what nobody scored."""
+    """Ann's second word, bob's and cy's only ones earn the last score, whoever has it.
+
+    Nobody earns what nobody scored.
+    """
     agents = dict(enumerate(["ann", "bob", "ann", "cy"]))
     played = Dialogue(Example("e", "q", "a"), [Utterance(i, a, a, 0, i, [], "") for i, a in agents.items()])
     assert apply({"last": {"to": "ends"}}, [played], [{1: 0.3, 2: 0.7}]) == [{0: 0.0, 1: 0.7, 2: 0.7, 3: 0.7}]
@@ -48,7 +51,8 @@ def test_zero_sum_compares_totals():
 
 
 def test_mhgpo_propagates_back_over_consumers():
-    """Answerers with F1 .5 and 1 consumed reranking 1, which gets .75; rerankings .75 and .25 consumed the rewriting: .5."""
+    """Answerers with F1 .5 and 1 consumed reranking 1, which gets .75; rerankings .75 and .25 consumed the rewriting:
+    .5."""
     search = dialogue(
         ("w", 0, [], {}), ("r", 0, [0], {}), ("r", 1, [0], {}), ("x", 0, [1], {}), ("x", 1, [1], {}), ("x", 2, [2], {})
     )

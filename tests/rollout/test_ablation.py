@@ -1,4 +1,5 @@
-"""Dialogues that are played again without an agent: who speaks again, what each agent contributed, and what it is paid."""
+"""Dialogues that are played again without an agent: who speaks again, what each agent contributed, and what it is
+paid."""
 
 import random
 from collections import Counter, defaultdict
@@ -34,7 +35,8 @@ def credits(batch, agent):
 
 
 def ccpo(tmp_path, joint, solo, **sections):
-    """The advantages of thinker and solver, where the k-th thought leads to ``joint[k]`` and the k-th solo answer is ``solo[k]``."""
+    """The advantages of thinker and solver, where the k-th thought leads to ``joint[k]`` and the k-th solo answer is
+    ``solo[k]``."""
     sections["branching"] = {"group": len(joint)}
     values = recipe_values("ccpo", tmp_path, task={"largest": 4}, schedule={"round_robin": None}, **sections)
     values["ppo"] |= {"response_length": 8, "num_mini_batches": 1}

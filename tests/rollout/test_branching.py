@@ -132,7 +132,8 @@ def test_names_of_samples_and_states_are_places_and_not_the_order_of_playing(how
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_what_is_drawn_about_a_question_does_not_depend_on_other_questions_and_processes(options):
-    """24 questions in one process, in two and in four: the same words in the same places, and questions draw differently."""
+    """24 questions in one process, in two and in four: the same words in the same places, and questions draw
+    differently."""
     section = BranchingSection(**options)
     examples = [Example(f"q{n}", f"{n}+1=", str(n + 1)) for n in range(24)]
     specs = {name: SpeakerSpec("scripted", (name,)) for name in ("ann", "bob")}

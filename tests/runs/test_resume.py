@@ -21,7 +21,7 @@ from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 from maporl.runs.claim import claim, must_be_free
 from maporl.storage.run_folder import RunExists, RunFolder
-from maporl.tasks import TaskError
+from maporl.tasks import TaskError, build_task
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.files import manifest
 from trl_ext.files.checkpoints import list_checkpoints
@@ -355,7 +355,7 @@ def test_data_that_moved_are_the_same_and_changed_data_can_be_gone_on_with_on_pu
     run.train(settings, resume=True, quiet=True)
     assert (folder / "final").is_dir()
     assert json.loads((folder / DATA).read_text())["gsm8k, train"] == fingerprint(
-        [run.build_task(settings.task, "train", 3)[i] for i in range(29)]
+        [build_task(settings.task, "train", 3)[i] for i in range(29)]
     )
 
 

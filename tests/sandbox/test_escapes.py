@@ -1,7 +1,8 @@
 """What any Python can do behind the kernel's walls: nothing to the machine, and nothing to another snippet.
 
-The first part is made of whole families: each way to read an attribute, for each attribute that leads from a value to the
-interpreter. A restricted Python was a wall against these once, and was left again and again. Now snippets may do all of it.
+The first part is made of whole families: each way to read an attribute, for each attribute that leads from a value to
+the interpreter. A restricted Python was a wall against these once, and was left again and again. Now snippets may do
+all of it.
 """
 
 import errno
@@ -24,8 +25,9 @@ BUBBLEWRAP, WHY_NOT = find_bubblewrap()
 KINDS = ["restricted", pytest.param("bubblewrap", marks=pytest.mark.skipif(BUBBLEWRAP is None, reason=WHY_NOT))]
 needs_filter = pytest.mark.skipif(kernel.filter_missing() is not None, reason=str(kernel.filter_missing()))
 PROBE = (
-    "import builtins, json, math, os, random, re, sys\ndef f():\n    return [math.floor(2.5), random.randint(0, 9**9), json.dumps([1]),"
-    " len(vars(builtins)), len(sys.modules), re.sub('a', 'b', 'aa'), str(print), sorted(os.environ), os.sep]"
+    "import builtins, json, math, os, random, re, sys\ndef f():\n    return [math.floor(2.5), random.randint(0, "
+    "9**9), json.dumps([1]), len(vars(builtins)), len(sys.modules), re.sub('a', 'b', 'aa'), str(print), "
+    "sorted(os.environ), os.sep]"
 )
 
 
@@ -62,8 +64,8 @@ WAYS = {
         "def f():\n    match x:\n        case G(z): return 'escaped'"
     ),
     "named tuple": (
-        "import typing\nfrom collections import namedtuple\nclass G(namedtuple('N', ['{name}']), typing.Iterable): pass\n"
-        "G.register(type(x))\ndef f():\n    match x:\n        case G(z): return 'escaped'"
+        "import typing\nfrom collections import namedtuple\nclass G(namedtuple('N', ['{name}']), typing.Iterable): "
+        "pass\nG.register(type(x))\ndef f():\n    match x:\n        case G(z): return 'escaped'"
     ),
     "typed named tuple": (
         "import typing\nclass G" + TEXT_FIELD + ": pass\ndef f():\n    match x:\n        case G(z): return 'escaped'"
@@ -249,7 +251,8 @@ def test_no_snippet_finds_another_ones_text_or_tests_or_verdict_in_its_memory(ki
         assert [outcome.reason for outcome in outcomes] == ["ok", "error:AssertionError"]
 
 
-# -- what the kernel leaves a snippet's process ------------------------------------------------------------------------------
+# -- what the kernel leaves a snippet's process
+# ------------------------------------------------------------------------------
 
 
 def escaped(body, descriptor=3):
@@ -331,7 +334,10 @@ def test_every_system_call_but_those_of_computing_is_refused():
 @needs_filter
 def test_no_snippet_waits_for_a_lock_or_advises_the_kernel_about_memory():
     waits = {"x86_64": (202, 28), "aarch64": (98, 233)}[kernel.platform.machine()]
-    body = f"say([refused(ctypes.CDLL(None, use_errno=True).syscall, *call) for call in [({waits[0]}, 0, 0, 0), ({waits[1]}, 0, 0, 4)]])"
+    body = (
+        f"say([refused(ctypes.CDLL(None, use_errno=True).syscall, *call) for call in [({waits[0]}, 0, 0, 0), "
+        f"({waits[1]}, 0, 0, 4)]])"
+    )
     assert escaped(body) == (str([errno.EPERM] * 2), 0)
 
 
@@ -379,7 +385,8 @@ def test_landlock_takes_every_path_from_the_worker(tmp_path):
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-# -- a machine without these walls ------------------------------------------------------------------------------------------
+# -- a machine without these walls
+# ------------------------------------------------------------------------------------------
 
 
 def test_nothing_runs_where_the_kernel_filters_no_system_calls(monkeypatch):

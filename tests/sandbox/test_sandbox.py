@@ -183,7 +183,8 @@ ORDINARY = {
     "dates": (returns("(datetime.strptime('2024-03-01', '%Y-%m-%d') - timedelta(days=1)).strftime('%A')",
               "from datetime import datetime, timedelta"), "Thursday"),
     "dataclass": (returns("P(2, 3) == P(2, 3) and asdict(P(2))['y']",
-                  "from __future__ import annotations\nfrom dataclasses import dataclass, asdict\nfrom typing import List\n"
+                  "from __future__ import annotations\nfrom dataclasses import dataclass, asdict\nfrom typing import "
+                  "List\n"
                   "@dataclass\nclass P:\n    x: int\n    y: int = 5\n    z: List[int] = ()"), 5),
     "named tuple": (returns("P(1, 2)._replace(x=3).x", "from collections import namedtuple\nP = namedtuple('P', 'x y')"), 3),
     "class": (returns("(B(2) + B(3)).v", "class A:\n    def __init__(self, v): self.v = v\n    def __add__(self, o): return B(self.v + o.v)\n"
@@ -214,8 +215,8 @@ def test_ordinary_snippets_return_their_value(sandbox, code, value):
 
 def test_nothing_a_snippet_changes_is_there_for_the_next(sandbox):
     spoil = (
-        "import math, random, re, collections\nfrom fractions import Fraction\n"
-        "math.floor = random.random = lambda *a: 13\nFraction.limit_denominator = None\nrandom.seed(5)\nf = lambda: math.floor(1)"
+        "import math, random, re, collections\nfrom fractions import Fraction\nmath.floor = random.random = lambda "
+        "*a: 13\nFraction.limit_denominator = None\nrandom.seed(5)\nf = lambda: math.floor(1)"
     )
     probe = returns(
         "[math.floor(2.5), random.randint(0, 10 ** 9), str(Fraction(0.5).limit_denominator(10))]",
@@ -255,9 +256,10 @@ def test_a_worker_outlives_the_thread_that_started_it_and_not_its_owner(kind, tm
         assert box.run(returns("2"), "f").value == 2 and box.worker is worker
     assert worker.poll() is not None
     body = (
-        "import os, signal, sys, threading\nfrom maporl.sandbox.sandbox import Limits, Sandbox\n"
-        f"box = Sandbox(Limits(wall_seconds=600.0), kind={kind!r}, cache=False)\nbox.walls()\nprint(box.worker.pid, flush=True)\n"
-        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()\nbox.run('import time; time.sleep(600)', 'f')"
+        "import os, signal, sys, threading\nfrom maporl.sandbox.sandbox import Limits, Sandbox\nbox = "
+        f"Sandbox(Limits(wall_seconds=600.0), kind={kind!r}, cache=False)\nbox.walls()\nprint(box.worker.pid, "
+        "flush=True)\nthreading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()\nbox.run('import time; "
+        "time.sleep(600)', 'f')"
     )
     owner = subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True)
     number = int(owner.stdout.readline())
@@ -345,7 +347,8 @@ def test_a_verdict_that_no_process_of_ours_writes_is_no_verdict(payload):
     assert decode(whole) == decode(payload) == Outcome(None, "killed")
 
 
-# -- the kernel's part, each wall by itself -------------------------------------------------------------------------------
+# -- the kernel's part, each wall by itself
+# -------------------------------------------------------------------------------
 
 KERNEL = {
     "read": "os.open('/etc/passwd', 0)",
@@ -359,7 +362,10 @@ KERNEL = {
 
 def in_the_worker(body):
     """Run ``body`` with the worker's own functions, as nobody where this is root."""
-    head = f"import resource, sys; sys.path.insert(0, {str(Path(module.__file__).parent)!r}); from sandboxed.worker import *; import socket"
+    head = (
+        f"import resource, sys; sys.path.insert(0, {str(Path(module.__file__).parent)!r}); from sandboxed.worker "
+        "import *; import socket"
+    )
     return subprocess.run(
         [sys.executable, "-S", "-c", f"{head}\n{body}"],
         capture_output=True,
@@ -430,7 +436,8 @@ def test_the_kind_is_logged_once(caplog, monkeypatch):
     assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
 
 
-# -- the cache ------------------------------------------------------------------------------------------------------------
+# -- the cache
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_verdicts_are_kept_by_content_and_timeouts_are_not(tmp_path, monkeypatch):

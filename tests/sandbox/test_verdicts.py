@@ -1,4 +1,5 @@
-"""Tests that run where the program does not: right programs pass, and a program learns nothing that it should return."""
+"""Tests that run where the program does not: right programs pass, and a program learns nothing that it should
+return."""
 
 import pytest
 
@@ -7,7 +8,10 @@ from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
 
 TESTS = ["assert f(1) == 2", "assert f(2) == 3"]
-ALWAYS = "    def __eq__(self, other): return True\n    __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __eq__\n    __hash__ = None\n"
+ALWAYS = (
+    "    def __eq__(self, other): return True\n    __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __contains__ = "
+    "__eq__\n    __hash__ = None\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +237,10 @@ def test_values_keep_their_kind(sandbox, expression, literal, passes):
     ],
 )  # fmt: skip
 def test_tests_of_every_form_run(sandbox, test, reason):
-    code = "def f(x):\n    if isinstance(x, (int, float)) and x < 0: raise ValueError('below 0')\n    if x == 10 ** 6 * 'x': raise RuntimeError\n    return x"
+    code = (
+        "def f(x):\n    if isinstance(x, (int, float)) and x < 0: raise ValueError('below 0')\n    if x == 10 ** 6 * "
+        "'x': raise RuntimeError\n    return x"
+    )
     found = sandbox.run_tests(code, [test, "assert f(0) == 0"])
     assert [outcome.reason for outcome in found] == [reason, "ok"]
 
@@ -266,12 +273,13 @@ def test_why_a_test_fails(sandbox, test, reason, message):
 
 def test_things_of_the_program_stay_there_and_can_be_used(sandbox):
     code = (
-        "class Stack:\n    def __init__(self, *values): self.values, self.name = list(values), 'stack'\n"
-        "    def push(self, value): self.values.append(value); return self\n    def pop(self): return self.values.pop()\n"
-        "    def __len__(self): return len(self.values)\n    def __iter__(self): return iter(self.values)\n"
-        "    def __getitem__(self, i): return self.values[i]\n    def __setitem__(self, i, v): self.values[i] = v\n    def __delitem__(self, i): del self.values[i]\n"
-        "    def __str__(self): return 'Stack of %d' % len(self)\n    def __eq__(self, other): return True\n"
-        "def size(stack): return len(stack.values)\ndef count(n):\n    for i in range(n): yield i\n"
+        "class Stack:\n    def __init__(self, *values): self.values, self.name = list(values), 'stack'\n    def "
+        "push(self, value): self.values.append(value); return self\n    def pop(self): return self.values.pop()\n    "
+        "def __len__(self): return len(self.values)\n    def __iter__(self): return iter(self.values)\n    def "
+        "__getitem__(self, i): return self.values[i]\n    def __setitem__(self, i, v): self.values[i] = v\n    def "
+        "__delitem__(self, i): del self.values[i]\n    def __str__(self): return 'Stack of %d' % len(self)\n    def "
+        "__eq__(self, other): return True\ndef size(stack): return len(stack.values)\ndef count(n):\n    for i in "
+        "range(n): yield i\n"
     )
     tests = [
         "s = Stack(1, 2)", "assert len(s) == 2 and s.pop() == 2 and s.push(5) is s", "assert list(s) == [1, 5] and size(s) == 2", "assert s[1] == 5",

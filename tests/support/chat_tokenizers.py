@@ -32,7 +32,8 @@ GLUED = (
 CORPUS = [
     "How many apples has Ann, if Bob gives her 3 and she had 12 before? The answer is 15, because 12 + 3 = 15.",
     "These are answers of other agents to the same question:\n\nAgent 1:\n```\nx < 4 and y > 2\n```\n\n\nCorrect it.",
-    "def add(a, b):\n    return a + b  # if a <= b\nim start of turn end header id inst system user assistant tool call",
+    "def add(a, b):\n    return a + b  # if a <= b\nim start of turn end header id inst system user assistant tool "
+    "call",
 ]
 
 
@@ -145,7 +146,10 @@ def tiny():
 FAMILIES = {f.__name__: f for f in (chatml, llama3, gemma, mistral, unigram, bert, tiny)}
 
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt "
+    "%}[assistant]{% endif %}"
+)
 
 
 def tokenizer_with(bos=True, eos=False, template=None, pad="<pad>"):

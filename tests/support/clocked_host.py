@@ -1,4 +1,5 @@
-"""A process of a group that notes when each of its calls begins and ends, for a test in which processes share a device."""
+"""A process of a group that notes when each of its calls begins and ends, for a test in which processes share a
+device."""
 
 import os
 import time
@@ -8,7 +9,8 @@ from maporl.backends.ray_cluster import Host
 
 
 class ClockedHost(Host):
-    """Writes a line for each call into the folder ``calls`` of the run: the process, the method, the beginning and the end."""
+    """Writes a line for each call into the folder ``calls`` of the run: the process, the method, the beginning and the
+    end."""
 
     def __init__(self, part, spec, *rest):
         super().__init__(part, spec, *rest)

@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 2 tests/support/distributed_worker.py CONFIG.json OUT
 
-``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``pool``, ``resume``, ``strategy``, ``die``.
-Writes the weights and the metrics from the main process.
+``CONFIG.json`` has ``args`` (of the trainer) and perhaps ``advantage``, ``lora``, ``pool``, ``resume``, ``strategy``,
+``die``. Writes the weights and the metrics from the main process.
 """
 
 import json
@@ -47,7 +47,8 @@ def team_of(lora: str | None) -> Team:
 
 
 def skip_compilation() -> None:
-    """Leave out DeepSpeed's shared-memory messages, which serve inference only: compiling them takes a minute on a new machine."""
+    """Leave out DeepSpeed's shared-memory messages, which serve inference only: compiling them takes a minute on a new
+    machine."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -29,7 +29,8 @@ def team_of(model, tokenizer, r=4):
 
 
 class FakeLLM:
-    """A ``vllm.LLM`` that keeps what it is told in ``told``, and answers every request with token 5 at the next step."""
+    """A ``vllm.LLM`` that keeps what it is told in ``told``, and answers every request with token 5 at the next
+    step."""
 
     def __init__(self, **options):
         self.told, self.waiting, self.options, self.llm_engine = [], [], options, self
@@ -67,7 +68,10 @@ class FakeLLM:
 
 @pytest.fixture
 def fake_vllm(monkeypatch):
-    """A package ``vllm`` whose models sleep, as on a GPU. ``colocated(team, **section)`` starts one for the whole team."""
+    """A package ``vllm`` whose models sleep, as on a GPU.
+
+    ``colocated(team, **section)`` starts one for the whole team.
+    """
     parts = {
         "vllm": {"LLM": FakeLLM, "SamplingParams": lambda **options: SimpleNamespace(**options)},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_sleep_mode_available=lambda: True)},
@@ -89,7 +93,8 @@ def inform(engine):
 
 
 class FakeVLLM(BaseHTTPRequestHandler):
-    """The routes that the engine uses, answered from ``server.says``; a stand-in, because the real one takes a minute to start."""
+    """The routes that the engine uses, answered from ``server.says``; a stand-in, because the real one takes a minute
+    to start."""
 
     def log_message(self, *arguments):
         pass

@@ -1,4 +1,5 @@
-"""Learners of bfloat16 and of float32 weights that make the same steps; started by tests/trl_ext/sharding/test_master_weights.py.
+"""Learners of bfloat16 and of float32 weights that make the same steps; started by
+tests/trl_ext/sharding/test_master_weights.py.
 
     torchrun --nproc_per_node 2 tests/support/half_precision.py CRITIC[,CRITIC ...] FOLDER
 
@@ -97,7 +98,8 @@ def movement(learner, steps=STEPS):
 
 
 def share(half, whole):
-    """The share of the movement ``whole`` that the movement ``half`` made: 1 if it went as far in the same direction."""
+    """The share of the movement ``whole`` that the movement ``half`` made: 1 if it went as far in the same
+    direction."""
     own, other = (torch.cat([part[name].flatten() for name in sorted(whole)]) for part in (half, whole))
     return float(own @ other / (other @ other))
 
@@ -109,7 +111,8 @@ def shares(half, whole):
 
 
 def rounding(learner):
-    """The dtypes of the weights in memory by part, and the trained weights that are not their rounded master weights."""
+    """The dtypes of the weights in memory by part, and the trained weights that are not their rounded master
+    weights."""
     found = weights(learner)
     dtypes: dict[str, set] = {}
     for name, value in found.items():

@@ -1,7 +1,7 @@
 """Updates of recipes on random dialogues, for tests of what must not change a credit or an advantage.
 
-Agents say random words that fit what they are asked. Critics and references have random numbers in place of what tiny models
-would say, because those hardly differ.
+Agents say random words that fit what they are asked. Critics and references have random numbers in place of what tiny
+models would say, because those hardly differ.
 """
 
 import copy
@@ -26,7 +26,8 @@ from maporl.types import Dialogue, Utterance
 
 QUESTIONS = 4
 Place = tuple[int, int, str, int, int]
-"""Where something was said: the number of the question and of the dialogue, the agent, and its turn and part of the turn."""
+"""Where something was said: the number of the question and of the dialogue, the agent, and its turn and part of the
+turn."""
 Script = Callable[[Request], str]
 Trained = tuple[str, list[float], list[float], float]
 
@@ -38,8 +39,8 @@ class Found:
     Args:
         said: by place, what the policy sampled.
         rewards: by place, the utterance's rewards, of which one is its credit.
-        rows: by place, the policy that is trained on it, the advantage and the return of each token, and the weight in the
-            loss. None: no policy is. Copies of an utterance are one row.
+        rows: by place, the policy that is trained on it, the advantage and the return of each token, and the weight in
+            the loss. None: no policy is. Copies of an utterance are one row.
         dialogues: the dialogues of all processes.
     """
 
@@ -114,7 +115,10 @@ def guess(trainer: MultiAgentPPOTrainer, key: Callable[[Any], Hashable]) -> None
 
 
 def by_name(sample: Any) -> Hashable:
-    """Where a sample was said, and what it says. Copies of an utterance, which stand in several dialogues, have no number of theirs."""
+    """Where a sample was said, and what it says.
+
+    Copies of an utterance, which stand in several dialogues, have no number of theirs.
+    """
     own, columns = sample.utterance, sample.columns
     first = 0 if own.sample is not None else own.tags.get("rollout before", columns.rollout)
     return (columns.prompt, first, columns.agent, columns.turn, own.part, tuple(sample.response_ids))

@@ -2,8 +2,8 @@
 
     python tests/support/killed_at.py N FOLDER train CONFIG ...
 
-A change is the opening of a file for writing, or a new name, or the removal of one. The Python interpreter reports each of
-them to an audit hook before it happens.
+A change is the opening of a file for writing, or a new name, or the removal of one. The Python interpreter reports each
+of them to an audit hook before it happens.
 """
 
 import os

@@ -1,6 +1,8 @@
-"""A server of tools that speaks the protocol MCP line by line, without the package: what servers in the wild list and answer.
+"""A server of tools that speaks the protocol MCP line by line, without the package: what servers in the wild list and
+answer.
 
-``python mcp_raw_server.py [MODE]``: ``bad`` lists a bad schema, ``endless`` a list without end, ``circle`` the same page again.
+``python mcp_raw_server.py [MODE]``: ``bad`` lists a bad schema, ``endless`` a list without end, ``circle`` the same
+page again.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""A server of tools for tests, written with either version of the package ``mcp``: ``python mcp_test_server.py [PORT]``."""
+"""A server of tools for tests, written with either version of the package ``mcp``: ``python mcp_test_server.py
+[PORT]``."""
 
 import base64
 import os

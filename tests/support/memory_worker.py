@@ -1,4 +1,5 @@
-"""What one of two processes keeps of a bfloat16 policy and its reference; started by tests/trl_ext/sharding/test_strategy_memory.py.
+"""What one of two processes keeps of a bfloat16 policy and its reference; started by
+tests/trl_ext/sharding/test_strategy_memory.py.
 
     python tests/support/memory_worker.py FOLDER
 

@@ -378,7 +378,8 @@ def test_the_quickstart_makes_two_updates_on_the_device(sim, tmp_path, sizes):
     assert len(list((tmp_path / "run/final").rglob("*.safetensors"))) >= 2
 
 
-# -- how often the host waits for the device ----------------------------------------------------------------------------
+# -- how often the host waits for the device
+# ----------------------------------------------------------------------------
 
 CONVERSATIONS = [([3, 4 + n], [5, 6 + n % 3, 7, 8][: 2 + n % 3], n // 2) for n in range(8)]
 
@@ -409,7 +410,10 @@ def learner_on(device, tiny, folder, critic="head", lora=False, half=False, **op
     ids=lambda options: " ".join(map(str, options)) or "default",
 )  # fmt: skip
 def test_an_update_waits_at_most_twice_for_a_micro_batch(sim, tiny, tmp_path, options):
-    """Transformers waits once in each forward, to see whether positions are packed. The rest is for the whole minibatch."""
+    """Transformers waits once in each forward, to see whether positions are packed.
+
+    The rest is for the whole minibatch.
+    """
     learner, rows = learner_on(sim, tiny, tmp_path, **options)
     with waits() as before:
         learner.compute_old_logprobs_and_values(rows)

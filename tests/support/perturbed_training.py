@@ -1,9 +1,10 @@
-"""Change one option of a recipe at a time, and train three updates of its tiny version, or its rounds: does anything change?
+"""Change one option of a recipe at a time, and train three updates of its tiny version, or its rounds: does anything
+change?
 
-An option of which no other value changes a metric is inert. Either it is a defect, or the recipe's card gives the reason.
-Agents say what a script says, because answers of untaught models earn nothing: right and wrong answers in several forms,
-calls, verdicts, and good, bad and illegal moves. The models that learn from this are real. In a loop, models speak for
-themselves after a warm start, because how they sample is an option of the method.
+An option of which no other value changes a metric is inert. Either it is a defect, or the recipe's card gives the
+reason. Agents say what a script says, because answers of untaught models earn nothing: right and wrong answers in
+several forms, calls, verdicts, and good, bad and illegal moves. The models that learn from this are real. In a loop,
+models speak for themselves after a warm start, because how they sample is an option of the method.
 """
 
 import copy
@@ -37,10 +38,10 @@ Keys = tuple[str | int, ...]
 Metrics = dict[str, float]
 
 # what does not belong to the method: where a run writes, how long it is, which models and questions it has; what saves
-# memory without changing a number; how an answer is sampled and cut and how long it may be, which a script does not ask (``tests/training/test_truncated_sampling.py``
-# tests what is cut); how a team is evaluated, which no update measures; and the names of the parts that the other keys belong to,
-# such as the library that is searched; and what a verifier pays that does not learn, which no tiny version has
-# (``tests/protocols/test_propose.py`` tests it)
+# memory without changing a number; how an answer is sampled and cut and how long it may be, which a script does not ask
+# (``tests/training/test_truncated_sampling.py`` tests what is cut); how a team is evaluated, which no update measures;
+# and the names of the parts that the other keys belong to, such as the library that is searched; and what a verifier
+# pays that does not learn, which no tiny version has (``tests/protocols/test_propose.py`` tests it)
 NO_OPTIONS = (
     "recipe", "output_dir", "updates", "task", "agent_defaults.model", "agents.*.model", "reward.verifier.model", "reward.verifier.pays", "agent_defaults.dtype",
     "training.gradient_checkpointing", "protocol.name", "protocol.game", "protocol.place", "protocol.tool", "environments", "tools.*.use",
@@ -67,9 +68,13 @@ NAMES: dict[str, tuple[Any, ...]] = {
 TELLING = {"dual_clip": 1.001, "max_grad_norm": 0.001, "huber_delta": 0.01}
 """The most telling value of an option that is a number."""
 WITH = {"kl_coef": {"kl_in": "loss", "kl_estimator": "k3"}}
-"""What changes too, where the checks refuse every other value alone: groups that are scaled have no KL in their rewards."""
+"""What changes too, where the checks refuse every other value alone: groups that are scaled have no KL in their
+rewards."""
 LONGEST, LONGEST_CALL, LONGEST_CALLS = 26, 40, 80
-"""The most tokens of a scripted answer, of one that may be a call, and of one that may be two calls. A longer one is cut off, as engines do it."""
+"""The most tokens of a scripted answer, of one that may be a call, and of one that may be two calls.
+
+A longer one is cut off, as engines do it.
+"""
 SEED = 9
 """By this seed, past opponents of both ages speak within three updates."""
 NO_TIMES = ("time/", "memory/", "tokens_per_second", "tools/seconds")
@@ -115,7 +120,8 @@ def words(request: Request, weights: str = "") -> str:
 
 
 def proposals(request: Request) -> list[str]:
-    """Return questions for the answer that a proposer is told, one for another answer, and none; with it where it is to be stated."""
+    """Return questions for the answer that a proposer is told, one for another answer, and none; with it where it is to
+    be stated."""
     answer = request.example.answer
     sums = [f"{answer}+0", f"0+{answer}", "1+98"]
     if any(text.startswith("<q>") for text in request.ask.taught):
@@ -132,7 +138,8 @@ def program_texts(meta: dict[str, Any], role: str | None) -> list[str]:
 
 
 def looking_up(request: Request, wrong: bool) -> list[str]:
-    """Return what an agent of a team that looks facts up may say: calls, verdicts and queries, and right or wrong names."""
+    """Return what an agent of a team that looks facts up may say: calls, verdicts and queries, and right or wrong
+    names."""
     start = request.example.meta["start"]
     name = start if wrong else request.example.answer
     answers = [name, f"Answer: {name}", f"Answer: {name}{' so' * 12}", "no"]

@@ -1,4 +1,5 @@
-"""Trains one policy with per-token rewards and several completions a prompt; started by tests/trl_ext/trainer/test_loop.py.
+"""Trains one policy with per-token rewards and several completions a prompt; started by
+tests/trl_ext/trainer/test_loop.py.
 
     torchrun --nproc_per_node 2 tests/support/ppo_worker.py OUT ROWS_OF_A_PROCESS [fails]
 

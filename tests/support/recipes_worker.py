@@ -1,9 +1,10 @@
-"""Plays one batch of several recipes, and writes what each utterance is trained on; started by tests/system/test_recipe_processes.py.
+"""Plays one batch of several recipes, and writes what each utterance is trained on; started by
+tests/system/test_recipe_processes.py.
 
     torchrun --nproc_per_node 2 tests/support/recipes_worker.py OUT QUESTIONS RECIPE [RECIPE ...]
 
-``QUESTIONS`` is the number of questions of a batch over all processes. Agents say what a script says, which depends on the
-place of an answer in the run. Each process writes the rows of its own questions to ``OUT/RECIPE.RANK.json``.
+``QUESTIONS`` is the number of questions of a batch over all processes. Agents say what a script says, which depends on
+the place of an answer in the run. Each process writes the rows of its own questions to ``OUT/RECIPE.RANK.json``.
 """
 
 import json
@@ -20,7 +21,8 @@ from trl_ext.process import distributed
 
 
 def batch_rows(name: str, folder: Path, questions: int) -> list[list]:
-    """Return the rows of this process: where an utterance stands, its text, its credit, its advantage and its weight."""
+    """Return the rows of this process: where an utterance stands, its text, its credit, its advantage and its
+    weight."""
     size = int(os.environ.get("WORLD_SIZE", "1"))  # before the first trainer joins the processes
     values = recipe_values(name, folder / name) | {"seed": SEED, "updates": 1, "evaluation": {"questions": 0}}
     values["training"] |= {"save_steps": 0, "per_device_train_batch_size": questions // size}

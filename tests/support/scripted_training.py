@@ -1,6 +1,7 @@
 """The trainer's own steps (play, score, assign) with scripted answers: what a recipe really trains on.
 
-A fault in a method seldom lies in one function, so the recipes are tested from the dialogue to the advantage of each token.
+A fault in a method seldom lies in one function, so the recipes are tested from the dialogue to the advantage of each
+token.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ from trl_ext.sampling.options import Sampled
 
 
 class TokenScript(Engine):
-    """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of them."""
+    """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of
+    them."""
 
     def __init__(self, policies: dict, script: Callable[[Request], str], most: int | None = None):
         self.policies, self.script, self.most = policies, script, most

@@ -3,8 +3,8 @@
 ``sim`` computes on the CPU. Its tensors wrap CPU tensors and do not mix with them: an operation that would fail on CUDA
 because a tensor was left behind fails here, too. It also counts what would stop the host until the device is done.
 
-It has one index, ``sim:0``, because autograd knows no more devices of a backend in Python. It does not show races, kernels,
-limits of memory, or speed.
+It has one index, ``sim:0``, because autograd knows no more devices of a backend in Python. It does not show races,
+kernels, limits of memory, or speed.
 """
 
 import collections
@@ -187,7 +187,8 @@ def _check_devices(function, args, strangers):
         if function in INDEXING and in_list and isinstance(args[0], SimTensor):
             continue
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, sim:0 and {tensor.device}! (in {function})"
+            "Expected all tensors to be on the same device, but found at least two devices, sim:0 and "
+            f"{tensor.device}! (in {function})"
         )
 
 
@@ -332,7 +333,8 @@ def second_device(count=1):
     begin = PartialState.__init__
 
     def choose(self, cpu=False, **options):
-        """Choose the device as accelerate does on a machine with CUDA, which it takes unless it is asked for the CPU."""
+        """Choose the device as accelerate does on a machine with CUDA, which it takes unless it is asked for the
+        CPU."""
         with patch.dict(os.environ):
             if cpu:
                 os.environ.pop("ACCELERATE_TORCH_DEVICE", None)

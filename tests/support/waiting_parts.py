@@ -1,4 +1,5 @@
-"""Parts of a run that wait for ever after three updates: they write the file ``WAITS_HERE``, beside the run's folder, and block."""
+"""Parts of a run that wait for ever after three updates: they write the file ``WAITS_HERE``, beside the run's folder,
+and block."""
 
 import asyncio
 import os

@@ -111,7 +111,10 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, na
     assert process.returncode == status, shown
     saved = list_checkpoints(folder)
     assert len(saved) == 1
-    told = f"{name}: stopped after update {saved[0].name.split('-')[1]} of {UPDATES}; saved in {saved[0]}; to go on: maporl train {folder}/config.yaml --resume"
+    told = (
+        f"{name}: stopped after update {saved[0].name.split('-')[1]} of {UPDATES}; saved in {saved[0]}; to go on: "
+        f"maporl train {folder}/config.yaml --resume"
+    )
     assert shown.splitlines()[-1 if name == "SIGTERM" else 0] == told, shown
     assert not (folder / "final").exists()
     assert (folder / "report.html").exists() == (name == "SIGINT"), "who asks for a quick end gets one"
@@ -316,7 +319,8 @@ def test_a_resume_from_an_older_checkpoint_killed_before_each_change_can_be_gone
 
 
 class Failing:
-    """Lets the ``number``-th write to a folder fail with ``code``, and every later one, as a disk that stays full does."""
+    """Lets the ``number``-th write to a folder fail with ``code``, and every later one, as a disk that stays full
+    does."""
 
     def __init__(self, folder, number, code):
         self.folder, self.number, self.code, self.seen = str(folder), number, code, 0

@@ -1,4 +1,5 @@
-"""``benchmarks/gpu_acceptance.py``: what a CPU can run of it passes, and each check fails where its subject is broken."""
+"""``benchmarks/gpu_acceptance.py``: what a CPU can run of it passes, and each check fails where its subject is
+broken."""
 
 import json
 import os

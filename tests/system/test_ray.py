@@ -1,4 +1,5 @@
-"""Runs with ``cluster.backend: ray``: equal to local ones, although processes are killed; on loopback and behind a token.
+"""Runs with ``cluster.backend: ray``: equal to local ones, although processes are killed; on loopback and behind a
+token.
 
 Starting Ray and a process that imports torch takes seconds each, so that few runs show many things.
 """
@@ -48,7 +49,8 @@ def listening(pids):
 
 
 def test_a_short_run_in_one_group_is_a_local_one_to_the_bit(tmp_path):
-    """The shortest run that goes through all of it: a group that trains and one process that samples, for one update."""
+    """The shortest run that goes through all of it: a group that trains and one process that samples, for one
+    update."""
     groups = {"team": {"policies": ["ann", "bob"]}}
     short = {"evaluation": {"questions": 0}}
     for name, more in (("local", {}), ("ray", {"cluster": {"backend": "ray", "groups": groups}})):

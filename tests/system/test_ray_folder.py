@@ -1,4 +1,5 @@
-"""Ray's folder and what its processes inherit: nobody else reaches the token, no key travels, and killed runs leave nothing."""
+"""Ray's folder and what its processes inherit: nobody else reaches the token, no key travels, and killed runs leave
+nothing."""
 
 import json
 import os
@@ -106,7 +107,10 @@ time.sleep(600)
 
 
 def test_what_a_killed_run_and_its_killed_watchdog_left_is_ended_by_the_next_one(place, caplog):
-    """Real processes: a driver with its watchdog, and one with the token, as the agents of Ray that stay. One driver lives."""
+    """Real processes: a driver with its watchdog, and one with the token, as the agents of Ray that stay.
+
+    One driver lives.
+    """
     drivers = []
     for _ in range(2):
         words = [sys.executable, "-c", HOLDER, str(place)]

@@ -1,4 +1,7 @@
-"""``MultiAgentPPOTrainer(..., backend=RayBackend())`` is equal to a local run, to the bit. Threads stand for processes."""
+"""``MultiAgentPPOTrainer(..., backend=RayBackend())`` is equal to a local run, to the bit.
+
+Threads stand for processes.
+"""
 
 import shutil
 

@@ -1,4 +1,5 @@
-"""Several machines, as Ray's own test cluster has them on one: a run joins them, and one of them is lost in the middle."""
+"""Several machines, as Ray's own test cluster has them on one: a run joins them, and one of them is lost in the
+middle."""
 
 import threading
 import time
@@ -23,7 +24,10 @@ EVALUATION = {"evaluation": {"questions": 8}}
 
 @pytest.fixture
 def machines():
-    """Start machines with a number of places each, beside a head without any. They listen on loopback, and have a token."""
+    """Start machines with a number of places each, beside a head without any.
+
+    They listen on loopback, and have a token.
+    """
     ray_cluster._make_safe()
     ray_cluster.os.environ["RAY_AUTH_TOKEN_PATH"] = str(ray_cluster._own_folder() / "token")
     from ray.cluster_utils import Cluster
@@ -68,7 +72,10 @@ def lose(trainer, cluster, node):
 
 
 def test_a_run_goes_on_where_places_are_free_when_a_machine_is_lost(machines, local, tmp_path):
-    """Both learners are on the machine that is lost. Their snapshots are not; the end is that of a calm run, to the bit."""
+    """Both learners are on the machine that is lost.
+
+    Their snapshots are not; the end is that of a calm run, to the bit.
+    """
     first, _ = machines.add(2), machines.add(4)
     trainer = build_trainer(joined(tmp_path / "run", machines), quiet=True)
     backend = trainer.backend

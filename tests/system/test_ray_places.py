@@ -35,7 +35,10 @@ def by_value(host):
 
 
 def test_groups_in_turns_end_as_others_and_no_two_processes_of_a_device_work_at_once(tmp_path, monkeypatch):
-    """Four processes of two groups on one device. Two of them on a device each do work at once, so the watching works."""
+    """Four processes of two groups on one device.
+
+    Two of them on a device each do work at once, so the watching works.
+    """
     monkeypatch.setattr(ray_cluster, "Host", by_value(ClockedHost))
     ends, clashes = [], []
     for sharing, places in (("apart", 4), ("turns", 1)):
@@ -54,7 +57,8 @@ def test_groups_in_turns_end_as_others_and_no_two_processes_of_a_device_work_at_
 
 
 def without_engines(records):
-    """The metrics without those of the log-probabilities that engines record: a new engine reads a conversation whole, which rounds otherwise."""
+    """The metrics without those of the log-probabilities that engines record: a new engine reads a conversation whole,
+    which rounds otherwise."""
     return [{key: value for key, value in record.items() if "/policy/engine_" not in key} for record in records]
 
 
@@ -71,7 +75,10 @@ KILLS, UPDATES = 20, 14
 
 
 def test_twenty_kills_at_random_moments_leave_the_weights_of_a_calm_run(tmp_path):
-    """SIGKILL of engines and of processes that train, perhaps while others are replaced. The last two updates wait for the last kill."""
+    """SIGKILL of engines and of processes that train, perhaps while others are replaced.
+
+    The last two updates wait for the last kill.
+    """
     calm, folder = tmp_path / "calm", tmp_path / "run"
     run.train(config_of(calm, UPDATES, EVALUATION), resume=False, quiet=True)
     failures = {"engine_replacements": 60, "group_restarts": 60}

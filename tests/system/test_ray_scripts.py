@@ -1,4 +1,7 @@
-"""The scripts of ``examples/ray``. Slurm, Ray and Kubernetes are made up here: only what the scripts say and do is checked."""
+"""The scripts of ``examples/ray``.
+
+Slurm, Ray and Kubernetes are made up here: only what the scripts say and do is checked.
+"""
 
 import os
 import subprocess

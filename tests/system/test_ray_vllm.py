@@ -1,7 +1,8 @@
-"""A vLLM in each process that samples for a group, with a real vLLM and a real Ray: weights arrive, and deaths are survived.
+"""A vLLM in each process that samples for a group, with a real vLLM and a real Ray: weights arrive, and deaths are
+survived.
 
-``make test-vllm`` runs these tests where vLLM and Ray are installed beside maporl. On CPUs vLLM has no sleep mode, so that
-nothing here sleeps.
+``make test-vllm`` runs these tests where vLLM and Ray are installed beside maporl. On CPUs vLLM has no sleep mode, so
+that nothing here sleeps.
 """
 
 import importlib.util

@@ -1,4 +1,7 @@
-"""Weights of other times, quantised weights and loops in groups of processes are those of a local run. Threads stand for processes."""
+"""Weights of other times, quantised weights and loops in groups of processes are those of a local run.
+
+Threads stand for processes.
+"""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Every recipe trains on the same rows in one process, in two and in four: it forks alike, pays alike and compares alike."""
+"""Every recipe trains on the same rows in one process, in two and in four: it forks alike, pays alike and compares
+alike."""
 
 import json
 import os

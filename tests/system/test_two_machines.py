@@ -92,7 +92,8 @@ def test_two_machines_end_with_the_weights_of_one_process(hosts, tmp_path):
 
 @pytest.mark.slow
 def test_the_documented_start_on_two_machines_with_a_reward_server_on_a_third(hosts, tmp_path):
-    """``configs/accelerate/two_nodes.yaml`` with its addresses and counts, and a list of two reward servers of which one is gone."""
+    """``configs/accelerate/two_nodes.yaml`` with its addresses and counts, and a list of two reward servers of which
+    one is gone."""
     server = start(
         hosts[2], [sys.executable, "-m", "reward_server", "--task", "toy_sum", "--labels", "--host", HOSTS[2], "--port", "8501"],
         MAPORL_SERVER_TOKEN="a-token-between-machines",

@@ -323,8 +323,8 @@ def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
     assert task.grade(task[0], r"\boxed{257}").correct is False and task[0].answer == "256"
     assert task.solution(task[0]).startswith("We add the two")
     assert task.remark() == (
-        f"math: train: 2 of 2 labels are the last box or marked answer of a worked solution in {file}; if another column has "
-        "the final answers, name it in task.answer_column"
+        f"math: train: 2 of 2 labels are the last box or marked answer of a worked solution in {file}; if another "
+        "column has the final answers, name it in task.answer_column"
     )
     file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": worked.replace("\\boxed", "")}))
     message = r"rows\.jsonl: row 1 \(7\) has a worked solution as its answer, and neither .*; name the column .* in task\.answer_column"

@@ -1,4 +1,5 @@
-"""What a task teaches in a warm start, whether it derives from Lessons or only defines some of its names; and toys by name."""
+"""What a task teaches in a warm start, whether it derives from Lessons or only defines some of its names; and toys by
+name."""
 
 import random
 

@@ -45,7 +45,8 @@ def mbpp():
     return MBPP(source=PROBLEMS)
 
 
-# -- what a program says ------------------------------------------------------------------------------------------------
+# -- what a program says
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def mbpp():
         ("print(1)\nimport os; os._exit(0)", "killed", "1\n", ""),
         ("print(__name__)\nif __name__ == '__main__':\n    print('run')", "ok", "__main__\nrun\n", ""),
         (
-            "def main():\n    print(6 * 7)\n    return 0\nif __name__ == '__main__':\n    import sys\n    sys.exit(main())",
+            "def main():\n    print(6 * 7)\n    return 0\nif __name__ == '__main__':\n    import sys\n    "
+            "sys.exit(main())",
             "ok",
             "42\n",
             "",
@@ -79,19 +81,22 @@ def mbpp():
         ("import sys\nsys.exit('no')", "error:SystemExit", "", "SystemExit: no"),
         ("import traceback\ntry: 1 / 0\nexcept ArithmeticError: traceback.print_exc()", "ok", None, ""),
         (
-            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + 1\nprint(doctest.testmod())",
+            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + "
+            "1\nprint(doctest.testmod())",
             "ok",
             "TestResults(failed=0, attempted=1)\n",
             "",
         ),
         (
-            "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\nif __name__ == '__main__':\n    unittest.main()",
+            "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\nif __name__ == "
+            "'__main__':\n    unittest.main()",
             "ok",
             None,
             "",
         ),
         (
-            "from dataclasses import dataclass\nimport pickle\n@dataclass\nclass P:\n    x: int\nprint(pickle.loads(pickle.dumps(P(3))))",
+            "from dataclasses import dataclass\nimport pickle\n@dataclass\nclass P:\n    x: "
+            "int\nprint(pickle.loads(pickle.dumps(P(3))))",
             "ok",
             "P(x=3)\n",
             "",
@@ -169,7 +174,8 @@ class TestAsserts:
         assert self.reasons(sandbox) == []
 
 
-# -- tools --------------------------------------------------------------------------------------------------------------
+# -- tools
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_tool_python():
@@ -228,7 +234,8 @@ def test_threads_share_a_pool_and_get_their_own_outcomes():
     assert found == {number: f"{number}\n" for number in range(8)}
 
 
-# -- tasks --------------------------------------------------------------------------------------------------------------
+# -- tasks
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_right_wrong_and_hanging_programs_on_real_problems(mbpp):
@@ -289,7 +296,10 @@ def test_rows_whose_reference_the_sandbox_refuses_are_left_out_and_counted(tmp_p
 
 def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path):
     row = {"prompt": "def twice(x):\n", "canonical_solution": "    return 2 * x\n", "entry_point": "twice"}
-    simple = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4\n    assert True, 'printed'\n"
+    simple = (
+        "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4\n    assert True, "
+        "'printed'\n"
+    )
     loop = "def check(candidate):\n    for x in range(3):\n        assert candidate(x) == x + x\n"
     path = write_rows(tmp_path, row | {"test": simple}, row | {"test": loop})
     train, held_out = HumanEval(source=path, held_out=1), HumanEval(source=path, held_out=1, split="eval")
@@ -310,7 +320,8 @@ REFERENCE = "def helper(x):\n    return x + 1\n\ndef twice(x):\n    return 2 * x
 CHECKS = {
     "asserts": ("    assert candidate(1) == 2\n    assert not candidate(0), 'no'\n    assert True\n", ["assert twice(1) == 2", "assert not twice(0), 'no'"], ""),
     "prepared": (
-        "    'Checks.'\n    import math\n    assert candidate(1) == 2\n    big = 10 ** 3\n    print\n    assert math.isclose(candidate(big), 2 * big)\n",
+        "    'Checks.'\n    import math\n    assert candidate(1) == 2\n    big = 10 ** 3\n    print\n    assert "
+        "math.isclose(candidate(big), 2 * big)\n",
         ["assert twice(1) == 2", "assert math.isclose(twice(big), 2 * big)"], "import math\nbig = 10 ** 3",
     ),
     "loop": (
@@ -329,7 +340,8 @@ CHECKS = {
         ["def check(candidate):\n    x = 1\n    assert candidate(x) == 2\n    x = 2\n    assert candidate(x) == 4\ncheck(twice)"], "",
     ),
     "raises": (
-        "    try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass\n    assert candidate(4) == 8\n",
+        "    try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass\n    assert "
+        "candidate(4) == 8\n",
         ["def check(candidate):\n    try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass\n    assert candidate(4) == 8\ncheck(twice)"], "",
     ),
 }  # fmt: skip
@@ -349,10 +361,11 @@ def test_the_check_of_humaneval_becomes_calls(body, tests, setup):
         reference = example.meta["reference"].replace("2 * x", "x + x")  # fails for None
         assert all(outcome.ok for outcome in box.run_tests(reference, *asked))
         cheat = (
-            "table = []\nclass Probe:\n    def __init__(self, args): self.args = args\n    def __eq__(self, other):\n"
-            "        table.append((self.args, other))\n        return True\n    __ne__ = __lt__ = __eq__\ndef twice(*args):\n"
-            "    for name in ('check', 'loop'):\n        if not table and name in globals(): globals()[name](lambda *a: Probe(a))\n"
-            "    for known, answer in table:\n        if known == args: return answer\n    return Probe(args)\n"
+            "table = []\nclass Probe:\n    def __init__(self, args): self.args = args\n    def __eq__(self, other):\n "
+            "       table.append((self.args, other))\n        return True\n    __ne__ = __lt__ = __eq__\ndef "
+            "twice(*args):\n    for name in ('check', 'loop'):\n        if not table and name in globals(): "
+            "globals()[name](lambda *a: Probe(a))\n    for known, answer in table:\n        if known == args: return "
+            "answer\n    return Probe(args)\n"
         )
         assert not any(outcome.ok for outcome in box.run_tests(cheat, *asked))
 
@@ -514,7 +527,8 @@ def test_tests_are_lines_with_assert_that_name_the_function():
     assert asserts_in(text, "f") == ["assert f(1) == 2", "assert not f(3)"]
 
 
-# -- the protocol -------------------------------------------------------------------------------------------------------
+# -- the protocol
+# -------------------------------------------------------------------------------------------------------
 
 META = {
     "entry_point": "f",

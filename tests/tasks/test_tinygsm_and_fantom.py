@@ -29,7 +29,8 @@ def program(result):
     return f"def simple_math_problem() -> float:\n    return {result}\n"
 
 
-# -- TinyGSM --------------------------------------------------------------------------------------------------------------
+# -- TinyGSM
+# --------------------------------------------------------------------------------------------------------------
 
 PROGRAMS = ["6 * 7", "84 / 2", "-1", "3 - 4.0", "7 / 2", "1 / 0", "open('/etc/passwd')", "None", "True"]
 
@@ -48,8 +49,8 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
         "not_integer": 2, "no_question": 1, "error:ZeroDivisionError": 1, "error:PermissionError": 1, "no_value": 1, "source": 1,
     }  # fmt: skip
     assert task.remark() == (
-        "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, error:PermissionError 1, "
-        "no_value 1, source 1)"
+        "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, "
+        "error:PermissionError 1, no_value 1, source 1)"
     )
     assert "tinygsm: 2 of 12 rows dropped: not_integer" in caplog.text
     assert task.grade(task[2], "Answer: -1").correct and not task.grade(task[2], "Answer: 1").correct
@@ -217,7 +218,8 @@ def test_every_stored_answer_of_a_file_is_what_the_code_returns(data):
     assert not {e.question for e in tasks[0]} & {e.question for e in tasks[1]}
 
 
-# -- FANToM ---------------------------------------------------------------------------------------------------------------
+# -- FANToM
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def fantom_rows(count=20):
@@ -410,7 +412,8 @@ def test_labels_are_graded_in_one_batch(tmp_path):
     assert dialogues[0].utterances[1].grade.answer == "5"
 
 
-# -- ANLI -----------------------------------------------------------------------------------------------------------------
+# -- ANLI
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_rounds_are_read_together(tmp_path):

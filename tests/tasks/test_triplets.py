@@ -1,4 +1,5 @@
-"""Code triplets and Absolute Zero: what is proposed is run, answers are graded by the program, and what everybody is paid."""
+"""Code triplets and Absolute Zero: what is proposed is run, answers are graded by the program, and what everybody is
+paid."""
 
 import json
 import random
@@ -186,7 +187,8 @@ def test_options_of_a_tool_have_types(options, words, tmp_path):
 
 
 def test_answers_are_graded_under_the_limits_of_the_tool():
-    """150 MiB are too much where the tool allows 128, and not where it allows 512: what a tool can run, a solver can answer."""
+    """150 MiB are too much where the tool allows 128, and not where it allows 512: what a tool can run, a solver can
+    answer."""
     code = "def f(x):\n    return len(bytearray(150 << 20)) // x"
     said = f"```python\n{code}\n```\n```input\n1024\n```"
     wide, narrow = TripletTool(memory_mb=512, workers=1), TripletTool(memory_mb=128, workers=1)
@@ -229,8 +231,8 @@ def batch_of(tmp_path, script, kinds, questions=1, **sections):
 
 
 def by_kind(right):
-    """A script that proposes a valid triplet for each kind, of whose eight tries the first ``right[kind]`` are right, then
-    some wrong, and the last one unreadable."""
+    """A script that proposes a valid triplet for each kind, of whose eight tries the first ``right[kind]`` are right,
+    then some wrong, and the last one unreadable."""
     answers = {"deduction": "3", "abduction": "6", "induction": "```python\ndef f(x): return x // 2\n```"}
 
     def script(request):

@@ -1,4 +1,7 @@
-"""Tasksets of the library verifiers, as tasks of a team. It cannot be installed beside the newest MCP SDK: an environment of its own."""
+"""Tasksets of the library verifiers, as tasks of a team.
+
+It cannot be installed beside the newest MCP SDK: an environment of its own.
+"""
 
 import json
 import subprocess

@@ -39,8 +39,8 @@ def simulated(rng):
     """A run on a clock that moves by random times. Each answer has the weights that are there when it begins.
 
     Returns:
-        The depth, the ages of the answers of each update, and the dialogues that were begun and trained on, as the seconds
-        of their answers.
+        The depth, the ages of the answers of each update, and the dialogues that were begun and trained on, as the
+        seconds of their answers.
     """
     depth, last, size, turns = rng.randint(1, 4), rng.randint(1, 8), rng.randint(1, 4), rng.randint(1, 4)
     updated, clock = [], 0.0  # when each update ended

@@ -253,7 +253,8 @@ def lora(model, *adapters):
 
 
 def of_all_kinds(tiny, folder):
-    """Adapters of one base that has no name, one by turn, a frozen random model, a frozen named one, a person, and an API."""
+    """Adapters of one base that has no name, one by turn, a frozen random model, a frozen named one, a person, and an
+    API."""
     sizes = {"hidden_size": 32, "layers": 1, "alphabet": ALPHABET}
     model, tokenizer = tiny("llama", **sizes)
     shared = lora(model, "ann", "first", "rest")

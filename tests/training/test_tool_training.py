@@ -61,7 +61,8 @@ def test_an_environment_that_nobody_uses_is_named(tmp_path):
     idle = {"counter": {"use": "worldly:Counter", "agents": ["bob"]}, "spare": {"use": "worldly:Counter", "agents": []}}
     lines = check_run(load(written(tmp_path, environments=idle)))
     assert [line for line in lines if line.startswith("warning: environments")] == [
-        "warning: environments.spare: no agent acts in it or hears of it, because its agents are []; list some, or remove it"
+        "warning: environments.spare: no agent acts in it or hears of it, because its agents are []; list some, or "
+        "remove it"
     ]
 
 

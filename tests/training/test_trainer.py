@@ -236,7 +236,10 @@ def test_one_agent_and_one_turn_reproduce_the_single_policy_trainer(tiny, tmp_pa
 
 
 def _given(options):
-    names = "output_dir per_device_train_batch_size gradient_accumulation_steps total_episodes response_length learning_rate"
+    names = (
+        "output_dir per_device_train_batch_size gradient_accumulation_steps total_episodes response_length "
+        "learning_rate"
+    )
     return {*names.split(), "temperature", "report_to", "save_strategy", "disable_tqdm", "use_cpu", *options}
 
 

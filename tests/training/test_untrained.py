@@ -1,4 +1,5 @@
-"""Nothing is silently untrained: what utterances without answers are credited with, and what is said of those without credit."""
+"""Nothing is silently untrained: what utterances without answers are credited with, and what is said of those without
+credit."""
 
 import json
 import logging
@@ -266,8 +267,8 @@ def test_a_run_in_which_an_agent_never_learns_stops_at_the_first_update(tmp_path
         trainer.train()
     told = str(raised.value)
     assert told.startswith(
-        "update 1: no utterance of agent 'ann' as 'plan' (4 utterances; nobody was shown what it said, for example agent 'ann', turn 1, "
-        "dialogue "
+        "update 1: no utterance of agent 'ann' as 'plan' (4 utterances; nobody was shown what it said, for example "
+        "agent 'ann', turn 1, dialogue "
     )
     assert (
         ") has a credit, so nothing would be learned from them. No reward source and no payment of the protocol scored"
@@ -383,8 +384,8 @@ def credit_lines(values):
 def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     told, warning = credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}))
     assert told == (
-        "credit: ann: the mean credit of those who are shown it (bob); bob: answers (label 1), horizon discounted_sum, share all; "
-        "cy: NOTHING"
+        "credit: ann: the mean credit of those who are shown it (bob); bob: answers (label 1), horizon "
+        "discounted_sum, share all; cy: NOTHING"
     )
     assert warning.startswith(
         "warning: credit: nothing credits cy if all utterances are empty: nobody who has a credit is shown"
@@ -409,8 +410,9 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     monkeypatch.setitem(SOURCES, "mine", lambda section, speak: as_source(Of(ann=1.0)))
     mine = {"reward": {"sources": {"label": 1, "mine": 0.5}}}
     assert credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **mine)) == [
-        "credit: ann: its own reward if mine scores it, or else the mean credit of those who are shown it (bob); bob: answers (label 1, mine "
-        "0.5 where it scores), horizon discounted_sum, share all; cy: its own reward if mine scores it, or else NOTHING"
+        "credit: ann: its own reward if mine scores it, or else the mean credit of those who are shown it (bob); bob: "
+        "answers (label 1, mine 0.5 where it scores), horizon discounted_sum, share all; cy: its own reward if mine "
+        "scores it, or else NOTHING"
     ]
     call = workshop_values(tmp_path, monkeypatch, {}, TEAM[:2]) | {
         "protocol": {"name": "call_return", "plan": "{question}"}
@@ -427,9 +429,9 @@ def test_the_page_says_who_did_not_learn_and_why(tmp_path):
     ]
     del lines[1]["ann/untrained/ann/plan"]
     sentence = (
-        "ann: {} had no credit, so nothing was learned from them: no reward scored them, no rule credited them, and they were shown to "
-        "nobody who had a credit. Name their ids in Ask.parents of those who are shown them, or let a reward source, the protocol (pays) "
-        "or a rule credit them."
+        "ann: {} had no credit, so nothing was learned from them: no reward scored them, no rule credited them, and "
+        "they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are shown them, or "
+        "let a reward source, the protocol (pays) or a rule credit them."
     )
     for number, told in ((1, "3 utterances as plan in 1 of 1 update"), (3, "6 utterances as plan in 2 of 3 updates")):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:number]))

@@ -120,7 +120,10 @@ def control_tokens(tokenizer: Tokenizer, special: bool = False) -> ControlTokens
 
 
 def encode_words(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
-    """Return the token ids of a part of a text, in which nothing becomes a control token. See :func:`control_tokens`."""
+    """Return the token ids of a part of a text, in which nothing becomes a control token.
+
+    See :func:`control_tokens`.
+    """
     return encode_pieces(tokenizer, control_tokens(tokenizer, special).pieces(text))
 
 

@@ -116,7 +116,8 @@ def render(
     except TemplateFailed as error:
         roles = ", ".join(message["role"] for message in messages[:4])
         raise ChatError(
-            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another template"
+            f"the chat template of {tokenizer.name_or_path!r} cannot render {roles} messages ({error}); use another "
+            "template"
         ) from None
 
 
@@ -138,7 +139,10 @@ def encode_chat(
 
 
 class RenderedChat(str):
-    """A conversation as a chat template writes it. Its ``pieces`` are encoded apart, so that no message writes a control token."""
+    """A conversation as a chat template writes it.
+
+    Its ``pieces`` are encoded apart, so that no message writes a control token.
+    """
 
     pieces: list[str]
 

@@ -1,8 +1,9 @@
-"""The process in which chat templates are rendered and calls are read: frames of JSON, as :mod:`trl_ext.process.servant` says.
+"""The process in which chat templates are rendered and calls are read: frames of JSON, as
+:mod:`trl_ext.process.servant` says.
 
-:mod:`trl_ext.chat.templates` starts it by its path, so it imports nothing of this package. It has a limit of memory, and each
-request has a limit of processor time, at which the kernel ends the process. Both also hold inside of calls that Python
-cannot interrupt, such as the multiplication of a text or a search for a regular expression.
+:mod:`trl_ext.chat.templates` starts it by its path, so it imports nothing of this package. It has a limit of memory,
+and each request has a limit of processor time, at which the kernel ends the process. Both also hold inside of calls
+that Python cannot interrupt, such as the multiplication of a text or a search for a regular expression.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Render chat templates in a process that ends with them, because a template is a program that came with a model.
 
-Jinja's sandbox keeps a template from files and from Python's objects. It bounds neither time nor memory:
-``{{ 'a' * 10**10 }}`` and a few nested loops would take a machine with them, in a thread that nothing can stop. So every
-template that is not from this package is rendered by :mod:`trl_ext.chat.template_worker`, which has limits of both.
+Jinja's sandbox keeps a template from files and from Python's objects. It bounds neither time nor memory: ``{{ 'a' *
+10**10 }}`` and a few nested loops would take a machine with them, in a thread that nothing can stop. So every template
+that is not from this package is rendered by :mod:`trl_ext.chat.template_worker`, which has limits of both.
 """
 
 import socket
@@ -81,9 +81,9 @@ def read_calls(
 ) -> list[dict[str, Any]]:
     """Return the calls in a completion: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
 
-    Without a response ``template`` they are read by :func:`trl_ext.chat.written_calls.read_written_calls`. With one, this is done
-    only if :func:`trl_ext.chat.template_worker.read_calls` finds none. The regular expressions of a response template came
-    with a model, and so may take any time: they are searched for in the worker's process.
+    Without a response ``template`` they are read by :func:`trl_ext.chat.written_calls.read_written_calls`. With one,
+    this is done only if :func:`trl_ext.chat.template_worker.read_calls` finds none. The regular expressions of a
+    response template came with a model, and so may take any time: they are searched for in the worker's process.
 
     Raises:
         TemplateFailed: the response template is not valid, or takes too much time or memory.

@@ -1,8 +1,9 @@
 """How a chat template shows tools, and how its model writes calls.
 
 A model's own way of calling tools is what its template taught it. It can be used if the template shows calls and
-results, and if the call that it shows is read again as it was: by :mod:`trl_ext.chat.written_calls`, which knows how the models of
-most families write calls, or else by the tokenizer's response template or the one that TRL has for a known chat template.
+results, and if the call that it shows is read again as it was: by :mod:`trl_ext.chat.written_calls`, which knows how
+the models of most families write calls, or else by the tokenizer's response template or the one that TRL has for a
+known chat template.
 """
 
 import re

@@ -1,21 +1,21 @@
 """Calls of tools as models write them, found in the text of a completion.
 
-Every family of models has marks of its own around a call, and writes a name and arguments in one of a few ways. Models do
-not always write as their template shows: a mark is missing, JSON stands where the template has XML, or the arguments have
-another name. So one reader knows the marks of all families and the ways of writing calls, and reads each of these in any
-of those. Documented forms, all of them literal tests:
+Every family of models has marks of its own around a call, and writes a name and arguments in one of a few ways. Models
+do not always write as their template shows: a mark is missing, JSON stands where the template has XML, or the arguments
+have another name. So one reader knows the marks of all families and the ways of writing calls, and reads each of these
+in any of those. Documented forms, all of them literal tests:
 
 - ``<tool_call>`` with JSON (Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4), with ``<function=`` (Qwen3-Coder, Qwen 3.5,
   Nemotron 3), or with ``<arg_key>`` (GLM 4.5);
 - a bare JSON object, ``<|python_tag|>``, ``<function=add>{...}</function>`` and ``[add(a=1)]`` (Llama 3 and 4);
-- ``[TOOL_CALLS]`` (Mistral), messages with a recipient (gpt-oss), ``<\uff5ctool\u2581call\u2581begin\uff5c>`` and DSML (DeepSeek),
-  ``call:add{...}`` (Gemma 4, FunctionGemma), ``<|tool_call|>`` (Phi-4, Granite 3), ``<|tool_call_start|>`` (LFM2), and the
-  marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano, LongCat and OLMo 3.
+- ``[TOOL_CALLS]`` (Mistral), messages with a recipient (gpt-oss), ``<\uff5ctool\u2581call\u2581begin\uff5c>`` and DSML
+  (DeepSeek), ``call:add{...}`` (Gemma 4, FunctionGemma), ``<|tool_call|>`` (Phi-4, Granite 3), ``<|tool_call_start|>``
+  (LFM2), and the marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano, LongCat and OLMo 3.
 
 What has a mark of a call and cannot be read is told as such. An argument ends where its own value ends: a mark inside a
 program is part of it. Where that cannot be known, because an end mark stands twice, the call is not read. Nothing that
-stands in the model's thinking is a call, and nothing that repeats what it was told: the schemas of tools and their results. The
-time is linear in the length of the text.
+stands in the model's thinking is a call, and nothing that repeats what it was told: the schemas of tools and their
+results. The time is linear in the length of the text.
 """
 
 import re
@@ -27,7 +27,10 @@ from trl_ext.chat.thoughts import THINKING, THOUGHT_ENDS, end_of_begun_thought
 from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
 
 MOST = 128
-"""Most calls of a completion. What follows is not read, so that each character is looked at a bounded number of times."""
+"""Most calls of a completion.
+
+What follows is not read, so that each character is looked at a bounded number of times.
+"""
 BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 TOLD = {
@@ -48,7 +51,10 @@ TOLD = {
     "<|START_TOOL_RESULT|>": "<|END_TOOL_RESULT|>",
     "<\uff5ctool\u2581output\u2581begin\uff5c>": "<\uff5ctool\u2581output\u2581end\uff5c>",
 }
-"""The marks around what a model is told: its tools and their results. A model that writes them itself calls nothing there."""
+"""The marks around what a model is told: its tools and their results.
+
+A model that writes them itself calls nothing there.
+"""
 MARKS = {
     "<tool_call>": "</tool_call>",
     "<longcat_tool_call>": "</longcat_tool_call>",
@@ -84,9 +90,10 @@ IN_THOUGHT = "it stands before the end of a thought that nothing began"
 _SPACE = r"(?:[\w\uff5c]{1,16}[:\uff5c])?"
 _NAME = r"[A-Za-z_][\w.\-/]{0,127}"
 _FUNCTION = re.compile(
-    rf"<(?P<space>[\w\uff5c]{{1,16}}[:\uff5c])?(?:(?:function|tool)\s*=|(?:function|invoke) name=)\s*[\"']?(?P<name>{_NAME})[\"']?\s*>"
+    rf"<(?P<space>[\w\uff5c]{{1,16}}[:\uff5c])?(?:(?:function|tool)\s*=|(?:function|invoke) name=)\s*[\"']?(?P<name>{_NAME})[\"']?\s*>"  # noqa: E501
 )
-"""How a call with named parameters begins: ``<function=add>``, ``<invoke name="add">``, with a name space or without."""
+"""How a call with named parameters begins: ``<function=add>``, ``<invoke name="add">``, with a name space or without.
+"""
 _PARAMETER = re.compile(
     r"<" + _SPACE + r"parameter(?:\s*=\s*| name=)[\"']?(?P<key>[^>\n\"']{1,128}?)[\"']?(?: [^>\n]{0,64})?\s*>"
     r"|<(?:longcat_)?arg_key>\s*(?P<other>[^<>\n]{1,128}?)\s*</(?:longcat_)?arg_key>\s*<(?:longcat_)?arg_value>"
@@ -109,7 +116,7 @@ _NEXT_CALL = re.compile(
 )
 """How a further call with named parameters begins. Up to there an end mark may be that of an argument."""
 _CLOSERS = sorted({close for close in MARKS.values() if close and close != "```"}, key=len, reverse=True)
-_BARE = r'(?P<bare>(?:\[\s{0,32})?\{\s{0,32}"(?:name|type|function|tool|tool_name|tool_call_id|id|call_id|arguments|parameters|tool_calls|role)"\s{0,32}:)'
+_BARE = r'(?P<bare>(?:\[\s{0,32})?\{\s{0,32}"(?:name|type|function|tool|tool_name|tool_call_id|id|call_id|arguments|parameters|tool_calls|role)"\s{0,32}:)'  # noqa: E501
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -165,13 +172,14 @@ Found = dict[str, Any]
 
 
 def read_written_calls(text: str, prefix: str, tools: list[dict[str, Any]]) -> list[Found]:
-    """Return the calls of a completion in order: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be read.
+    """Return the calls of a completion in order: ``{"name", "arguments"}``, or ``{"error"}`` for one that cannot be
+    read.
 
     Args:
         text: the completion, special tokens included.
         prefix: the end of the prompt, which may have opened the model's thinking.
-        tools: the schemas of the tools. Arguments that are written as bare text have the type that a schema gives them, and
-            what has no mark around it is a call only if it names one of the tools.
+        tools: the schemas of the tools. Arguments that are written as bare text have the type that a schema gives them,
+            and what has no mark around it is a call only if it names one of the tools.
     """
     functions = [tool.get("function", tool) for tool in tools]
     known = {one["name"]: one.get("parameters") or {} for one in functions}
@@ -241,7 +249,10 @@ class Described(Unreadable):
 
 
 class _Unclear(Unreadable):
-    """It is not clear where a call ends. What is before ``following`` may be a part of it, so that nothing there is a call."""
+    """It is not clear where a call ends.
+
+    What is before ``following`` may be a part of it, so that nothing there is a call.
+    """
 
     def __init__(self, why: str, following: int):
         super().__init__(why)
@@ -751,11 +762,12 @@ def _trimmed(text: str) -> str:
 
 
 def typed(text: str, schema: Any, root: Any) -> Any:
-    """Return an argument that was written as bare ``text``, as its ``schema`` wants it. ``root`` is the tool's whole schema.
+    """Return an argument that was written as bare ``text``, as its ``schema`` wants it. ``root`` is the tool's whole
+    schema.
 
     >>> typed("75001", {"type": "string"}, {}), typed("75001", {"type": "integer"}, {}), typed("x", {"type": "integer"}, {})
     ('75001', 75001, 'x')
-    """
+    """  # noqa: E501
     kinds = kinds_of(schema, root)
     if "null" in kinds and text.strip() in ("null", "None"):
         return None

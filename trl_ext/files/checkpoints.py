@@ -1,4 +1,7 @@
-"""The checkpoints in a run's folder: find them, choose the one to resume from, set aside and remove. Imports no torch."""
+"""The checkpoints in a run's folder: find them, choose the one to resume from, set aside and remove.
+
+Imports no torch.
+"""
 
 import logging
 import re
@@ -36,7 +39,8 @@ def newest_whole(folders: list[Path]) -> Path:
     """Return the last of ``folders`` that is undamaged. A warning names each damaged checkpoint.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or a newer one cannot be read or has a file that it should not have.
+        CheckpointError: every checkpoint is damaged, or a newer one cannot be read or has a file that it should not
+            have.
     """
     for folder in reversed(folders):
         try:
@@ -46,8 +50,8 @@ def newest_whole(folders: list[Path]) -> Path:
         else:
             return folder
     raise CheckpointError(
-        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); nothing was changed. Restore one from a "
-        "backup, or start the run again in another folder"
+        f"{folders[-1].parent}: every checkpoint is damaged ({len(folders)} found); nothing was changed. Restore one "
+        "from a backup, or start the run again in another folder"
     )
 
 
@@ -83,8 +87,8 @@ def check_space(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size:
         raise CheckpointError(
-            f"{folder}: a checkpoint takes {size / 1e9:.2f} GB or more, but {free / 1e9:.2f} GB are free; free some space, or "
-            "choose another output_dir"
+            f"{folder}: a checkpoint takes {size / 1e9:.2f} GB or more, but {free / 1e9:.2f} GB are free; free some "
+            "space, or choose another output_dir"
         )
 
 

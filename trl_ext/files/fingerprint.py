@@ -1,9 +1,9 @@
 """Notice that a run's data have changed since it began.
 
-A resumed run goes through its data in the order that its seed gives. With other rows, or the same rows in another order,
-it would see some questions twice and others never, and its evaluations before and after would not be of the same
-questions. So a run keeps ``data_fingerprints.json``: for each data set its number of rows and a hash of its content. The hash does
-not depend on where the data lie.
+A resumed run goes through its data in the order that its seed gives. With other rows, or the same rows in another
+order, it would see some questions twice and others never, and its evaluations before and after would not be of the same
+questions. So a run keeps ``data_fingerprints.json``: for each data set its number of rows and a hash of its content.
+The hash does not depend on where the data lie.
 """
 
 import hashlib
@@ -21,7 +21,10 @@ from trl_ext.files.manifest import CheckpointError
 
 DATA = "data_fingerprints.json"
 MOST = 100_000
-"""The most rows that are read. Of larger data sets, so many rows at even distances count, besides the number of rows."""
+"""The most rows that are read.
+
+Of larger data sets, so many rows at even distances count, besides the number of rows.
+"""
 _READ_TWICE = 100
 
 Fingerprint = dict[str, Any]
@@ -48,7 +51,8 @@ def fingerprint(rows: Sequence[Any]) -> Fingerprint:
 
 
 def remember_data(folder: Path, data: Mapping[str, Fingerprint], record: str = DATA) -> None:
-    """Write the fingerprints of a new run's ``data``, by the names of the data sets, into the file ``record`` of its ``folder``.
+    """Write the fingerprints of a new run's ``data``, by the names of the data sets, into the file ``record`` of its
+    ``folder``.
 
     Raises:
         OSError: the file cannot be written.
@@ -60,7 +64,8 @@ def remember_data(folder: Path, data: Mapping[str, Fingerprint], record: str = D
 def check_data(
     folder: Path, data: Mapping[str, Fingerprint], record: str = DATA, what: str = "data set"
 ) -> dict[str, Fingerprint]:
-    """Check that the ``data`` of a resumed run are those that :func:`remember_data` wrote into ``folder``, and return these.
+    """Check that the ``data`` of a resumed run are those that :func:`remember_data` wrote into ``folder``, and return
+    these.
 
     A run without such a file was begun by an earlier version, or its user removed the file in order to go on with other
     data. ``record`` is the file's name, and ``what`` is what one of ``data`` is called in errors.

@@ -17,8 +17,8 @@ def whole_lines(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the position after each line of a JSONL file and the line's record, from byte ``start`` on.
 
-    A last line without a line break is skipped, because a crash has cut it off or it is still being written. Another line
-    that is not JSON is left out, and ``damaged`` is given the position after it and an error that names it.
+    A last line without a line break is skipped, because a crash has cut it off or it is still being written. Another
+    line that is not JSON is left out, and ``damaged`` is given the position after it and an error that names it.
 
     Raises:
         DamagedRecord: a line is not JSON, and ``damaged`` is None.

@@ -1,8 +1,8 @@
 """Let one process at a time write a run into a folder. Two of them would mix their records. Imports no torch.
 
-The lock is that of the operating system on the file ``.lock``. The system takes it back when the process ends, however it
-ends, so a run that was killed leaves nothing to clean up. A second file names the process for people, and the pipe at
-which it can be asked for its stacks.
+The lock is that of the operating system on the file ``.lock``. The system takes it back when the process ends, however
+it ends, so a run that was killed leaves nothing to clean up. A second file names the process for people, and the pipe
+at which it can be asked for its stacks.
 """
 
 import errno
@@ -76,8 +76,8 @@ class RunLock:
             lock.acquire(timeout=0)
         except Timeout:
             raise FolderInUse(
-                f"{self.folder}: {_owner(self.folder) or 'another process'} writes here, and two in one folder would mix "
-                "their records; wait for it or stop it, or choose another folder"
+                f"{self.folder}: {_owner(self.folder) or 'another process'} writes here, and two in one folder would "
+                "mix their records; wait for it or stop it, or choose another folder"
             ) from None
         except (OSError, NotImplementedError) as error:
             if isinstance(error, OSError) and error.errno not in _WITHOUT_LOCKS:

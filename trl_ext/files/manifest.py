@@ -41,7 +41,8 @@ def write_manifest(folder: Path, known: Mapping[Path, str] | None = None) -> Non
 def verify(folder: Path, required: Iterable[str] = CHECKPOINT) -> None:
     """Check that a checkpoint holds exactly the files of its manifest, and that each has the content of its hash.
 
-    ``required`` names files and folders that the manifest must list. Hidden files, which file managers and network file systems leave, are ignored.
+    ``required`` names files and folders that the manifest must list. Hidden files, which file managers and network file
+    systems leave, are ignored.
 
     Raises:
         DamagedCheckpoint: the manifest or a file is missing or damaged.
@@ -59,8 +60,8 @@ def verify(folder: Path, required: Iterable[str] = CHECKPOINT) -> None:
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); make it readable") from error
     if unlisted:
         raise CheckpointError(
-            f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move the file somewhere else, or use another "
-            "checkpoint"
+            f"{folder}: holds {unlisted[0]!r}, which is not in its {MANIFEST}; move the file somewhere else, or use "
+            "another checkpoint"
         )
 
 

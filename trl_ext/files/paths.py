@@ -1,8 +1,8 @@
 """Paths that are made of a name from outside: of a policy, an adapter, a reward source. Imports no torch.
 
 Weights are read from, written to, and removed at such paths, and the name may be a stranger's, who wrote a team's
-configuration. ``Path("run") / "/home/me"`` is ``/home/me``. So the name is checked here, where it becomes a part of a path,
-and not only where a configuration is read.
+configuration. ``Path("run") / "/home/me"`` is ``/home/me``. So the name is checked here, where it becomes a part of a
+path, and not only where a configuration is read.
 """
 
 from pathlib import Path, PurePosixPath
@@ -43,7 +43,8 @@ def within(folder: str | Path, path: str) -> Path:
     """Return the path ``path`` in ``folder``, at any depth.
 
     Raises:
-        UnsafeName: a part of ``path`` is not a plain name, for example because ``path`` begins with a slash or has ``..``.
+        UnsafeName: a part of ``path`` is not a plain name, for example because ``path`` begins with a slash or has
+            ``..``.
     """
     place = Path(folder)
     for part in PurePosixPath(path).parts:

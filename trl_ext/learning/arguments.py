@@ -1,4 +1,5 @@
-"""What the trainer does with each of the ``TrainingArguments`` of transformers, and which options a resumed run may change."""
+"""What the trainer does with each of the ``TrainingArguments`` of transformers, and which options a resumed run may
+change."""
 
 import dataclasses
 import json
@@ -15,7 +16,10 @@ DECIDING = (
 )
 """The arguments that decide the weights of a run. A resumed run must have the same."""
 
-NOT_COMPILED = "compiling takes minutes and saved a tenth of an update on a CPU (docs/performance.md), so the trainer does not compile"
+NOT_COMPILED = (
+    "compiling takes minutes and saved a tenth of an update on a CPU (docs/performance.md), so the trainer does not "
+    "compile"
+)
 
 REFUSED = {
     "auto_find_batch_size": "lower per_device_train_batch_size and raise gradient_accumulation_steps, or set "
@@ -75,8 +79,8 @@ def check_training_arguments(args: TrainingArguments) -> None:
 def deciding_options(args: Any) -> dict[str, Any]:
     """Return the options of ``args`` that decide a run's weights, by name, as JSON values.
 
-    These are :data:`DECIDING`, the number of completions in an update, and all own options of ``args`` that are not among
-    its ``may_change``. The number of updates is one of them where the learning rate depends on it.
+    These are :data:`DECIDING`, the number of completions in an update, and all own options of ``args`` that are not
+    among its ``may_change``. The number of updates is one of them where the learning rate depends on it.
     """
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
     names = [
@@ -102,6 +106,6 @@ def check_options(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> Non
     if changed:
         differences = ", ".join(f"{name} was {was[name]!r} and is {now[name]!r}" for name in changed)
         raise CheckpointError(
-            f"{folder}: was made with other options ({differences}); resume with the same ones, or begin another run from "
-            "its weights in another output_dir"
+            f"{folder}: was made with other options ({differences}); resume with the same ones, or begin another run "
+            "from its weights in another output_dir"
         )

@@ -2,10 +2,11 @@
 
 ``checkpoint-N/`` holds these files:
 
-- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, and in folders of their own, ``critic/``
-  and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its weights. Plain
-  ``from_pretrained`` loads it, unless it has a folder ``shards/``: each process has then written there what it holds of a
-  policy with all weights trained (:mod:`trl_ext.sharding.shards`), and an export makes plain folders of it.
+- ``policies/NAME/`` for each policy: a model or PEFT folder with its tokenizer, and in folders of their own,
+  ``critic/`` and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its
+  weights. Plain ``from_pretrained`` loads it, unless it has a folder ``shards/``: each process has then written there
+  what it holds of a policy with all weights trained (:mod:`trl_ext.sharding.shards`), and an export makes plain folders
+  of it.
 - ``others/NAME/`` for everything else that learns.
 - ``rng.safetensors`` and ``state.json``.
 - ``MANIFEST.json``: every file with its SHA-256.
@@ -156,9 +157,9 @@ def write_checkpoint(target: Path, policies: Policies, state: dict, others: Mapp
 class CheckpointWriter:
     """Writes a checkpoint to ``target`` atomically, in two steps. All processes do each of them together.
 
-    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes the
-    folder appear under its name. The shards of weights and optimizers are written in between. The content does not depend
-    on the number of processes, apart from how it is cut into shards.
+    The constructor takes everything that belongs in the checkpoint, so that training may go on. :meth:`finish` makes
+    the folder appear under its name. The shards of weights and optimizers are written in between. The content does not
+    depend on the number of processes, apart from how it is cut into shards.
 
     Args:
         target: the new folder ``checkpoint-N``.
@@ -216,7 +217,10 @@ class CheckpointWriter:
 
 
 class SavingLost(CheckpointError):
-    """A checkpoint that was being written in the background is lost, because a process that wrote it died. The run goes on."""
+    """A checkpoint that was being written in the background is lost, because a process that wrote it died.
+
+    The run goes on.
+    """
 
 
 def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
@@ -317,8 +321,8 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
 def in_shards(learner: Learner) -> bool:
     """Return whether checkpoints hold a policy in shards.
 
-    They do if all weights are trained, and processes share the weights or the checkpoint is written while training goes on.
-    Adapters are small, and are always written at once as plain folders.
+    They do if all weights are trained, and processes share the weights or the checkpoint is written while training goes
+    on. Adapters are small, and are always written at once as plain folders.
     """
     adapted = any(isinstance(model, PeftModel) for model in (learner.model, learner.value_model))
     return not adapted and (learner.strategy.sharded or learner.args.async_save)
@@ -327,8 +331,8 @@ def in_shards(learner: Learner) -> bool:
 def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
     """Save a policy with its optimizer and scheduler, so that training can continue.
 
-    All processes call this together. What becomes shards goes to ``writer``, and the main process writes everything else
-    here.
+    All processes call this together. What becomes shards goes to ``writer``, and the main process writes everything
+    else here.
     """
     if in_shards(learner):
         writer.add(folder, learner.strategy.shards())
@@ -391,7 +395,8 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def _inner(folder: Path, name: str, file: str) -> Path:
-    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older versions."""
+    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older
+    versions."""
     older = (folder / file).is_file() and not (folder / name / file).is_file()
     return folder if older else folder / name
 

@@ -25,8 +25,8 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
     """Check that a policy is a loaded language model with a tokenizer. Images are not supported.
 
     Raises:
-        ValueError: the model is something else or has a vision part, or a processor was given in the place of a tokenizer.
-            The message begins with ``where``.
+        ValueError: the model is something else or has a vision part, or a processor was given in the place of a
+            tokenizer. The message begins with ``where``.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
@@ -35,12 +35,13 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
     base = base_of(model)
     if getattr(base.config, "vision_config", None) is not None:
         raise ValueError(
-            f"{where}: {type(base).__name__} has a vision part, and vision-language models are not supported; load its text "
-            "part, or another causal language model"
+            f"{where}: {type(base).__name__} has a vision part, and vision-language models are not supported; load its "
+            "text part, or another causal language model"
         )
     if base.get_output_embeddings() is None:
         raise ValueError(
-            f"{where}: {type(base).__name__} has no output head, so it samples no tokens; load it with AutoModelForCausalLM"
+            f"{where}: {type(base).__name__} has no output head, so it samples no tokens; load it with "
+            "AutoModelForCausalLM"
         )
     check_adapters(model, where)
     if (why := REFUSED.get(base.config.model_type)) is not None:
@@ -49,13 +50,13 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         )
     if getattr(base.config.get_text_config(), "output_router_logits", False):
         raise ValueError(
-            f"{where}: config.output_router_logits is True, for which a forward needs all logits of a batch; set it to False, because "
-            "PPO has no load-balancing loss"
+            f"{where}: config.output_router_logits is True, for which a forward needs all logits of a batch; set it to "
+            "False, because PPO has no load-balancing loss"
         )
     if sees_later_tokens(model):
         raise ValueError(
-            f"{where}: {type(base).__name__} sees the tokens that follow, so it has no probability of the next one; load a decoder "
-            "(AutoModelForCausalLM), or set is_decoder=True in its configuration"
+            f"{where}: {type(base).__name__} sees the tokens that follow, so it has no probability of the next one; "
+            "load a decoder (AutoModelForCausalLM), or set is_decoder=True in its configuration"
         )
     _check_generation(model, where)
     if isinstance(processing_class, ProcessorMixin):
@@ -82,8 +83,8 @@ def check_apart(models: Mapping[str, nn.Module | None], remedy: str) -> None:
 def check_steps_all(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter], where: str) -> None:
     """Check that an optimizer of the user's own steps everything that is trained.
 
-    A parameter that it lacks would keep its value through the whole run. The trainer makes the critic's head itself, so an
-    optimizer that was made before cannot step it.
+    A parameter that it lacks would keep its value through the whole run. The trainer makes the critic's head itself, so
+    an optimizer that was made before cannot step it.
 
     Raises:
         ValueError: it lacks parameters of ``trained``. The message begins with ``where``.
@@ -93,9 +94,9 @@ def check_steps_all(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.P
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise ValueError(
-            f"{where}: optimizers: the optimizer does not step {', '.join(lacking[:3])}{more}, so they would never learn; name "
-            "an optimizer by optim= in the arguments, which steps all; or pass value_model= and give the optimizer its "
-            "parameters too, or critic='none'; requires_grad_(False) says that a weight is not to learn"
+            f"{where}: optimizers: the optimizer does not step {', '.join(lacking[:3])}{more}, so they would never "
+            "learn; name an optimizer by optim= in the arguments, which steps all; or pass value_model= and give the "
+            "optimizer its parameters too, or critic='none'; requires_grad_(False) says that a weight is not to learn"
         )
 
 
@@ -118,8 +119,9 @@ def check_causal(model: Any, where: str) -> None:
     """
     if sees_later_tokens(model):
         raise ValueError(
-            f"{where}: {type(base_of(model)).__name__} sees the tokens that follow, so that its value of a state would know what the "
-            "policy says next; expected a causal model: load a decoder with AutoModelForSequenceClassification, or leave it out"
+            f"{where}: {type(base_of(model)).__name__} sees the tokens that follow, so that its value of a state would "
+            "know what the policy says next; expected a causal model: load a decoder with "
+            "AutoModelForSequenceClassification, or leave it out"
         )
 
 

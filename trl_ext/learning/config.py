@@ -17,11 +17,11 @@ from trl_ext.ppo.options import LearnerOptions, PPOOptions, option
 class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     """The options of PPO (:class:`PPOOptions`), of a learner (:class:`LearnerOptions`) and ``TrainingArguments``.
 
-    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions, ``num_generations`` of
-    each prompt. It then makes
-    ``num_ppo_epochs * num_mini_batches`` optimizer steps, with ``per_device_train_batch_size`` rows in each forward and
-    backward pass. ``max_grad_norm``, ``bf16``, ``gradient_checkpointing`` and the learning-rate schedule apply. The
-    schedule, ``save_steps``, ``eval_steps`` and ``logging_steps`` count updates.
+    One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions, ``num_generations``
+    of each prompt. It then makes ``num_ppo_epochs * num_mini_batches`` optimizer steps, with
+    ``per_device_train_batch_size`` rows in each forward and backward pass. ``max_grad_norm``, ``bf16``,
+    ``gradient_checkpointing`` and the learning-rate schedule apply. The schedule, ``save_steps``, ``eval_steps`` and
+    ``logging_steps`` count updates.
 
     Raises:
         ValueError: an option is out of its range or not supported here.
@@ -36,8 +36,8 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
             "async_save",
         )
     )
-    """The own options that a resumed run may change, because they do not decide its weights, or because a count does that
-    the trainer fills in (``num_total_batches``, ``batch_size``)."""
+    """The own options that a resumed run may change, because they do not decide its weights, or because a count does
+    that the trainer fills in (``num_total_batches``, ``batch_size``)."""
 
     logging_steps: float = option(1, "Log every so many updates.")
     model_adapter_name: str | None = option(None, "Adapter to train, where the model carries several.")
@@ -127,6 +127,6 @@ def check_args(args: Any, kind: type) -> None:
     """
     if not isinstance(args, kind):
         raise ValueError(
-            f"args: expected a {kind.__name__}, got a {type(args).__name__}; docs/howto/from_grpo.md and from_trl.md say what "
-            "TRL's options are called here"
+            f"args: expected a {kind.__name__}, got a {type(args).__name__}; docs/howto/from_grpo.md and from_trl.md "
+            "say what TRL's options are called here"
         )

@@ -1,7 +1,8 @@
 """Update several adapters of one base model in one forward and backward pass.
 
 Each learner alone has a small batch. Together they have a larger one, which a GPU reads in about the same time. Every
-adapter gets the gradient of its own rows only, as if it were updated alone (``tests/trl_ext/learning/test_update_layouts.py``).
+adapter gets the gradient of its own rows only, as if it were updated alone
+(``tests/trl_ext/learning/test_update_layouts.py``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -152,8 +152,8 @@ class Learner:
         if isinstance(model, PeftModel):
             if adapter is None and len(model.active_adapters) > 1:
                 raise AdapterError(
-                    f"policy {name!r}: several adapters are active, {', '.join(map(repr, model.active_adapters))}, and one is trained; "
-                    "name it (model_adapter_name, Agent(adapter=...)), or call set_adapter with one"
+                    f"policy {name!r}: several adapters are active, {', '.join(map(repr, model.active_adapters))}, and "
+                    "one is trained; name it (model_adapter_name, Agent(adapter=...)), or call set_adapter with one"
                 )
             self.adapter = adapter or model.active_adapter
             if self.adapter in model.peft_config:
@@ -187,13 +187,15 @@ class Learner:
         """How the processes hold ``reference``, if this is a separate model."""
         self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         self.checked = False
-        """Whether a second forward has shown that forwards of the same weights are equal (:mod:`trl_ext.learning.invariants`)."""
+        """Whether a second forward has shown that forwards of the same weights are equal
+        (:mod:`trl_ext.learning.invariants`)."""
         if args.objective not in OBJECTIVES:
             raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
         self.objective: Objective = OBJECTIVES[args.objective]
 
     def _check_adapter(self) -> None:
-        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base again.
+        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base
+        again.
 
         Raises:
             AdapterError: it sees them.
@@ -202,13 +204,14 @@ class Learner:
         with self.active(), shaken(self.model, [self.adapter]):
             if sees_later_tokens(self.model):
                 raise AdapterError(
-                    f"policy {self.name!r}: with its adapter {self.adapter!r} ({type(options).__name__}) the model sees the tokens that "
-                    "follow, so that it has no probability of the next one; use a LoraConfig"
+                    f"policy {self.name!r}: with its adapter {self.adapter!r} ({type(options).__name__}) the model "
+                    "sees the tokens that follow, so that it has no probability of the next one; use a LoraConfig"
                 )
         if not repeats(options):
             logger.warning(
-                "policy %r: the initialisation of adapter %r (%s) cannot be repeated, so the adapter fits only the base that is in memory "
-                "now; save that too (model.get_base_model().save_pretrained), before you resume or load the adapter elsewhere",
+                "policy %r: the initialisation of adapter %r (%s) cannot be repeated, so the adapter fits only the "
+                "base that is in memory now; save that too (model.get_base_model().save_pretrained), before you "
+                "resume or load the adapter elsewhere",
                 self.name, self.adapter, initialisation(options),
             )  # fmt: skip
 
@@ -230,8 +233,8 @@ class Learner:
             return copy.deepcopy(self.model)
         except RuntimeError as error:  # torch copies no tensor that another one was computed from, as PEFT ties some
             raise ValueError(
-                f"policy {self.name!r}: its model cannot be copied ({one_line(error, 100)}); use critic 'head' and kl_coef "
-                "0, or pass value_model= and ref_model="
+                f"policy {self.name!r}: its model cannot be copied ({one_line(error, 100)}); use critic 'head' and "
+                "kl_coef 0, or pass value_model= and ref_model="
             ) from error
 
     def _build_value_head(self, outputs: int) -> ValueHead | None:
@@ -243,14 +246,15 @@ class Learner:
         trunk = self.model if self.value_model is None else self.value_model
         if not hasattr(trunk, "score") and "Classification" in type(base_of(trunk)).__name__:
             raise ValueError(
-                f"policy {self.name!r}: value_model: {type(base_of(trunk)).__name__} has a head of another name than 'score', which would not "
-                "be read; pass its transformer, a language model, or an architecture whose classifier has a score"
+                f"policy {self.name!r}: value_model: {type(base_of(trunk)).__name__} has a head of another name than "
+                "'score', which would not be read; pass its transformer, a language model, or an architecture whose "
+                "classifier has a score"
             )
         if hasattr(trunk, "score"):  # a sequence-classification model has its own head
             if trunk.config.num_labels != outputs:
                 raise ValueError(
-                    f"policy {self.name!r}: value_model has {trunk.config.num_labels} outputs for each token, and the critic "
-                    f"needs {outputs}; load it with num_labels={outputs}"
+                    f"policy {self.name!r}: value_model has {trunk.config.num_labels} outputs for each token, and the "
+                    f"critic needs {outputs}; load it with num_labels={outputs}"
                 )
             return None
         return ValueHead(head_width(trunk), outputs)
@@ -341,8 +345,8 @@ class Learner:
                 return self._parameter_groups()
         if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
             raise ValueError(
-                f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and this "
-                "state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
+                f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and "
+                "this state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
             )
         return optimizer.param_groups
 
@@ -368,9 +372,9 @@ class Learner:
             raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
         if self.adapter is not None and (lost := strays(self.model)):
             raise AdapterError(
-                f"policy {self.name!r}: {len(lost)} parameters require gradients and belong to no adapter, such as {lost[0]}; PEFT "
-                "would not save them, so they are not trained: name their modules in modules_to_save, train the whole model without "
-                "PEFT, or say requires_grad_(False)"
+                f"policy {self.name!r}: {len(lost)} parameters require gradients and belong to no adapter, such as "
+                f"{lost[0]}; PEFT would not save them, so they are not trained: name their modules in modules_to_save, "
+                "train the whole model without PEFT, or say requires_grad_(False)"
             )
         rate = self.args.value_learning_rate
         rate = self.learning_rate if rate is None else rate
@@ -387,7 +391,8 @@ class Learner:
         )
 
     def _critic_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while active."""
+        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while
+        active."""
         with self.active(self.critic_adapter):
             found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
         with self.active():
@@ -448,9 +453,10 @@ class Learner:
             each = isinstance(temperature, Tensor) and tokens is not None
             if tokens is not None and len(tokens) < len(targets) and self.strategy.sharded:
                 raise ValueError(
-                    f"policy {self.name!r}: rows are longer and shorter than {length_regimes(base_of(model))[0]} tokens, beyond which "
-                    "its longrope reads them apart, and processes that share weights must make equally many forwards; keep prompts "
-                    "and response_length below that, or hold the weights whole (without FSDP and ZeRO-3)"
+                    f"policy {self.name!r}: rows are longer and shorter than {length_regimes(base_of(model))[0]} "
+                    "tokens, beyond which its longrope reads them apart, and processes that share weights must make "
+                    "equally many forwards; keep prompts and response_length below that, or hold the weights whole "
+                    "(without FSDP and ZeRO-3)"
                 )
             return read_actions(
                 model,
@@ -509,8 +515,8 @@ class Learner:
         """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs`` of ``rows`` under the weights that sampled them.
 
         This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
-        forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update, whose
-        second forward is compared with it (:mod:`trl_ext.learning.invariants`). All processes call this together.
+        forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update,
+        whose second forward is compared with it (:mod:`trl_ext.learning.invariants`). All processes call this together.
 
         Returns:
             The mean entropy per sampled token, over all processes.
@@ -559,7 +565,8 @@ class Learner:
         return holder.call(lambda: self.reference_logprobs(rows))
 
     def microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
-        """Return the indices of ``rows`` that each forward reads, at most ``most_rows`` of them; by default of all rows."""
+        """Return the indices of ``rows`` that each forward reads, at most ``most_rows`` of them; by default of all
+        rows."""
         index = torch.arange(len(rows)) if index is None else index
         return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
@@ -683,14 +690,14 @@ class Learner:
             longest, room = max(ids.tree.lengths), room_of(base_of(model))
             if room is not None and longest > room:
                 raise ValueError(
-                    f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a {name} with a longer "
-                    "context, or lower response_length"
+                    f"policy {self.name!r}: a row has {longest} tokens, and the {name} reads at most {room}; pass a "
+                    f"{name} with a longer context, or lower response_length"
                 )
             size, highest = base_of(model).config.get_text_config().vocab_size, int(ids.input_ids.max())
             if highest >= size:
                 raise ValueError(
-                    f"policy {self.name!r}: token id {highest} is outside the {name}'s vocabulary of {size}; it reads the "
-                    f"policy's ids, so pass a {name} with the policy's tokenizer"
+                    f"policy {self.name!r}: token id {highest} is outside the {name}'s vocabulary of {size}; it reads "
+                    f"the policy's ids, so pass a {name} with the policy's tokenizer"
                 )
 
     def _check_finite(self, rows: TokenBatch, named: dict[str, Tensor]) -> None:
@@ -718,9 +725,9 @@ def check_mixed_precision(given: str) -> bool:
 def starting_point(model: Any, adapter: str) -> str | None:
     """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
 
-    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference. Any
-    other adapter changes the model, or may, so its present weights are copied to another adapter. An adapter that trains
-    biases of its base cannot be copied, and :class:`Learner` copies the whole model.
+    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference.
+    Any other adapter changes the model, or may, so its present weights are copied to another adapter. An adapter that
+    trains biases of its base cannot be copied, and :class:`Learner` copies the whole model.
     """
     if shared_parameters(model, adapter) or _changes_nothing(model, adapter):
         return None
@@ -770,8 +777,8 @@ def _check_device(name: str, model: Any, device: torch.device) -> None:
     found = base_of(model).device
     if (found.type, found.index or 0) != (device.type, device.index or 0):
         raise ValueError(
-            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; load "
-            f"its model with device_map={{'': '{device}'}}"
+            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; "
+            f"load its model with device_map={{'': '{device}'}}"
         )
 
 

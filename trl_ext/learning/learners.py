@@ -83,8 +83,8 @@ class Learning:
         learner = self.learners[name]
         if critic_only and learner.strategy.steps_all and self.args.weight_decay:
             raise ValueError(
-                f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; expected "
-                f"weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
+                f"critic_warmup: DeepSpeed would decay the weights of policy {name!r} while its critic learns; "
+                f"expected weight_decay 0, got {self.args.weight_decay}; set it to 0, or use FSDP"
             )
         device = learner.device
         batch = build_token_batch(sampled, device, critic_only)
@@ -108,13 +108,13 @@ class Learning:
             step: the number of updates made so far. Minibatches are drawn from it and from the run's seed.
 
         Returns:
-            The metrics by learner, with the norm of the ``central_critic`` if there is one, and the first learner's learning
-            rate in this update.
+            The metrics by learner, with the norm of the ``central_critic`` if there is one, and the first learner's
+            learning rate in this update.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
-            ForwardsDiffer: in a learner's first minibatch, two forwards of the same weights differ, or in the run's first update
-                what was sampled is not what is trained on.
+            ForwardsDiffer: in a learner's first minibatch, two forwards of the same weights differ, or in the run's
+                first update what was sampled is not what is trained on.
         """
         args = self.args
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
@@ -158,8 +158,9 @@ class Learning:
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
 
-        Of as many successive ones as there are minibatches, each gets one at random. So a minibatch has the same rows however
-        many processes there are, and every process has nearly equally many of them. All processes call this together.
+        Of as many successive ones as there are minibatches, each gets one at random. So a minibatch has the same rows
+        however many processes there are, and every process has nearly equally many of them. All processes call this
+        together.
 
         Returns:
             The indices of this process's rows in each minibatch.
@@ -236,8 +237,9 @@ class Learning:
     def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
         """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device.
 
-        Groups on one device work one after the other, as without threads. Processes that train together exchange messages,
-        whose order must be the same in all of them, and a central critic belongs to all learners, so neither has threads.
+        Groups on one device work one after the other, as without threads. Processes that train together exchange
+        messages, whose order must be the same in all of them, and a central critic belongs to all learners, so neither
+        has threads.
         """
         by_device: dict[torch.device, list[int]] = {}
         for number, group in enumerate(groups):

@@ -1,7 +1,8 @@
 """What belongs to a PEFT adapter, from PEFT's own layers and options, and not from how its parameters are called.
 
-Every place that trains, copies, sends, counts or saves an adapter asks here. An adapter is the entries under its name in the
-containers of tuner layers and of modules that PEFT trains whole. Its biases, if it trains any, are parameters of the base.
+Every place that trains, copies, sends, counts or saves an adapter asks here. An adapter is the entries under its name
+in the containers of tuner layers and of modules that PEFT trains whole. Its biases, if it trains any, are parameters of
+the base.
 """
 
 import copy
@@ -23,7 +24,8 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """The values of ``LoraConfig.init_lora_weights`` that leave the base's weights as they are."""
 
 READS_ITS_OWN = ("ADAPTION_PROMPT", "XLORA", "POLY", "CARTRIDGE", "SHADOW")
-"""PEFT methods that work only through PEFT's own forward, with their own inputs, besides those that put tokens before a prompt."""
+"""PEFT methods that work only through PEFT's own forward, with their own inputs, besides those that put tokens before a
+prompt."""
 
 
 class AdapterError(UserError, ValueError):
@@ -35,8 +37,8 @@ def fault(config: PeftConfig) -> str | None:
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if config.is_prompt_learning:
         return (
-            f"{kind} puts virtual tokens before the prompt, which are neither read nor trained here; expected an adapter of the "
-            "layers: use LoraConfig, or trainable_token_indices for tokens of a prompt that learn"
+            f"{kind} puts virtual tokens before the prompt, which are neither read nor trained here; expected an "
+            "adapter of the layers: use LoraConfig, or trainable_token_indices for tokens of a prompt that learn"
         )
     if kind in READS_ITS_OWN:
         return f"{kind} works only through PEFT's own forward, which is not called here; use LoraConfig"
@@ -44,7 +46,10 @@ def fault(config: PeftConfig) -> str | None:
         return "VBLoRAConfig(save_only_topk_weights=True) saves too little for a checkpoint to go on from; leave it out"
     for option in ("alora_invocation_tokens", "arrow_config"):
         if getattr(config, option, None) is not None:
-            return f"LoraConfig({option}=...) works only through PEFT's own forward, which is not called here; leave it out"
+            return (
+                f"LoraConfig({option}=...) works only through PEFT's own forward, which is not called here; leave it "
+                "out"
+            )
     return None
 
 
@@ -56,8 +61,8 @@ def check_adapters(model: Any, where: str) -> None:
     """
     if isinstance(model, PeftMixedModel):
         raise AdapterError(
-            f"{where}: a PeftMixedModel mixes adapters of several kinds, which is not supported; use get_peft_model without "
-            "mixed=True"
+            f"{where}: a PeftMixedModel mixes adapters of several kinds, which is not supported; use get_peft_model "
+            "without mixed=True"
         )
     for name, config in model.peft_config.items() if isinstance(model, PeftModel) else ():
         if (why := fault(config)) is not None:
@@ -82,16 +87,17 @@ def check_company(model: Any, adapters: Sequence[str]) -> None:
         else:
             continue
         raise AdapterError(
-            f"adapter {name!r} cannot share its base with {others}: {why}, and would change them too; load the model once more for "
-            "it, or use a LoraConfig without this option"
+            f"adapter {name!r} cannot share its base with {others}: {why}, and would change them too; load the model "
+            "once more for it, or use a LoraConfig without this option"
         )
     for name in adapters:
         try:
             get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         except KeyError as error:  # a module that another adapter has trained tokens of
             raise AdapterError(
-                f"adapter {name!r} could not be saved beside {', '.join(repr(n) for n in adapters if n != name)}: PEFT asks for {error}, "
-                "which only the other has; give both the same trainable_token_indices and modules_to_save, or a base each"
+                f"adapter {name!r} could not be saved beside {', '.join(repr(n) for n in adapters if n != name)}: PEFT "
+                f"asks for {error}, which only the other has; give both the same trainable_token_indices and "
+                "modules_to_save, or a base each"
             ) from error
 
 
@@ -210,8 +216,8 @@ def _named_base(model: nn.Module, named: Any) -> Iterator[tuple[str, Any]]:
 def changes_base(config: PeftConfig) -> bool:
     """Return whether an adapter with these options has changed the weights of its base when it was made.
 
-    PiSSA, OLoRA, CorDA and LoRA-GA subtract from them what the adapter begins with, LoftQ quantises them, and KaSA cuts small
-    singular values off. The base with adapters off is then not the model that the adapter was made from.
+    PiSSA, OLoRA, CorDA and LoRA-GA subtract from them what the adapter begins with, LoftQ quantises them, and KaSA cuts
+    small singular values off. The base with adapters off is then not the model that the adapter was made from.
     """
     return getattr(config, "init_lora_weights", True) not in KEEPS_BASE or _kasa(config)
 
@@ -222,7 +228,8 @@ def initialisation(config: Any) -> str:
 
 
 def repeats(config: PeftConfig) -> bool:
-    """Return whether an initialisation that changes the base changes it in the same way when the adapter is loaded again."""
+    """Return whether an initialisation that changes the base changes it in the same way when the adapter is loaded
+    again."""
     return not changes_base(config) or getattr(config, "init_lora_weights", True) in ("pissa", "olora")
 
 
@@ -261,24 +268,25 @@ def switches_restored(model: Any) -> Iterator[None]:
 
 
 def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) -> None:
-    """Add an adapter ``name`` with the weights that ``source`` has now, or give these to the copy that an earlier run has made.
+    """Add an adapter ``name`` with the weights that ``source`` has now, or give these to the copy that an earlier run
+    has made.
 
-    It is never initialised as ``source`` was, because that may change the base once more (:func:`changes_base`). The active
-    adapter stays active, and what requires gradients still does.
+    It is never initialised as ``source`` was, because that may change the base once more (:func:`changes_base`). The
+    active adapter stays active, and what requires gradients still does.
 
     Raises:
-        AdapterError: PEFT has no second adapter of this kind that computes the same, ``source`` trains parameters of the base,
-            or an adapter of the user's has this name.
+        AdapterError: PEFT has no second adapter of this kind that computes the same, ``source`` trains parameters of
+            the base, or an adapter of the user's has this name.
     """
     if name in model.peft_config and not hasattr(model.peft_config[name], COPIED):
         raise AdapterError(
-            f"adapter {name!r}: this name is that of the copy that {source!r} needs for its reference, its critic or its past; give "
-            "the adapter another name"
+            f"adapter {name!r}: this name is that of the copy that {source!r} needs for its reference, its critic or "
+            "its past; give the adapter another name"
         )
     if shared_parameters(model, source):
         raise AdapterError(
-            f"adapter {source!r} trains biases of its base (bias={model.peft_config[source].bias!r}), of which there can be no "
-            "second copy in one model; set bias='none', or pass models of their own"
+            f"adapter {source!r} trains biases of its base (bias={model.peft_config[source].bias!r}), of which there "
+            "can be no second copy in one model; set bias='none', or pass models of their own"
         )
     if _kasa(model.peft_config[source]):
         raise AdapterError(f"adapter {source!r}: a copy of KaSA would cut its base once more; {APART}")
@@ -308,7 +316,8 @@ def copy_adapter(model: Any, source: str, name: str, trainable: bool = False) ->
 
 
 COPIED = "_copied_by_trl_ext"
-"""The attribute of an adapter's options that says that it is a copy of this module's, which a later run may use again."""
+"""The attribute of an adapter's options that says that it is a copy of this module's, which a later run may use again.
+"""
 APART = "set kl_coef to 0 or pass ref_model=, and take critic 'head', or use a plain LoraConfig"
 
 
@@ -365,7 +374,10 @@ def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:
 
 
 def leave_meta(model: PeftModel, adapter: str) -> None:
-    """Put the tensors of an adapter that are on the meta device on the CPU. They are 0 until they are loaded or received."""
+    """Put the tensors of an adapter that are on the meta device on the CPU.
+
+    They are 0 until they are loaded or received.
+    """
     meta = {id(t) for t in adapter_state(model, adapter).values() if t.is_meta}
     for module in model.modules() if meta else ():
         tables: list[dict[str, Any]] = [module._parameters, module._buffers]

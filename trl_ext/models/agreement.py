@@ -1,4 +1,5 @@
-"""Compare another way to read a model's adapters with the plain one, once for each, before anything is sampled by it."""
+"""Compare another way to read a model's adapters with the plain one, once for each, before anything is sampled by
+it."""
 
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
@@ -13,7 +14,8 @@ from trl_ext.models.randomness import evaluating
 
 MOST_TOKENS = 12
 EXACT, ROUNDED = 1e-3, 0.2
-"""The largest difference of logits, as a share of what the adapters change in them, in float32 and in half precision."""
+"""The largest difference of logits, as a share of what the adapters change in them, in float32 and in half precision.
+"""
 
 _known: WeakKeyDictionary = WeakKeyDictionary()
 

@@ -25,8 +25,8 @@ def fault(name: str) -> str | None:
     """
     if "/" in name or name.startswith("kernels:"):
         return (
-            f"{name!r:.80} is code from another repository, and such code is never run here; choose sdpa, or flash_attention_2 "
-            "with the package flash-attn"
+            f"{name!r:.80} is code from another repository, and such code is never run here; choose sdpa, or "
+            "flash_attention_2 with the package flash-attn"
         )
     if "flash" not in name:
         return None
@@ -34,11 +34,14 @@ def fault(name: str) -> str | None:
         return f"expected flash_attention_2, which is the only flash attention that is used here, got {name!r:.80}"
     if find_spec("flash_attn") is None:
         return (
-            "flash_attention_2 needs the package flash-attn; install it with: pip install flash-attn --no-build-isolation, or "
-            "choose sdpa, which needs no package"
+            "flash_attention_2 needs the package flash-attn; install it with: pip install flash-attn "
+            "--no-build-isolation, or choose sdpa, which needs no package"
         )
     from transformers.utils import is_flash_attn_2_available
 
     if not is_flash_attn_2_available():
-        return "flash_attention_2 needs a CUDA device and flash-attn 2.3.3 or newer, and this process has not both; choose sdpa"
+        return (
+            "flash_attention_2 needs a CUDA device and flash-attn 2.3.3 or newer, and this process has not both; "
+            "choose sdpa"
+        )
     return None

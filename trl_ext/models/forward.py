@@ -49,7 +49,8 @@ def trunk_of(model: Any) -> nn.Module:
 
 
 def trunks_of(base: Any) -> list[nn.Module]:
-    """Return the modules of a Hugging Face model one of which its own forward calls before the head, the inner one first."""
+    """Return the modules of a Hugging Face model one of which its own forward calls before the head, the inner one
+    first."""
     trunk = trunk_of(base)
     inner = getattr(trunk, "decoder", None)  # some models call the decoder inside of their transformer, and not this
     return [*([inner] if isinstance(inner, nn.Module) else []), trunk]
@@ -110,11 +111,11 @@ def tree_limits(model: Any) -> TreeLimits | None:
 class Reading:
     """How a model must be given what it reads, which short forwards have shown.
 
-    ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``: what a
-    row computes does not depend on padding to its left, so that rows of different lengths can be sampled together. ``cached``:
-    it goes on from a cache of keys and values. ``gaps``: padding may stand between what is in the cache and new tokens, so that
-    the cache of a conversation can be kept. ``rows``: rows of one batch are sampled as each alone. ``direct``: the output head
-    reads what the transformer returns.
+    ``positions``: positions that are given, counted from ``first``, are those that it would count itself. ``padding``:
+    what a row computes does not depend on padding to its left, so that rows of different lengths can be sampled
+    together. ``cached``: it goes on from a cache of keys and values. ``gaps``: padding may stand between what is in the
+    cache and new tokens, so that the cache of a conversation can be kept. ``rows``: rows of one batch are sampled as
+    each alone. ``direct``: the output head reads what the transformer returns.
     """
 
     positions: bool
@@ -132,8 +133,8 @@ _readings: WeakKeyDictionary = WeakKeyDictionary()
 def reading_of(model: Any) -> Reading:
     """Return how a Hugging Face model must be given what it reads. It is asked once, while its weights are whole.
 
-    Some models have no argument for positions, or count padding as tokens. Those of RoBERTa's kind begin behind the id of the
-    padding token, and count every token but this one, which a policy may sample.
+    Some models have no argument for positions, or count padding as tokens. Those of RoBERTa's kind begin behind the id
+    of the padding token, and count every token but this one, which a policy may sample.
     """
     if model not in _readings:
         if next(model.parameters()).device.type == "meta":
@@ -143,7 +144,10 @@ def reading_of(model: Any) -> Reading:
 
 
 def share_reading(model: Any) -> None:
-    """Let all processes know what :func:`reading_of` says in the main one, which has the weights. They call this together."""
+    """Let all processes know what :func:`reading_of` says in the main one, which has the weights.
+
+    They call this together.
+    """
     _readings[model] = distributed.broadcast_from_main(reading_of(model) if distributed.is_main() else None)
 
 
@@ -213,7 +217,10 @@ def _ask_reading(model: Any) -> Reading:
 
 
 def _samples_rows(model: Any, ids: Tensor, tolerance: float) -> bool:
-    """Return whether a model's own generation samples two rows together as each alone. Some carry their states wrongly."""
+    """Return whether a model's own generation samples two rows together as each alone.
+
+    Some carry their states wrongly.
+    """
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": PADDING}
     try:
         found = [
@@ -252,8 +259,8 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 def length_regimes(model: Any) -> tuple[int, ...]:
     """Return the lengths beyond which a model turns positions by other angles: those of its "longrope", if it has it.
 
-    With n tokens in front of it, a token is predicted by the angles for n tokens, and all n tokens are read with these. So
-    rows that are shorter and longer than such a length cannot be read together, nor can one cache serve both.
+    With n tokens in front of it, a token is predicted by the angles for n tokens, and all n tokens are read with these.
+    So rows that are shorter and longer than such a length cannot be read together, nor can one cache serve both.
 
     Args:
         model: the Hugging Face model itself, without a PEFT wrapper.
@@ -367,8 +374,8 @@ def read_actions(
 def completion_logprobs(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
     """Return the log-probability of each completion after its prompt, in nats, summed over its tokens.
 
-    ``rows`` are (prompt ids, completion ids). They are computed one at a time, so none is padded. Logits of the prompt are not
-    computed, if the model can leave them out. The mode of ``model`` is restored.
+    ``rows`` are (prompt ids, completion ids). They are computed one at a time, so none is padded. Logits of the prompt
+    are not computed, if the model can leave them out. The mode of ``model`` is restored.
     """
     found = []
     device, brief = base_of(model).device, accepts(base_of(model), "logits_to_keep")
@@ -390,11 +397,12 @@ def in_regimes(
     limits: TreeLimits | None,
     read: Callable[[ToRead, Tensor | None], Part],
 ) -> Part:
-    """Return what ``read`` computes at the M sampled tokens of ``rows``, in parts that a model reads by the same angles.
+    """Return what ``read`` computes at the M sampled tokens of ``rows``, in parts that a model reads by the same
+    angles.
 
-    ``read`` takes what one forward reads, and which of the M tokens it predicts, or None for all. It returns tensors whose
-    first dimension is that of these tokens. ``regimes`` are the model's :func:`length_regimes`, and ``limits`` its
-    :func:`tree_limits`.
+    ``read`` takes what one forward reads, and which of the M tokens it predicts, or None for all. It returns tensors
+    whose first dimension is that of these tokens. ``regimes`` are the model's :func:`length_regimes`, and ``limits``
+    its :func:`tree_limits`.
     """
     parts = rows.by_length(regimes) if regimes else [(rows, None)]
     found: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
@@ -421,7 +429,10 @@ def states_of(model: Any, rows: TokenBatch) -> Tensor:
 
 
 def _read_states(model: Any, read: ToRead) -> Tensor:
-    """Return what the head would see at the M tokens of ``read``. A model for classification has none that reads tokens."""
+    """Return what the head would see at the M tokens of ``read``.
+
+    A model for classification has none that reads tokens.
+    """
     base = base_of(model)
     head, given = base.get_output_embeddings(), _arguments(base, read)
     if reading_of(base).direct:
@@ -433,7 +444,8 @@ def _read_states(model: Any, read: ToRead) -> Tensor:
 
 @contextmanager
 def _head_sees_only(head: nn.Module, shape: torch.Size, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
-    """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1, M, H].
+    """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1,
+    M, H].
 
     The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a
     dict that receives ``hidden`` [M, H]. Without ``compute`` the head sees a single position, whose logits the caller
@@ -444,8 +456,8 @@ def _head_sees_only(head: nn.Module, shape: torch.Size, index: Tensor, compute: 
     def select(_module, arguments):
         if arguments[0].dim() != 3 or arguments[0].shape[:2] != shape:
             raise ValueError(
-                f"the output head {type(head).__name__} reads {list(arguments[0].shape)} for tokens {list(shape)}; expected one state for "
-                "each token, as in a causal language model; use another model"
+                f"the output head {type(head).__name__} reads {list(arguments[0].shape)} for tokens {list(shape)}; "
+                "expected one state for each token, as in a causal language model; use another model"
             )
         seen["hidden"] = arguments[0].flatten(0, 1)[index]
         chosen = seen["hidden"] if compute else seen["hidden"][:1].detach()

@@ -18,8 +18,8 @@ from trl_ext.models.agreement import agrees
 def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
     """Return the layers of an adapter that is a LoRA of linear layers and nothing else, or None if it is anything else.
 
-    DoRA and other variants, embeddings, trained tokens, biases, parameters of experts and fully trained modules are more
-    than the two matrices of a linear layer.
+    DoRA and other variants, embeddings, trained tokens, biases, parameters of experts and fully trained modules are
+    more than the two matrices of a linear layer.
     """
     layers = _layers(model, adapter)
     halves = [half for layer in layers for half in (layer.lora_A[adapter], layer.lora_B[adapter])]
@@ -34,11 +34,12 @@ def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
 
 
 def merges(model: Any, adapter: str | None) -> bool:
-    """Return whether :func:`merged` suits ``adapter``: it must be a LoRA of linear layers on weights that compute in float32.
+    """Return whether :func:`merged` suits ``adapter``: it must be a LoRA of linear layers on weights that compute in
+    float32.
 
-    In half precision, and in mixed precision, the sums would be rounded. A weight of 1 has neighbours 0.004 away in bfloat16,
-    so a small adapter would vanish, and the samples would come from the base model. A weight that another module shares, such as that of a tied
-    head, would change there too. What both ways compute is compared once.
+    In half precision, and in mixed precision, the sums would be rounded. A weight of 1 has neighbours 0.004 away in
+    bfloat16, so a small adapter would vanish, and the samples would come from the base model. A weight that another
+    module shares, such as that of a tied head, would change there too. What both ways compute is compared once.
     """
     if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
         return False
@@ -60,8 +61,8 @@ def merges(model: Any, adapter: str | None) -> bool:
 def merged(model: PeftModel, adapter: str) -> Iterator[Any]:
     """Yield the base model with ``adapter`` added to its weights. It samples as fast as the base model alone.
 
-    The sums are new tensors that replace the weights. The old weights are put back at the end, so they do not drift. The
-    sums take as much memory as the layers that have an adapter.
+    The sums are new tensors that replace the weights. The old weights are put back at the end, so they do not drift.
+    The sums take as much memory as the layers that have an adapter.
     """
     kept = []
     try:

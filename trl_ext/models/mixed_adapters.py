@@ -25,8 +25,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def mixes(model: Any, adapter: str | None) -> bool:
     """Return whether rows of ``adapter`` can stand beside rows of other adapters in one batch.
 
-    It must be a LoRA of linear layers below the output head. The head reads the trained tokens of all rows as one row, and
-    an expert reads some tokens of all rows. Neither can know whose a token is. What both ways compute is compared once.
+    It must be a LoRA of linear layers below the output head. The head reads the trained tokens of all rows as one row,
+    and an expert reads some tokens of all rows. Neither can know whose a token is. What both ways compute is compared
+    once.
     """
     if not isinstance(model, PeftModel) or adapter is None or (layers := matrices(model, adapter)) is None:
         return False

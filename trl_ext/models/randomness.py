@@ -1,7 +1,7 @@
 """Take all randomness out of a model's forward, because the ratio of two forwards must come from the weights alone.
 
-Dropout, layer drop, router jitter and noise on embeddings act in training mode. So models stay in evaluation mode while they
-are trained. Only what recomputes activations needs training mode, and it gets it for itself alone.
+Dropout, layer drop, router jitter and noise on embeddings act in training mode. So models stay in evaluation mode while
+they are trained. Only what recomputes activations needs training mode, and it gets it for itself alone.
 """
 
 import copy
@@ -15,18 +15,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 DROPOUT, RANDOM = re.compile("drop"), re.compile("drop|jitter|noise")
-"""What the names of probabilities of dropout, and of these and amounts of noise, have in common, in modules and configurations.
+"""What the names of probabilities of dropout, and of these and amounts of noise, have in common, in modules and
+configurations.
 
-Some routers of experts compare with their amount of jitter in evaluation mode too, so that it is a part of the model there.
+Some routers of experts compare with their amount of jitter in evaluation mode too, so that it is a part of the model
+there.
 """
 
 
 def quiet(model: nn.Module) -> None:
     """Turn off all randomness in the forward of a model, and leave on the recomputation of activations.
 
-    Every module is put into evaluation mode, except those that recompute activations, which transformers does in training
-    mode only. Their amounts of noise become 0, and all probabilities of dropout, whatever they are called. The configuration
-    that is saved with the model keeps its values.
+    Every module is put into evaluation mode, except those that recompute activations, which transformers does in
+    training mode only. Their amounts of noise become 0, and all probabilities of dropout, whatever they are called. The
+    configuration that is saved with the model keeps its values.
     """
     model.eval()
     quieted: dict[int, Any] = {}

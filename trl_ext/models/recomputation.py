@@ -13,7 +13,8 @@ def recomputes(model: Any) -> bool:
 
 
 def set_recomputation(model: Any, options: dict[str, Any] | None) -> None:
-    """Let a Hugging Face model recompute activations with the ``options`` of ``torch.utils.checkpoint``, or not (None)."""
+    """Let a Hugging Face model recompute activations with the ``options`` of ``torch.utils.checkpoint``, or not
+    (None)."""
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     if options is None:
         getattr(model, f"{name}_checkpointing_disable")()

@@ -11,7 +11,8 @@ EIGHT_BIT = 1 + 4 / 256
 
 
 class TrainingBytes(NamedTuple):
-    """The bytes that training keeps for one weight, besides the weight: of gradients, a float32 copy, and AdamW's two moments."""
+    """The bytes that training keeps for one weight, besides the weight: of gradients, a float32 copy, and AdamW's two
+    moments."""
 
     gradients: float
     copy: float

@@ -31,7 +31,8 @@ ADAPTER_OPTIONS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safeten
 MOST_LAYERS = 1000
 """The largest models have about 130. Building millions of layers would take hours, before any weight is missed."""
 MOST_LABELS = 100_000
-"""Classifiers have a few, or tens of thousands. transformers makes a name for each before anybody can look at the number."""
+"""Classifiers have a few, or tens of thousands. transformers makes a name for each before anybody can look at the
+number."""
 MOST_CONFIG_BYTES = 2**24
 """The ``config.json`` of a model with names for its labels and exceptions for its layers has a tenth of it."""
 _LAYERS = re.compile(r"(?:num|n|encoder|decoder)_(?:\w+_)?layers?")
@@ -40,9 +41,9 @@ SHOWN = 3
 """Most tensors that a message names."""
 
 
-# accelerate asks of every model that is saved, or given to a Trainer, whether it is an engine of DeepSpeed. Where DeepSpeed
-# is installed, it imports it to ask. That takes seconds and prints a warning on machines without a GPU. No model can be an
-# engine before DeepSpeed is imported.
+# accelerate asks of every model that is saved, or given to a Trainer, whether it is an engine of DeepSpeed. Where
+# DeepSpeed is installed, it imports it to ask. That takes seconds and prints a warning on machines without a GPU. No
+# model can be an engine before DeepSpeed is imported.
 setattr(accelerate.utils.other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules)  # noqa: B010
 
 
@@ -56,7 +57,8 @@ def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     No code from ``source`` is run. Without ``trust_remote_code=False``, transformers would ask on the terminal.
 
     Raises:
-        WeightsError: it cannot be read, or its ``config.json`` is absurdly large (:func:`check_bounds`). The message is one line.
+        WeightsError: it cannot be read, or its ``config.json`` is absurdly large (:func:`check_bounds`). The message is
+            one line.
     """
     try:
         if "config" not in options:
@@ -77,8 +79,8 @@ def check_bounds(source: str | Path) -> None:
         source: the folder, or the name on the hub. One without a ``config.json`` is not looked at.
 
     Raises:
-        WeightsError: the file is larger than :data:`MOST_CONFIG_BYTES`, or it sets more than :data:`MOST_LABELS` labels or
-            :data:`MOST_LAYERS` layers, at any depth.
+        WeightsError: the file is larger than :data:`MOST_CONFIG_BYTES`, or it sets more than :data:`MOST_LABELS` labels
+            or :data:`MOST_LAYERS` layers, at any depth.
         ValueError: it is not JSON.
         RecursionError: it nests too deeply.
     """
@@ -139,7 +141,8 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
         source: the folder, or the name on the hub.
         new: the first part of the names of tensors that may be new, such as ``score`` for the head of a verifier that
             starts from a base model. The files may then also hold heads that this model lacks. None allows neither.
-        options: further arguments of ``from_pretrained``. With ``config``, the folder's own ``config.json`` is not read.
+        options: further arguments of ``from_pretrained``. With ``config``, the folder's own ``config.json`` is not
+            read.
 
     Raises:
         WeightsError: the model cannot be read, or tensors are missing, left over, misshapen or not finite.
@@ -162,10 +165,11 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
 
 
 def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
-    """Return whether the safetensors files of a model, in a folder or in the cache of the hub, hold the weights of ``model``.
+    """Return whether the safetensors files of a model, in a folder or in the cache of the hub, hold the weights of
+    ``model``.
 
-    Three rows of every tensor are compared, because reading all of a large model would take minutes. Training changes all
-    matrices nearly everywhere. The result is False if the files cannot be found.
+    Three rows of every tensor are compared, because reading all of a large model would take minutes. Training changes
+    all matrices nearly everywhere. The result is False if the files cannot be found.
     """
     own, compared = base_state(model), 0
     for file in _weight_files(str(source)):
@@ -204,8 +208,8 @@ def _same_rows(saved: Any, own: torch.Tensor) -> bool:
 def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
     """Check that a model's configuration asks for no attention that cannot be used.
 
-    A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in any
-    case.
+    A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in
+    any case.
     """
     own = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
     config = read_pretrained(kind.config_class if own else AutoConfig, source)
@@ -214,18 +218,19 @@ def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
         name = str(part._attn_implementation)
         if (why := fault(name)) and not (chosen and "/" not in name):
             raise WeightsError(
-                f"{source}: its config.json sets attn_implementation={name!r:.80}: {why}; or remove the key in a copy of the folder"
+                f"{source}: its config.json sets attn_implementation={name!r:.80}: {why}; or remove the key in a copy "
+                "of the folder"
             )
 
 
 def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
     """Add a new adapter to a model, or to the ``PeftModel`` that other adapters share.
 
-    Its first weights depend on its name and on torch's seed, and not on what was drawn before. So a policy begins with the
-    same weights in every process, whichever other policies that process holds.
+    Its first weights depend on its name and on torch's seed, and not on what was drawn before. So a policy begins with
+    the same weights in every process, whichever other policies that process holds.
 
-    If the base is on the meta device, because this process will receive its weights, the adapter is on the CPU. Adapters
-    are small, and every process reads those that are saved.
+    If the base is on the meta device, because this process will receive its weights, the adapter is on the CPU.
+    Adapters are small, and every process reads those that are saved.
 
     Raises:
         WeightsError: its initialisation would change the base that other adapters share, or theirs has changed it.
@@ -251,10 +256,10 @@ def _check_company(model: Any, name: str, options: PeftConfig, where: str) -> No
     changing = [n for n, config in others.items() if changes_base(config)] + [name] * changes_base(options)
     if others and changing:
         raise WeightsError(
-            f"{where}: the initialisation of {changing[0]!r} ({initialisation((others | {name: options})[changing[0]])}) changes "
-            "the base's weights, which "
-            f"{', '.join(map(repr, sorted((set(others) | {name}) - {changing[0]})))} would share; give each a base of its own, or "
-            "convert it to a plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
+            f"{where}: the initialisation of {changing[0]!r} "
+            f"({initialisation((others | {name: options})[changing[0]])}) changes the base's weights, which "
+            f"{', '.join(map(repr, sorted((set(others) | {name}) - {changing[0]})))} would share; give each a base of "
+            "its own, or convert it to a plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
         )
 
 
@@ -262,8 +267,8 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     """Add the adapter in a folder or on the hub to a model, or to the ``PeftModel`` that other adapters share.
 
     Raises:
-        WeightsError: it cannot be read or used here, tensors are missing, left over, misshapen or not finite, or it changes
-            the base that other adapters share.
+        WeightsError: it cannot be read or used here, tensors are missing, left over, misshapen or not finite, or it
+            changes the base that other adapters share.
     """
     _check_company(model, name, check_adapter_source(source), repr(source))
     options: dict[str, Any] = {"adapter_name": name, "is_trainable": trainable}
@@ -284,7 +289,8 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
 def check_adapter_source(source: str) -> PeftConfig:
     """Return an adapter's options, after checking that it can be used here. No weights are read.
 
-    It has its weights as safetensors, not pickled, names no module for PEFT to import, and works on the layers of its base.
+    It has its weights as safetensors, not pickled, names no module for PEFT to import, and works on the layers of its
+    base.
 
     Raises:
         WeightsError: it cannot be used.
@@ -382,7 +388,10 @@ def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tenso
 
 
 def _not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors with NaN or infinite numbers. A sum is faster than a mask, and finds most are fine."""
+    """Return the names of tensors with NaN or infinite numbers.
+
+    A sum is faster than a mask, and finds most are fine.
+    """
     floating = {n: t for n, t in tensors.items() if t.is_floating_point() and t.device.type != "meta"}
     suspects = [name for name, tensor in floating.items() if not bool(torch.isfinite(tensor.sum(dtype=torch.float32)))]
     return [name for name in suspects if not bool(torch.isfinite(floating[name].float()).all())]
@@ -409,8 +418,8 @@ def _refuse(
     ]
     if faults:
         raise WeightsError(
-            f"{source}: its weights are not those of this model: of its tensors {'; '.join(faults)}; nothing is filled in "
-            "with random numbers: copy or download the folder again, or use another one"
+            f"{source}: its weights are not those of this model: of its tensors {'; '.join(faults)}; nothing is filled "
+            "in with random numbers: copy or download the folder again, or use another one"
         )
 
 
@@ -419,8 +428,8 @@ def _one_line(error: Exception, source: str | Path) -> str:
     text = str(error).strip()
     if "custom code" in text or "trust_remote_code" in text:
         return (
-            f"{source}: needs code from its own folder, and such code is never run here; use a model of an architecture "
-            "that transformers has, or build it in Python and pass it on"
+            f"{source}: needs code from its own folder, and such code is never run here; use a model of an "
+            "architecture that transformers has, or build it in Python and pass it on"
         )
     first = " ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1] or [""]).strip()
     return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first[:300]})"

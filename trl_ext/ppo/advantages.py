@@ -14,8 +14,9 @@ def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = 
     """Fill in ``advantages`` and ``returns`` of ``rows``, and return statistics.
 
     ``rows`` have old log-probabilities and values. Token rewards are the KL penalty plus what each token earned, which
-    for a completion with one score is that score at its last sampled token. GAE runs over each row's sampled tokens. Advantages are whitened within each ``rows.group``. Without a
-    critic, lambda is 1 and values are 0, so the advantage is the whitened return.
+    for a completion with one score is that score at its last sampled token. GAE runs over each row's sampled tokens.
+    Advantages are whitened within each ``rows.group``. Without a critic, lambda is 1 and values are 0, so the advantage
+    is the whitened return.
     """
     token_gae(rows, options, has_critic)
     metrics = row_metrics(rows, options)

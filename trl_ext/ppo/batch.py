@@ -20,7 +20,10 @@ The tokenizer's own padding token does not: scripts add one whose id the model's
 
 
 ON_THE_HOST = ("trajectory", "value_mask", "temperature")
-"""Tensors of a :class:`TokenBatch` that stay on the CPU. Reading by them would wait for an accelerator if they were there."""
+"""Tensors of a :class:`TokenBatch` that stay on the CPU.
+
+Reading by them would wait for an accelerator if they were there.
+"""
 
 
 SENT = ("sampled_mask", "token_scores", "value_mask", "old_logprobs", "ref_logprobs", "values")
@@ -270,11 +273,12 @@ class TokenBatch:
         return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
 
     def by_length(self, regimes: Sequence[int]) -> list[tuple["TokenBatch", Tensor]]:
-        """Return the rows in parts that a model reads by the same angles, and the place of each part's tokens among the M.
+        """Return the rows in parts that a model reads by the same angles, and the place of each part's tokens among the
+        M.
 
-        ``regimes`` are the lengths beyond which the angles change, in order. A token with n tokens in front of it belongs to
-        the part of n. A row that goes on beyond a length is in two parts, and in the first it ends there. The parts are for
-        reading only: their other columns are as wide as before.
+        ``regimes`` are the lengths beyond which the angles change, in order. A token with n tokens in front of it
+        belongs to the part of n. A row that goes on beyond a length is in two parts, and in the first it ends there.
+        The parts are for reading only: their other columns are as wide as before.
         """
         column = self.sampled_on_host[1].numpy()
         part = np.searchsorted(regimes, column)
@@ -412,7 +416,8 @@ def placeholder(device: torch.device | str, critic_only: bool = False) -> TokenB
 class GlobalBatch:
     """The rows of all processes, for statistics over all of them.
 
-    Where they come from several processes or devices, they are :meth:`TokenBatch.without_prompts`. ``process`` [N] and ``row`` [N] say which process each row belongs to, and which row it is there.
+    Where they come from several processes or devices, they are :meth:`TokenBatch.without_prompts`. ``process`` [N] and
+    ``row`` [N] say which process each row belongs to, and which row it is there.
     """
 
     rows: TokenBatch
@@ -423,7 +428,8 @@ class GlobalBatch:
     def of(cls, own: TokenBatch, device: torch.device | None = None) -> "GlobalBatch":
         """Gather the rows of all processes. All processes call this together.
 
-        Prompts, ids and the critics' own rows are not sent. ``device``: where the rows must be, if a single process has several devices.
+        Prompts, ids and the critics' own rows are not sent. ``device``: where the rows must be, if a single process has
+        several devices.
         """
         if distributed.size() == 1 and (device is None or own.input_ids.device == device):
             row = torch.arange(len(own), device=own.input_ids.device)

@@ -207,9 +207,9 @@ def engine_weights(rows: TokenBatch, cap: float, mode: str = "token_truncate") -
     Args:
         rows: the completions.
         cap: the largest weight.
-        mode: ``token_truncate``: larger weights are ``cap``. ``token_mask``: the weight of a token outside of [1/cap, cap] is 0.
-            ``sequence_mask``: those of a completion are 0 if their product is outside (the modes of TRL's ``GRPOConfig``,
-            which have no lower bound there).
+        mode: ``token_truncate``: larger weights are ``cap``. ``token_mask``: the weight of a token outside of [1/cap,
+            cap] is 0. ``sequence_mask``: those of a completion are 0 if their product is outside (the modes of TRL's
+            ``GRPOConfig``, which have no lower bound there).
     """
     known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
     logs = torch.where(known, rows.old_logprobs - rows.sampler_logprobs, 0.0)

@@ -54,7 +54,8 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tensor:
-    """Return ``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, and 0 outside of it. By default the variance is unbiased.
+    """Return ``(values - mean) / sqrt(var + 1e-8)`` under ``mask``, and 0 outside of it. By default the variance is
+    unbiased.
 
     ``shift_mean=False`` keeps the mean, which is used for rewards. A single value has no spread, so it becomes 0.
 
@@ -129,8 +130,8 @@ def policy_loss_terms(
 ) -> tuple[Tensor, Tensor]:
     """Return the per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1).
 
-    ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) a term is at most
-    ``-c A`` where A < 0.
+    ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) a term is at
+    most ``-c A`` where A < 0.
     """
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
@@ -178,8 +179,8 @@ def value_loss_terms(
 def bounded_exp(exponent: Tensor) -> Tensor:
     """Return ``exp(min(exponent, 20))``, which has no gradient beyond :data:`MOST_EXPONENT`.
 
-    Ratios of probabilities of long answers leave the range of float32 at 88 nats, and infinity times a clipped gradient of 0
-    is not a number. A ratio of 5e8 is clipped by every rule, and a step along a larger one would end the run.
+    Ratios of probabilities of long answers leave the range of float32 at 88 nats, and infinity times a clipped gradient
+    of 0 is not a number. A ratio of 5e8 is clipped by every rule, and a step along a larger one would end the run.
     """
     return torch.exp(exponent.clamp(max=MOST_EXPONENT))
 
@@ -188,7 +189,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     """Return an estimate of KL(policy || reference) for each token that the policy sampled.
 
     With ``d = log p - log p_ref``, the estimators are ``k1 = d`` (unbiased), ``k2 = d^2 / 2`` (biased, low variance)
-    and ``k3 = exp(-d) - 1 + d`` (unbiased, never negative, with :func:`bounded_exp`). Source: Schulman, "Approximating KL divergence", 2020.
+    and ``k3 = exp(-d) - 1 + d`` (unbiased, never negative, with :func:`bounded_exp`). Source: Schulman, "Approximating
+    KL divergence", 2020.
 
     Raises:
         ValueError: ``kind`` is not one of these names.
@@ -206,8 +208,9 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """Return the log-probability of each token under ``softmax(logits / temperature)``, in at least float32.
 
-    ``logits`` are [..., V], and ``token_ids`` are [...]. ``temperature`` is a number, or [...] with one for each token. The library computes every log-probability with this function:
-    old, new and reference log-probabilities, all at the sampling temperature.
+    ``logits`` are [..., V], and ``token_ids`` are [...]. ``temperature`` is a number, or [...] with one for each token.
+    The library computes every log-probability with this function: old, new and reference log-probabilities, all at the
+    sampling temperature.
     """
     flat = _TokenLogprobs.apply(logits.flatten(0, -2), token_ids.flatten(), _flat(temperature))
     return flat.view(token_ids.shape)
@@ -271,9 +274,9 @@ def _rows_at_a_time(logits: Tensor) -> int:
 def _slice_bytes(kind: str) -> int:
     """Return how large a slice of logits should be on a device of this ``kind``.
 
-    On a CPU it stays in the cache. An accelerator waits for the host between small slices, so it gets a large one, of which
-    about three copies must fit into a small part of its memory. Each row is computed alone, so that results do not
-    depend on the size.
+    On a CPU it stays in the cache. An accelerator waits for the host between small slices, so it gets a large one, of
+    which about three copies must fit into a small part of its memory. Each row is computed alone, so that results do
+    not depend on the size.
     """
     if kind == "cpu":
         return CPU_SLICE

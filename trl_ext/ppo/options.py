@@ -25,7 +25,8 @@ READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": _described}
 
 @dataclass_transform()
 def options(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as :data:`READ` says."""
+    """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as
+    :data:`READ` says."""
 
     def make(kind: type[T]) -> type[T]:
         kind.__pydantic_config__ = READ  # type: ignore[attr-defined]
@@ -70,9 +71,9 @@ else:
 class Decoding:
     """How the next token is drawn from a model's distribution.
 
-    It is drawn at ``temperature``, from the ``top_k`` likeliest tokens, and of these from the fewest that have ``top_p``
-    of the probability (nucleus sampling, Holtzman et al. 2020). A ``top_k`` of 0 and a ``top_p`` of 1 keep all tokens.
-    A ``temperature`` of 0 is greedy; the other two then change nothing.
+    It is drawn at ``temperature``, from the ``top_k`` likeliest tokens, and of these from the fewest that have
+    ``top_p`` of the probability (nucleus sampling, Holtzman et al. 2020). A ``top_k`` of 0 and a ``top_p`` of 1 keep
+    all tokens. A ``temperature`` of 0 is greedy; the other two then change nothing.
     """
 
     temperature: float
@@ -232,12 +233,13 @@ class PPOOptions:
                 raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
             if self.engine_tis_cap <= 1:
                 raise ValueError(
-                    f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap and cap, "
-                    f"got {self.engine_tis_cap}"
+                    f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap "
+                    f"and cap, got {self.engine_tis_cap}"
                 )
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
-                "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only add noise"
+                "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
+                "add noise"
             )
         if self.total_episodes is not None:
             _at_least(self, 1, "total_episodes")
@@ -302,8 +304,8 @@ class LearnerOptions:
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
     async_save: bool = option(
         False,
-        "Write checkpoints of policies with all weights trained in the background, while training goes on. Each process "
-        "writes what it holds, and a checkpoint appears once it is whole.",
+        "Write checkpoints of policies with all weights trained in the background, while training goes on. Each "
+        "process writes what it holds, and a checkpoint appears once it is whole.",
     )
 
     def __post_init__(self):

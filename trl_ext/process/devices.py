@@ -20,8 +20,8 @@ def accelerators() -> list[torch.device]:
 def process_device() -> torch.device:
     """Return the device of this process, for models that no trainer places, such as verifiers and encoders.
 
-    It is the device that accelerate has chosen for a training or an evaluation, which is the CPU with ``use_cpu`` and the
-    accelerator of this rank otherwise. Outside of these it is the present accelerator, or the CPU without one.
+    It is the device that accelerate has chosen for a training or an evaluation, which is the CPU with ``use_cpu`` and
+    the accelerator of this rank otherwise. Outside of these it is the present accelerator, or the CPU without one.
     """
     if PartialState._shared_state:
         return PartialState().device

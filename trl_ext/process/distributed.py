@@ -61,8 +61,8 @@ def check_launcher(environment: Mapping[str, str] = os.environ) -> None:
     started = int(environment.get("WORLD_SIZE", "1"))
     if started != size():
         raise WorldError(
-            f"{started} processes were started (WORLD_SIZE), but {size()} train together: torch.distributed is not set up; "
-            "on CPUs set training.use_cpu: true and start with torchrun --nproc_per_node N"
+            f"{started} processes were started (WORLD_SIZE), but {size()} train together: torch.distributed is not set "
+            "up; on CPUs set training.use_cpu: true and start with torchrun --nproc_per_node N"
         )
     alone = "WORLD_SIZE" not in environment and "MASTER_ADDR" in environment
     if alone and "ACCELERATE_MIXED_PRECISION" in environment:
@@ -117,7 +117,10 @@ def broadcast_from_main(value: Any) -> Any:
 
 
 def on_main(work: Callable[[], Any]) -> Any:
-    """Do ``work`` on the main process while the others wait. Return its result, or raise its error, on every process."""
+    """Do ``work`` on the main process while the others wait.
+
+    Return its result, or raise its error, on every process.
+    """
     if size() == 1:
         return work()
     result, failed = None, None
@@ -181,9 +184,9 @@ BUCKET = 2**28
 def all_reduce_tensors(tensors: "list[torch.Tensor]") -> None:
     """Replace each of ``tensors`` by its sum over all processes.
 
-    Small tensors of one dtype are copied into messages of at most :data:`BUCKET` bytes, because every message costs time.
-    Larger ones are summed where they are. Two processes get the same bits however tensors are grouped. More processes may
-    add in another order.
+    Small tensors of one dtype are copied into messages of at most :data:`BUCKET` bytes, because every message costs
+    time. Larger ones are summed where they are. Two processes get the same bits however tensors are grouped. More
+    processes may add in another order.
     """
     if size() == 1:
         return

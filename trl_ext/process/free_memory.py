@@ -23,8 +23,8 @@ def main_bytes() -> int:
 def free_bytes(device: torch.device) -> int | None:
     """Return how many bytes this process can still allocate on ``device``, or None if the device cannot tell.
 
-    On an accelerator this is the device's free memory and what torch holds without using it. On a CPU it is the available
-    main memory, divided by the number of processes on this machine.
+    On an accelerator this is the device's free memory and what torch holds without using it. On a CPU it is the
+    available main memory, divided by the number of processes on this machine.
     """
     if device.type == "cpu":
         return psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

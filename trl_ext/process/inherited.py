@@ -1,7 +1,8 @@
-"""Which environment variables a process of the library's own inherits: those that it needs, and no secrets. Imports no torch.
+"""Which environment variables a process of the library's own inherits: those that it needs, and no secrets. Imports no
+torch.
 
-A user's environment holds keys of APIs, of trackers and of the hub. A process that trains or renders a template needs none of
-them, and everything that it starts or writes down would have them too.
+A user's environment holds keys of APIs, of trackers and of the hub. A process that trains or renders a template needs
+none of them, and everything that it starts or writes down would have them too.
 """
 
 import os
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 NAMES = {
     "ALL_PROXY", "COLUMNS", "CURL_CA_BUNDLE", "DYLD_LIBRARY_PATH", "HOME", "HOSTNAME", "HTTPS_PROXY", "HTTP_PROXY",
     "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "NO_COLOR", "NO_PROXY", "PATH", "PWD",
-    "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TEMP", "TERM", "TMP",
+    "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TEMP", "TERM", "TMP",  # noqa: E501
     "TMPDIR", "TOKENIZERS_PARALLELISM", "TZ", "USER", "VIRTUAL_ENV",
 }  # fmt: skip
 """What processes need of the system, in upper case."""
@@ -32,13 +33,14 @@ HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 
 
 def inherited(environment: Mapping[str, str] | None = None, more: Collection[str] = ()) -> dict[str, str]:
-    """Return the variables of ``environment`` that a process inherits: those above without secrets, and those that are named in ``more``.
+    """Return the variables of ``environment`` that a process inherits: those above without secrets, and those that are
+    named in ``more``.
 
     The default is the environment of this process.
 
     >>> inherited({"PATH": "/bin", "OPENAI_API_KEY": "k", "HF_HOME": "/h", "HF_TOKEN": "t", "EDITOR": "vi"}, more=["EDITOR"])
     {'PATH': '/bin', 'HF_HOME': '/h', 'EDITOR': 'vi'}
-    """
+    """  # noqa: E501
     found = os.environ if environment is None else environment
     return {name: value for name, value in found.items() if name in more or _needed(name.upper())}
 
@@ -49,7 +51,8 @@ def _needed(name: str) -> bool:
 
 @contextmanager
 def only_inherited(more: Collection[str] = ()) -> Iterator[None]:
-    """Take from this process's environment, while the block runs, what the processes that it starts must not inherit."""
+    """Take from this process's environment, while the block runs, what the processes that it starts must not
+    inherit."""
     kept = inherited(more=more)
     held = {name: value for name, value in os.environ.items() if name not in kept}
     for name in held:

@@ -1,4 +1,7 @@
-"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends. It says so, and its exit status is not that of a finished run."""
+"""Handle SIGTERM and Ctrl-C: the run saves a checkpoint and ends.
+
+It says so, and its exit status is not that of a finished run.
+"""
 
 import os
 import signal
@@ -15,7 +18,7 @@ TERMINATED = 143
 """The exit status of a run that SIGTERM has ended before its end: 128 and the signal's number, as shells count."""
 TIDY = 3.0
 """The seconds in which a process ends in good order after its run was saved."""
-_PATIENCE = b"the run ends as soon as its updates are saved; Ctrl-\\ ends it at once, and loses those after its last checkpoint\n"
+_PATIENCE = b"the run ends as soon as its updates are saved; Ctrl-\\ ends it at once, and loses those after its last checkpoint\n"  # noqa: E501
 
 
 class Terminated(SystemExit):
@@ -32,7 +35,8 @@ class Interrupted(KeyboardInterrupt):
 def leave_soon(status: int) -> None:
     """End the process with ``status`` after :data:`TIDY` seconds, if it does not end by itself. Its run is saved.
 
-    The end of the interpreter waits for threads of libraries and of users, and closes their tools and servers. These may hang.
+    The end of the interpreter waits for threads of libraries and of users, and closes their tools and servers. These
+    may hang.
     """
 
     def leave() -> None:
@@ -45,10 +49,10 @@ def leave_soon(status: int) -> None:
 class Interruptions:
     """A context manager that records SIGTERM and SIGINT in ``asked`` instead of letting them end the process.
 
-    In a block ``with interruptions.droppable():`` a signal raises :class:`trl_ext.process.waits.Discarded` at once, here and in the
-    threads that work for the block. Such a block has not changed anything that cannot be done again. Elsewhere the signal
-    waits for the end of the update. Only the main thread receives signals, so the context manager does nothing in other
-    threads.
+    In a block ``with interruptions.droppable():`` a signal raises :class:`trl_ext.process.waits.Discarded` at once,
+    here and in the threads that work for the block. Such a block has not changed anything that cannot be done again.
+    Elsewhere the signal waits for the end of the update. Only the main thread receives signals, so the context manager
+    does nothing in other threads.
 
     Args:
         heard: is called once, in a thread of its own, when the first signal has come.
@@ -86,7 +90,8 @@ class Interruptions:
     def droppable(self, at_once: bool = True) -> Iterator[None]:
         """Let a signal drop what the block does.
 
-        A signal that came before the block drops it before it begins, or, if not ``at_once``, where it first waits for something.
+        A signal that came before the block drops it before it begins, or, if not ``at_once``, where it first waits for
+        something.
 
         Raises:
             Discarded: a signal has come.

@@ -1,4 +1,7 @@
-"""Random numbers: states that are put back, and seeds that depend on a key only. Torch is imported where it is meant."""
+"""Random numbers: states that are put back, and seeds that depend on a key only.
+
+Torch is imported where it is meant.
+"""
 
 import hashlib
 import random

@@ -1,8 +1,9 @@
-"""Child processes that answer requests and can be killed: the owner's side, and the frames that both sides speak. Imports no torch.
+"""Child processes that answer requests and can be killed: the owner's side, and the frames that both sides speak.
+Imports no torch.
 
 A process that may hang, crash or be misled by what it reads is a servant of this one. It has one end of a socket as its
-standard input, and what it prints goes where this process writes its errors. It ends with its owner, however the owner ends:
-its reads then come to an end. A frame is four bytes of length, the highest first, and so many bytes.
+standard input, and what it prints goes where this process writes its errors. It ends with its owner, however the owner
+ends: its reads then come to an end. A frame is four bytes of length, the highest first, and so many bytes.
 """
 
 import contextlib
@@ -73,7 +74,8 @@ def requests(end: socket.socket) -> Iterator[Any]:
 
 
 def owner() -> socket.socket:
-    """Return the socket to the owner, which stands at the standard input of the process that calls this, and clear that."""
+    """Return the socket to the owner, which stands at the standard input of the process that calls this, and clear
+    that."""
     end = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -86,8 +88,8 @@ class Servant:
 
     A subclass says what it runs (:meth:`command`), and with what, and when it is ready.
 
-    A process that has ended is replaced when it is next needed. It is killed, with all of its group, when this object or the
-    program ends. A fork of this process leaves it alone and starts its own.
+    A process that has ended is replaced when it is next needed. It is killed, with all of its group, when this object
+    or the program ends. A fork of this process leaves it alone and starts its own.
 
     Args:
         folder: where it begins, by default where this process is.

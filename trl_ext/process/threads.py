@@ -1,9 +1,9 @@
 """Choose how many threads compute on the CPU, and how they wait for each other.
 
-torch's own choice is a thread for each core that the process may use. That is wrong in three cases. Two trainings on one
-machine then have twice as many threads as there are cores, and threads that wait by spinning take the cores from those that
-compute. A container with a quota of two cores on a machine of 64 gets 64 threads. And ``accelerate launch`` and
-``torchrun`` give each process one thread, whatever the machine has. Importing this module does not import torch.
+torch's own choice is a thread for each core that the process may use. That is wrong in three cases. Two trainings on
+one machine then have twice as many threads as there are cores, and threads that wait by spinning take the cores from
+those that compute. A container with a quota of two cores on a machine of 64 gets 64 threads. And ``accelerate launch``
+and ``torchrun`` give each process one thread, whatever the machine has. Importing this module does not import torch.
 """
 
 import math
@@ -40,8 +40,8 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 
     By default a thread spins for some milliseconds at the end of each operation, and takes the core from a thread of
     another process that computes: two trainings on two cores then take four times as long as one. Threads that sleep at
-    once slow a single training, because the next operation mostly follows within microseconds (``docs/lab/speed.md`` has
-    the figures). OpenMP reads the variables once, when torch is loaded, so this must be called before.
+    once slow a single training, because the next operation mostly follows within microseconds (``docs/lab/speed.md``
+    has the figures). OpenMP reads the variables once, when torch is loaded, so this must be called before.
     """
     if not any(name in environment for name in WAITING):
         environment.update(BRIEFLY)
@@ -50,8 +50,8 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 def choose(tiny: bool, environment: Mapping[str, str] = os.environ) -> Threads:
     """Return the threads for a run of this process. Nothing is changed.
 
-    What the user has set by one of :data:`COUNTS` stays. A number that only the launcher has set does not count as such.
-    ``tiny`` says that all models are tiny: their operations are too short to be shared.
+    What the user has set by one of :data:`COUNTS` stays. A number that only the launcher has set does not count as
+    such. ``tiny`` says that all models are tiny: their operations are too short to be shared.
     """
     import torch
 
@@ -78,7 +78,8 @@ def use(threads: Threads) -> None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use: those of its affinity mask, or fewer by its cgroup's quota."""
+    """Return the number of cores that this process may use: those of its affinity mask, or fewer by its cgroup's
+    quota."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows have no such function
@@ -87,7 +88,10 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float:
-    """Return how many cores the process's cgroup and those above it allow, or infinity. Containers are limited by it."""
+    """Return how many cores the process's cgroup and those above it allow, or infinity.
+
+    Containers are limited by it.
+    """
     found = math.inf
     for file in _quota_files(root):
         try:

@@ -1,15 +1,18 @@
 """Waiting for others: servers, processes, threads, locks. A run that must end stops waiting for them. Imports no torch.
 
-A signal reaches the main thread alone. What waits in another thread, perhaps for a server that never answers again, does not
-hear of it. So a thread knows for whom it works, and every wait asks now and then whether that one still wants the result:
+A signal reaches the main thread alone. What waits in another thread, perhaps for a server that never answers again,
+does not hear of it. So a thread knows for whom it works, and every wait asks now and then whether that one still wants
+the result:
 
 - A block ``with dropped_by(event):`` is dropped when ``event`` is set, in this thread and in all that work for it.
 - :class:`Threads` are dropped when their owner gives them up, for example because one of them has failed.
 
-What is dropped raises :class:`Discarded` from its next wait, at most :data:`SLICE` seconds later. Nobody waits for the threads
-of :class:`Threads`, not even the end of the interpreter, because one of them may be in code that knows nothing of this.
+What is dropped raises :class:`Discarded` from its next wait, at most :data:`SLICE` seconds later. Nobody waits for the
+threads of :class:`Threads`, not even the end of the interpreter, because one of them may be in code that knows nothing
+of this.
 
-``tests/trl_ext/process/test_waits.py`` lists everything in the project that waits, and names the few places that do so otherwise.
+``tests/trl_ext/process/test_waits.py`` lists everything in the project that waits, and names the few places that do so
+otherwise.
 """
 
 import queue
@@ -44,8 +47,8 @@ SLICE = 0.2
 class Discarded(BaseException):
     """What this thread works on is dropped, because the run must end, or because the one for whom it works has failed.
 
-    This is not an ``Exception``. It is raised wherever a thread waits or a signal arrives, and libraries catch exceptions:
-    Jinja does so in the middle of a chat template.
+    This is not an ``Exception``. It is raised wherever a thread waits or a signal arrives, and libraries catch
+    exceptions: Jinja does so in the middle of a chat template.
     """
 
 
@@ -88,7 +91,8 @@ def check() -> None:
 
 
 def until(happens: Callable[[float], Value], seconds: float | None = None) -> Value:
-    """Call ``happens(seconds)`` again and again, until it returns something true or ``seconds`` are over. Return its last value.
+    """Call ``happens(seconds)`` again and again, until it returns something true or ``seconds`` are over. Return its
+    last value.
 
     ``happens`` waits for at most the seconds that it is given. It is called at least once.
 
@@ -166,7 +170,8 @@ class Threads:
     Args:
         most: the most threads.
         name: what stacks call them.
-        for_all: whether they work for everybody, so that what is submitted is done although the one who submits it is dropped.
+        for_all: whether they work for everybody, so that what is submitted is done although the one who submits it is
+            dropped.
     """
 
     def __init__(self, most: int, name: str = "works for the process", for_all: bool = False):

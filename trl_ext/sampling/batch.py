@@ -156,8 +156,8 @@ class Batch:
             self.choose_adapters([str(row.adapter) for row in self.rows])
         mask = self.mask
         if self.masks and ids.shape[1] == 1:
-            # transformers would look for padding, which a device waits for. Without padding it would take a kernel that reads
-            # keys and values once for every head that shares them.
+            # transformers would look for padding, which a device waits for. Without padding it would take a kernel that
+            # reads keys and values once for every head that shares them.
             mask = mask.bool()[:, None, None]
         output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **options)
         return output.logits[:, -1].float()
@@ -190,7 +190,10 @@ class Batch:
         return tokens
 
     def _find_draws(self) -> None:
-        """Find the rows that draw their tokens alike. They are computed together, as if they were alone in the batch."""
+        """Find the rows that draw their tokens alike.
+
+        They are computed together, as if they were alone in the batch.
+        """
         positions: dict[tuple[float, float, int], list[int]] = {}
         for position, row in enumerate(self.rows):
             positions.setdefault(row.sampling.drawn, []).append(position)

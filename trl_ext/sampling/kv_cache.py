@@ -81,11 +81,12 @@ class _Held:
 class KVCache:
     """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation.
 
-    If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not fit is
-    not kept. A conversation that is forgotten is read again, so results do not change.
+    If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not
+    fit is not kept. A conversation that is forgotten is read again, so results do not change.
 
     Args:
-        budget: the most bytes of states. By default it is half of the memory that is free when the first states are kept.
+        budget: the most bytes of states. By default it is half of the memory that is free when the first states are
+            kept.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -193,8 +194,8 @@ class KVCache:
 class RoomyLayer(DynamicLayer):
     """The keys and values of one layer, in memory with room for tokens to come.
 
-    The layer of transformers copies all keys and values in every step of decoding. This one copies the new ones only, and
-    moves all of them once in ``ROOM`` steps.
+    The layer of transformers copies all keys and values in every step of decoding. This one copies the new ones only,
+    and moves all of them once in ``ROOM`` steps.
     """
 
     ROOM = 64

@@ -1,9 +1,9 @@
 """Sample from one policy, or from several adapters of one base: token ids in, token ids out.
 
 Prompts are sorted by length and cut into batches. Equal prompts are read once. Rows that have ended leave their batch.
-The KV cache of a conversation may be kept (:class:`trl_ext.sampling.kv_cache.KVCache`), so that its next turn reads only the new
-tokens. A row's random numbers depend only on its own key. They do not depend on the other rows of the batch, or on the
-number of processes.
+The KV cache of a conversation may be kept (:class:`trl_ext.sampling.kv_cache.KVCache`), so that its next turn reads
+only the new tokens. A row's random numbers depend only on its own key. They do not depend on the other rows of the
+batch, or on the number of processes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Which strategy holds a learner's weights, gradients and optimizer state: the launcher's configuration decides.
 
-A DeepSpeed configuration of accelerate means :class:`trl_ext.sharding.zero.Zero`, an FSDP configuration :class:`trl_ext.sharding.fsdp.Sharded`,
-and neither :class:`trl_ext.sharding.replicated.Replicated`.
+A DeepSpeed configuration of accelerate means :class:`trl_ext.sharding.zero.Zero`, an FSDP configuration
+:class:`trl_ext.sharding.fsdp.Sharded`, and neither :class:`trl_ext.sharding.replicated.Replicated`.
 """
 
 import os
@@ -46,9 +46,9 @@ def check_bases(models: dict[str, Any], accelerator: Any) -> None:
     shared = next((names for names in owners.values() if len(names) > 1), None)
     if shared and strategy_of(accelerator).sharded:
         raise distributed.WorldError(
-            f"policies {' and '.join(map(repr, shared))} are adapters of one base, which {strategy_of(accelerator).__name__} "
-            "would shard once for each; start without DeepSpeed or FSDP (every process then holds the base, and only "
-            "adapters have gradients), or give each policy a separate model"
+            f"policies {' and '.join(map(repr, shared))} are adapters of one base, which "
+            f"{strategy_of(accelerator).__name__} would shard once for each; start without DeepSpeed or FSDP (every "
+            "process then holds the base, and only adapters have gradients), or give each policy a separate model"
         )
 
 
@@ -65,15 +65,16 @@ def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replica
         return Zero
     if wanted:
         raise distributed.WorldError(
-            "the launcher asks for DeepSpeed, which accelerate turns off with use_cpu: true; set training.use_cpu: false "
-            "(a machine without accelerators trains on its CPU anyway; DS_ACCELERATOR=cpu tells DeepSpeed)"
+            "the launcher asks for DeepSpeed, which accelerate turns off with use_cpu: true; set training.use_cpu: "
+            "false (a machine without accelerators trains on its CPU anyway; DS_ACCELERATOR=cpu tells DeepSpeed)"
         )
     # accelerate drops its FSDP plugin on CPUs and replicates the weights, so its environment is asked
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         if torch.__version__ < FSDP_TORCH:
             raise distributed.WorldError(
-                f"FSDP2 needs torch {FSDP_TORCH} or newer, got {torch.__version__}: torch 2.8 trains weights that a model's input "
-                "and output share to other values, and 2.6 and 2.7 fail; update torch, or use a DeepSpeed configuration"
+                f"FSDP2 needs torch {FSDP_TORCH} or newer, got {torch.__version__}: torch 2.8 trains weights that a "
+                "model's input and output share to other values, and 2.6 and 2.7 fail; update torch, or use a "
+                "DeepSpeed configuration"
             )
         return Sharded
     return Replicated

@@ -1,6 +1,7 @@
 """Frozen models, such as references, frozen agents and past opponents, under the strategy of the policies that train.
 
-A frozen model that is whole in every process costs as much as a policy, and policies may be distributed over all processes.
+A frozen model that is whole in every process costs as much as a policy, and policies may be distributed over all
+processes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +61,8 @@ class Frozen:
 
 
 class FrozenShards(Frozen):
-    """A frozen model whose weights FSDP2 distributes. Every transformer block is one group, and everything else another.
+    """A frozen model whose weights FSDP2 distributes. Every transformer block is one group, and everything else
+    another.
 
     A forward holds one group at a time.
 

@@ -15,7 +15,10 @@ from trl_ext.sharding.spreading import parts, spread
 
 Result = TypeVar("Result")
 FSDP_TORCH = "2.13"
-"""The oldest torch with which FSDP2 was seen to end with one process's weights. Those between 2.8 and it were not tried."""
+"""The oldest torch with which FSDP2 was seen to end with one process's weights.
+
+Those between 2.8 and it were not tried.
+"""
 
 
 class Sharded(Replicated):
@@ -64,7 +67,8 @@ class Sharded(Replicated):
         shards = {id(parameter) for parameter in self.root.parameters()}
         if any(id(parameter) not in shards for group in groups for parameter in group["params"]):
             raise distributed.WorldError(
-                "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim instead"
+                "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim "
+                "instead"
             )
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -138,7 +142,10 @@ class Sharded(Replicated):
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _start(self, value: Any) -> int:
-        """Return where the rows of this process begin in the flattened whole. FSDP2 cuts the first dimension as ``chunk`` does."""
+        """Return where the rows of this process begin in the flattened whole.
+
+        FSDP2 cuts the first dimension as ``chunk`` does.
+        """
         rows = -(-value.shape[0] // distributed.size())
         return min(distributed.rank() * rows, value.shape[0]) * (value.numel() // max(value.shape[0], 1))
 

@@ -1,7 +1,8 @@
 """Float32 copies of half-precision weights, the *master weights*, which an optimizer steps in their place.
 
 A weight of 0.02 has neighbours 1.2e-4 away in bfloat16, so a step of 1e-6 would be rounded away. The strategies of
-``trl_ext.sharding.replicated`` keep master weights for PPO. :class:`MasterAdamW` keeps them wherever else weights are trained.
+``trl_ext.sharding.replicated`` keep master weights for PPO. :class:`MasterAdamW` keeps them wherever else weights are
+trained.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,12 +1,13 @@
 """The strategy in which every process holds all weights. It is the base of those that distribute them.
 
-- :class:`Replicated`: every process holds everything. Gradients are summed before a step, in one message for each dtype. The
-  model has no wrapper, processes may have different amounts of work, and adapters may share a base.
+- :class:`Replicated`: every process holds everything. Gradients are summed before a step, in one message for each
+  dtype. The model has no wrapper, processes may have different amounts of work, and adapters may share a base.
 - :class:`trl_ext.sharding.zero.Zero`: DeepSpeed ZeRO, with a separate engine for each learner.
 - :class:`trl_ext.sharding.fsdp.Sharded`: PyTorch's FSDP2 (``fully_shard``).
 
-The launcher chooses the strategy (:mod:`trl_ext.sharding.choice`). Each process computes its share of the mean loss over the
-minibatch of *all* processes (:class:`trl_ext.ppo.losses.Totals`). Gradients are therefore summed, never averaged.
+The launcher chooses the strategy (:mod:`trl_ext.sharding.choice`). Each process computes its share of the mean loss
+over the minibatch of *all* processes (:class:`trl_ext.ppo.losses.Totals`). Gradients are therefore summed, never
+averaged.
 """
 
 import math
@@ -30,8 +31,8 @@ State = dict[int, dict[str, Any]]
 class Replicated:
     """The strategy in which every process holds all weights. It is also the base class of the other strategies.
 
-    Every strategy steps float32 copies of half-precision weights, the *master weights* (:mod:`trl_ext.sharding.master_weights`), and
-    rounds them afterwards.
+    Every strategy steps float32 copies of half-precision weights, the *master weights*
+    (:mod:`trl_ext.sharding.master_weights`), and rounds them afterwards.
 
     Args:
         models: the learner's trainable models by name.
@@ -85,7 +86,10 @@ class Replicated:
         round_to_weights(self.masters)
 
     def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
-        """Bring a frozen copy of the policy to ``device``, distributed as the policy is. All processes call this together."""
+        """Bring a frozen copy of the policy to ``device``, distributed as the policy is.
+
+        All processes call this together.
+        """
         place(model, device)
         return Frozen()
 
@@ -159,8 +163,9 @@ class Replicated:
     def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the index and the whole state of each parameter. All processes iterate together, to the end.
 
-        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one parameter
-        at a time is gathered into the main memory of the main process, and the other processes yield no entries.
+        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one
+        parameter at a time is gathered into the main memory of the main process, and the other processes yield no
+        entries.
         """
         state = self.optimizer.state_dict()["state"]
         for index, parameter in enumerate(self._parameters()):
@@ -209,7 +214,8 @@ class Replicated:
         return {name for name, _ in self.root.named_parameters() if name not in trained} if wanted else set()
 
     def optimizer_rest(self) -> State:
-        """Return the parts of the optimizer's state that :meth:`shards` leaves out, such as counts, by parameter index."""
+        """Return the parts of the optimizer's state that :meth:`shards` leaves out, such as counts, by parameter
+        index."""
         state = self.optimizer.state_dict()["state"]
         parameters = dict(enumerate(self._parameters()))
         return {
@@ -261,8 +267,8 @@ def working_dtype(head: nn.Module | None, trained: Sequence[nn.Parameter]) -> to
     if len(found) > 1 or dtype not in (torch.float32, torch.bfloat16):
         names = " and ".join(sorted(str(d).removeprefix("torch.") for d in found))
         raise distributed.WorldError(
-            f"the trained weights are in {names}; with DeepSpeed or FSDP all weights of a policy and its critic must be "
-            "in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"
+            f"the trained weights are in {names}; with DeepSpeed or FSDP all weights of a policy and its critic must "
+            "be in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"
         )
     return dtype
 

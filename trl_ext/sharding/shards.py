@@ -1,9 +1,10 @@
-"""Weights and optimizer states in shards: each process writes the ranges that it holds, and any process reads any range.
+"""Weights and optimizer states in shards: each process writes the ranges that it holds, and any process reads any
+range.
 
-A shard is a range of a flattened parameter, or of a part of its optimizer state. FSDP2's rows, ZeRO's partitions and whole
-tensors all are such ranges. A folder of shards can therefore be read by any number of processes under any strategy, and no
-process needs a whole model to write it. The files are safetensors, and an entry's name says which range it is. They hold no
-pickles, which torch's own distributed checkpoints do.
+A shard is a range of a flattened parameter, or of a part of its optimizer state. FSDP2's rows, ZeRO's partitions and
+whole tensors all are such ranges. A folder of shards can therefore be read by any number of processes under any
+strategy, and no process needs a whole model to write it. The files are safetensors, and an entry's name says which
+range it is. They hold no pickles, which torch's own distributed checkpoints do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,8 +68,8 @@ class ShardWriter:
             path, tensors = self._files.pop()
             if not path.parent.parent.is_dir():
                 raise CheckpointError(
-                    f"{path.parent.parent}: process {distributed.rank()} does not see the checkpoint that the main process began there; "
-                    "the output folder must be one that all machines share"
+                    f"{path.parent.parent}: process {distributed.rank()} does not see the checkpoint that the main "
+                    "process began there; the output folder must be one that all machines share"
                 )
             path.parent.mkdir(exist_ok=True)
             save_file(tensors, path)
@@ -124,7 +125,8 @@ class Shards:
 
     @classmethod
     def held(cls, parts: Iterable[Mapping[str, Tensor]]) -> "Shards":
-        """Return shards that are in main memory: what :func:`entries` returned in each process, of trained weights only."""
+        """Return shards that are in main memory: what :func:`entries` returned in each process, of trained weights
+        only."""
         own = cls(Path("memory"))
         own.partial = True
         for part in parts:
@@ -171,8 +173,8 @@ class Shards:
                 reached = min(first + length, end)
         if reached < end:
             raise CheckpointError(
-                f"{self.folder}: holds numbers {start} to {reached} of {name!r} ({part}), expected {start} to {end}; the "
-                "checkpoint is of another model, or a process's file is missing"
+                f"{self.folder}: holds numbers {start} to {reached} of {name!r} ({part}), expected {start} to {end}; "
+                "the checkpoint is of another model, or a process's file is missing"
             )
         return torch.cat(found) if found else torch.empty(0)
 
@@ -203,8 +205,8 @@ def load_model(model: nn.Module, shards: Shards, prefix: str) -> None:
     if held != parameters.keys():
         other = sorted(held ^ parameters.keys())[0]
         raise CheckpointError(
-            f"{shards.folder}: {'lacks' if other in parameters else 'holds'} {other!r}, so it is not of this model; expected "
-            f"{len(parameters)} parameters, got {len(held)}"
+            f"{shards.folder}: {'lacks' if other in parameters else 'holds'} {other!r}, so it is not of this model; "
+            f"expected {len(parameters)} parameters, got {len(held)}"
         )
     for name, parameter in parameters.items():
         parameter.copy_(shards.whole(prefix + name, WEIGHT, parameter.shape))

@@ -1,7 +1,7 @@
 """Bring a model's weights from the main process to the devices of all processes, part by part.
 
-A machine with eight processes would otherwise hold each model eight times in main memory. The other processes may hold a
-model on the meta device, without any memory, until they receive their part of it.
+A machine with eight processes would otherwise hold each model eight times in main memory. The other processes may hold
+a model on the meta device, without any memory, until they receive their part of it.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -36,8 +36,8 @@ def spread(
 ) -> None:
     """Give the tensors of ``modules`` the main process's values on ``device``. Their children are left as they are.
 
-    One tensor is sent at a time. All processes call this together. Parameters that are on the meta device are replaced, and
-    those that share weights still share them afterwards.
+    One tensor is sent at a time. All processes call this together. Parameters that are on the meta device are replaced,
+    and those that share weights still share them afterwards.
 
     Args:
         modules: the modules, in the same order in every process.

@@ -166,7 +166,8 @@ class Zero(Replicated):
                         own.copy_(values)
 
     def _frozen(self, name: str, parameter: Any) -> Iterator[Shard]:
-        """Yield this process's part of a parameter that is not trained: what ZeRO-3 gave it, or in the main process all."""
+        """Yield this process's part of a parameter that is not trained: what ZeRO-3 gave it, or in the main process
+        all."""
         if self.stage == 3:
             size = parameter.ds_tensor.ds_numel
             start = min(size * distributed.rank(), parameter.ds_numel)
@@ -196,7 +197,8 @@ class Zero(Replicated):
         return mapping.lp_fragment_address.start, own
 
     def _begin_state(self, state: State, groups: list[dict]) -> None:
-        """Take over the options of ``groups``, and begin the optimizer's state with zeros if ``state`` has counts of steps."""
+        """Take over the options of ``groups``, and begin the optimizer's state with zeros if ``state`` has counts of
+        steps."""
         for group, given in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in given.items() if key != "params"})
         if state:
@@ -208,8 +210,8 @@ class Zero(Replicated):
     def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
         """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
 
-        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number of
-        processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
+        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number
+        of processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
         """
         from deepspeed import utils
 

@@ -1,4 +1,5 @@
-"""Check the completions of a batch before they become rows, because a loop of the user's own may have filled them in."""
+"""Check the completions of a batch before they become rows, because a loop of the user's own may have filled them
+in."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ def check_completions(completions: Sequence[Completion], vocabulary: int) -> Non
     """
     if not completions:
         raise ValueError(
-            "advantage: the batch has no completions; call collect(batch) and score(batch) first, or fill in batch.completions"
+            "advantage: the batch has no completions; call collect(batch) and score(batch) first, or fill in "
+            "batch.completions"
         )
     for completion in completions:
         _check_ids(completion, "prompt_ids", completion.prompt_ids, vocabulary)
@@ -42,7 +44,10 @@ def _check_ids(completion: Completion, name: str, ids: Any, vocabulary: int) -> 
 
 
 def _check_score(completion: Completion) -> None:
-    """Check what a completion earned. ``token_scores`` are what is trained on, so a ``score`` of its own would do nothing."""
+    """Check what a completion earned.
+
+    ``token_scores`` are what is trained on, so a ``score`` of its own would do nothing.
+    """
     where, parts, score = completion.label, completion.token_scores, completion.score
     if parts is None and score is None:
         raise ValueError(
@@ -50,7 +55,8 @@ def _check_score(completion: Completion) -> None:
         )
     if parts is not None and len(parts) != len(completion.response_ids):
         raise ValueError(
-            f"{where}: expected one of token_scores for each of {len(completion.response_ids)} sampled tokens, got {len(parts)}"
+            f"{where}: expected one of token_scores for each of {len(completion.response_ids)} sampled tokens, got "
+            f"{len(parts)}"
         )
     for name, value in [("score", score), *(("token_scores", part) for part in parts or ())]:
         if value is not None and not math.isfinite(_number(value, f"{where}: {name}")):
@@ -60,8 +66,8 @@ def _check_score(completion: Completion) -> None:
     earned = math.fsum(parts)
     if not math.isclose(float(score), earned, rel_tol=1e-5, abs_tol=1e-5):
         raise ValueError(
-            f"{where}: score is {float(score):g}, but its token_scores have the sum {earned:g}, and these are trained on; "
-            "change token_scores too, or set token_scores to None to give the whole score at the last token"
+            f"{where}: score is {float(score):g}, but its token_scores have the sum {earned:g}, and these are trained "
+            "on; change token_scores too, or set token_scores to None to give the whole score at the last token"
         )
 
 

@@ -43,12 +43,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.learners.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`, :meth:`inform_samplers`,
-    :meth:`sampled_here`,
-    :meth:`finish_update`, :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`,
-    :meth:`checkpoint_state`, :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`,
-    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`signal_heard`, :meth:`work_dropped`, :meth:`how_to_resume`,
-    :meth:`set_results_aside` and :meth:`must_be_new`.
+    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`,
+    :meth:`inform_samplers`, :meth:`sampled_here`, :meth:`finish_update`, :meth:`log_completions`,
+    :meth:`named_metrics`, :meth:`save_learner_policy`, :meth:`checkpoint_state`, :meth:`restore_state`,
+    :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`begin_run`, :meth:`end_run`,
+    :meth:`run_failed`, :meth:`signal_heard`, :meth:`work_dropped`, :meth:`how_to_resume`, :meth:`set_results_aside` and
+    :meth:`must_be_new`.
     """
 
     samplers_know = False
@@ -139,12 +139,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Run all updates and return the last update's metrics.
 
         Args:
-            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest whole
-                checkpoint there. What the folder holds of later updates is renamed, and not lost.
+            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest
+                whole checkpoint there. What the folder holds of later updates is renamed, and not lost.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
-                options have changed.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or
+                the options have changed.
             FolderInUse: another process trains in the output folder.
             NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
             DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
@@ -177,11 +177,12 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
         """Begin a run or resume it, and end it on leaving. :meth:`train` is a loop in it, and so may yours be.
 
-        No other process can train in the output folder meanwhile. The argument and the errors are those of :meth:`train`.
+        No other process can train in the output folder meanwhile. The argument and the errors are those of
+        :meth:`train`.
 
         Raises:
-            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or the
-                options have changed.
+            CheckpointError: no checkpoint exists to resume from, or the output folder holds another run, or the data or
+                the options have changed.
             FolderInUse: another process trains in the output folder.
             DeviceFailure: an accelerator failed or ran out of memory.
             RuntimeError: the last update was not finished.
@@ -257,17 +258,22 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     @contextmanager
     def skippable(self) -> Iterator[None]:
-        """Let a signal to :meth:`train` skip the rest of the block, where a single process trains. The run ends afterwards."""
+        """Let a signal to :meth:`train` skip the rest of the block, where a single process trains.
+
+        The run ends afterwards.
+        """
         if self._interruptions is None or distributed.size() > 1:
             yield
             return
-        # where the signal has come before, the block begins, because a generator must yield, and its first check() ends it
+        # where the signal has come before, the block begins, because a generator must yield, and its first check() ends
+        # it
         with suppress(Discarded), self._interruptions.droppable(at_once=False):
             yield
 
     @contextmanager
     def _dropped_alone(self) -> Iterator[None]:
-        """Let a signal end the run in the block, before its first update or after its last one, where a single process trains."""
+        """Let a signal end the run in the block, before its first update or after its last one, where a single process
+        trains."""
         if self._interruptions is None or distributed.size() > 1:
             yield
             return
@@ -302,7 +308,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self._interruptions.asked = self._interruptions.asked or number
         found = [target] if step else numbered_checkpoints(self.folder)
         where = f"saved in {found[-1]}" if found else "saved nothing yet, because no update was complete"
-        told = f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: {self.how_to_resume()}"
+        told = (
+            f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: "
+            f"{self.how_to_resume()}"
+        )
         if distributed.is_main():
             print(told, file=sys.stderr, flush=True)
         raise self._interruptions.error
@@ -312,10 +321,16 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         return "train(resume_from_checkpoint=True)" if self.state.global_step else "train()"
 
     def signal_heard(self) -> None:
-        """Hook: a signal has come, and the run ends soon. This is called in a thread of its own. By default it does nothing."""
+        """Hook: a signal has come, and the run ends soon.
+
+        This is called in a thread of its own. By default it does nothing.
+        """
 
     def work_dropped(self) -> None:
-        """Hook: a signal ends the run. Give up what is going on in the background, so that the run can be saved. By default this does nothing."""
+        """Hook: a signal ends the run.
+
+        Give up what is going on in the background, so that the run can be saved. By default this does nothing.
+        """
 
     # -- seams --------------------------------------------------------------------------------------------------------
 
@@ -359,11 +374,13 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         number = self.state.global_step + 1
         if self._made == number:
             raise RuntimeError(
-                f"update: update {number} was made already, and not finished; call finish_update(batch) once after each update(batch)"
+                f"update: update {number} was made already, and not finished; call finish_update(batch) once after "
+                "each update(batch)"
             )
         if 0 < self.state.max_steps < number:  # its learning rate may be 0
             raise RuntimeError(
-                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise total_episodes"
+                f"update: all {self.state.max_steps} updates of the run are made, so goes_on() is False; raise "
+                "total_episodes"
             )
         if batch.number != number:
             raise RuntimeError(
@@ -492,8 +509,8 @@ def _check_overrides(kind: type) -> None:
         owner = next(base for base in kind.__mro__ if name in vars(base))
         if owner is not Trainer:
             raise ValueError(
-                f"{owner.__name__}.{name}: nothing would call it; override collect, score, advantage or update, which are the "
-                "steps of this loop (docs/howto/ppo.md), or pass optimizers="
+                f"{owner.__name__}.{name}: nothing would call it; override collect, score, advantage or update, which "
+                "are the steps of this loop (docs/howto/ppo.md), or pass optimizers="
             )
 
 

@@ -70,16 +70,17 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         optimizers: an optimizer and a scheduler. None builds them from ``args``.
         callbacks: further ``TrainerCallback`` objects.
         peft_config: wraps ``model`` in a new adapter.
-        reward_funcs: one or several :data:`trl_ext.trainer.scoring.RewardFunction`, plain or async. They return a number, a
-            number for each sampled token, or None for each completion.
+        reward_funcs: one or several :data:`trl_ext.trainer.scoring.RewardFunction`, plain or async. They return a
+            number, a number for each sampled token, or None for each completion.
         reward_weights: one weight for each source: first the reward model, then the functions. The default is 1.
         reward_processing_class: the reward model's tokenizer, if it differs from the policy's.
         sampler: where completions come from, such as from a vLLM server. The default samples from ``model`` here.
 
     Raises:
         ValueError: a data set, a source of reward or an option is missing or does not fit. The message says which.
-        PromptTooLong: a prompt and its completion do not fit the model's context. Of up to 20,000 rows at even distances,
-            the 200 with the longest texts are tokenised at the start, and the others when they are sampled from.
+        PromptTooLong: a prompt and its completion do not fit the model's context. Of up to 20,000 rows at even
+            distances, the 200 with the longest texts are tokenised at the start, and the others when they are sampled
+            from.
         WorldError: the processes are not those that the launcher started.
     """
 
@@ -163,7 +164,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             self._check_rows(dataset, name, collated=data_collator is not None)
 
     def _check_rows(self, dataset: Sequence[dict] | None, name: str, collated: bool) -> None:
-        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours only.
+        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours
+        only.
 
         A collator may shorten prompts (``collated``), but it does not know what is padding in its rows either.
         """
@@ -178,8 +180,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         if padded is not None and distributed.is_main():
             logger.warning(
                 "%s[%d]: the prompt begins or ends with several tokens %r, which are both padding and EOS, and no "
-                "attention_mask says which; they are kept in the prompt. Keep the tokenizer's attention_mask as a column, or "
-                "tokenise without padding",
+                "attention_mask says which; they are kept in the prompt. Keep the tokenizer's attention_mask as a "
+                "column, or tokenise without padding",
                 name, padded, tokenizer.pad_token,
             )  # fmt: skip
 

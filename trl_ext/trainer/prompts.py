@@ -27,13 +27,13 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     """Read a row's prompt from ``input_ids``, ``prompt`` (text or messages) or ``messages``.
 
     If the last message is the assistant's, it is dropped. Only messages are guarded against words that spell control
-    tokens (:mod:`trl_ext.chat.control_tokens`): a prompt that is one text is taken as it is, because it may have been rendered
-    by a chat template already. It begins with the tokenizer's BOS token once, and never ends with an EOS token that the
-    tokenizer adds, because the completion goes on from there. Keys without a value in the tool calls of messages, which
-    Arrow fills in, are left out.
+    tokens (:mod:`trl_ext.chat.control_tokens`): a prompt that is one text is taken as it is, because it may have been
+    rendered by a chat template already. It begins with the tokenizer's BOS token once, and never ends with an EOS token
+    that the tokenizer adds, because the completion goes on from there. Keys without a value in the tool calls of
+    messages, which Arrow fills in, are left out.
 
-    Padding of ``input_ids`` is dropped. An ``attention_mask`` says what is padding, whatever its ids. Without one it is the
-    tokenizer's padding token at both ends, unless it is its EOS or BOS token too.
+    Padding of ``input_ids`` is dropped. An ``attention_mask`` says what is padding, whatever its ids. Without one it is
+    the tokenizer's padding token at both ends, unless it is its EOS or BOS token too.
 
     Raises:
         ValueError: the row has none of these columns, or they are empty.
@@ -52,8 +52,8 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
         return Prompt(_not_empty(_encode_open(tokenizer, prompt), row), prompt, columns)
     if not all(isinstance(message, Mapping) and "role" in message and "content" in message for message in prompt):
         raise ValueError(
-            f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or messages with 'role' and 'content' "
-            "(rename 'from' and 'value')"
+            f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or messages with 'role' and "
+            "'content' (rename 'from' and 'value')"
         )
     messages = [without_nones(message) for message in prompt]
     if messages[-1]["role"] == "assistant":
@@ -84,8 +84,8 @@ def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     mask = row.get("attention_mask")
     if min(ids) < 0 or (mask is not None and len(mask) != len(ids)):
         raise ValueError(
-            f"a row of the data set has input_ids={row['input_ids']!r:.80} and attention_mask={mask!r:.80}; expected one list of token "
-            "ids, each at least 0, and a mask of the same length"
+            f"a row of the data set has input_ids={row['input_ids']!r:.80} and attention_mask={mask!r:.80}; expected "
+            "one list of token ids, each at least 0, and a mask of the same length"
         )
     if mask is not None:
         kept = [i for i, real in zip(ids, mask, strict=True) if real]
@@ -175,13 +175,13 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
     """Check that ``dataset`` has rows and one of the prompt columns.
 
     Raises:
-        ValueError: it is missing, is empty, is a stream or a mapping of data sets, or lacks a prompt column. ``name`` is its
-            name in the message.
+        ValueError: it is missing, is empty, is a stream or a mapping of data sets, or lacks a prompt column. ``name``
+            is its name in the message.
     """
     if isinstance(dataset, Mapping):
         raise ValueError(
-            f"{name}: expected one data set, got a {type(dataset).__name__} with {', '.join(map(str, dataset))}; pass one of "
-            f"them, such as dataset[{next(iter(dataset), 'train')!r}]"
+            f"{name}: expected one data set, got a {type(dataset).__name__} with {', '.join(map(str, dataset))}; pass "
+            f"one of them, such as dataset[{next(iter(dataset), 'train')!r}]"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
@@ -189,8 +189,8 @@ def check_dataset(dataset: Sequence[dict] | None, name: str) -> None:
         )
     if dataset is not None and not isinstance(dataset, Sized):
         raise ValueError(
-            f"{name}: expected rows that have a number and can be counted, got a {type(dataset).__name__}; load it without "
-            "streaming, or take the first rows: Dataset.from_list(list(dataset.take(10_000)))"
+            f"{name}: expected rows that have a number and can be counted, got a {type(dataset).__name__}; load it "
+            "without streaming, or take the first rows: Dataset.from_list(list(dataset.take(10_000)))"
         )
     if dataset is None or len(dataset) == 0:
         raise ValueError(f"{name}: expected at least one row, got {'None' if dataset is None else 'an empty data set'}")
@@ -210,7 +210,8 @@ def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[
     taken = [column for column in reserved if dataset and column in dataset[0]]
     if taken:
         raise ValueError(
-            f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename it"
+            f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
+            "it"
         )
 
 

@@ -45,8 +45,8 @@ class Remembers(Protocol):
 class Resuming:
     """The part of :class:`trl_ext.trainer.loop.PPOLoop` that writes checkpoints and resumes from them.
 
-    Everything that can be known to fail later is checked at the start, before anything is loaded or renamed. Only the main
-    process reads and renames, and the others are told.
+    Everything that can be known to fail later is checked at the start, before anything is loaded or renamed. Only the
+    main process reads and renames, and the others are told.
     """
 
     args: Any
@@ -100,7 +100,8 @@ class Resuming:
         return {file.name: file.stat().st_size for file in files}
 
     def finish_checkpoint(self, wait: bool = True) -> None:
-        """Complete the checkpoint that is being written, if there is one, and tell the callbacks. All processes call this.
+        """Complete the checkpoint that is being written, if there is one, and tell the callbacks. All processes call
+        this.
 
         Without ``wait``, it is completed only if every process has written its part.
 
@@ -133,8 +134,8 @@ class Resuming:
         can be known to fail is checked before anything is loaded or renamed.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged, or its seed, its options or its data differ, or the output
-                folder of a new run holds records of an earlier run.
+            CheckpointError: the checkpoint is missing or damaged, or its seed, its options or its data differ, or the
+                output folder of a new run holds records of an earlier run.
         """
         args = self.args
         self.state.max_steps = args.num_total_batches
@@ -216,8 +217,9 @@ class Resuming:
             size = file.stat().st_size if file.exists() else 0
             if size < had.get(file.name, 0):
                 logger.warning(
-                    "%s: %d of the %d bytes that it had at %s are missing, and with them records of updates: figures and "
-                    "pages of this run have a gap. Restore the file from a backup and resume again, if you have one",
+                    "%s: %d of the %d bytes that it had at %s are missing, and with them records of updates: figures "
+                    "and pages of this run have a gap. Restore the file from a backup and resume again, if you have "
+                    "one",
                     file, had[file.name] - size, had[file.name], resumed.name,
                 )  # fmt: skip
 

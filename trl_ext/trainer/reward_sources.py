@@ -110,8 +110,8 @@ class RewardSources:
     def _shown(self, tokenizer: Tokenizer, completion: Completion) -> str:
         """Return what a reward model with its own ``tokenizer`` reads of a completion.
 
-        That is the conversation in its own chat template, or else the text of prompt and completion, decoded together, so that
-        the blank between them stays.
+        That is the conversation in its own chat template, or else the text of prompt and completion, decoded together,
+        so that the blank between them stays.
         """
         prompt = getattr(completion.prompt, "prompt", None)
         if isinstance(prompt, list):

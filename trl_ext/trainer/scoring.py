@@ -52,8 +52,8 @@ def call_reward_functions(
 ) -> dict[str, list[Reward]]:
     """Call each function on all completions and return its values by its name. Async functions run concurrently.
 
-    ``columns`` are the other columns of the data set, which the functions receive as keyword arguments. ``state`` is the
-    trainer's state, which they receive as ``trainer_state``.
+    ``columns`` are the other columns of the data set, which the functions receive as keyword arguments. ``state`` is
+    the trainer's state, which they receive as ``trainer_state``.
 
     Raises:
         RewardError: a function failed, or returned anything but one number, one number for each token, or None for each
@@ -94,8 +94,8 @@ def assign_scores(
     """Fill in ``score`` of each completion: the weighted sum over the sources that apply to it.
 
     ``token_scores`` say where it was earned, if a source gave a list. They are None if all of it was earned at the last
-    token, so that a loop of the user's own may change ``score`` alone. ``missing_eos_penalty`` is subtracted at the last
-    token of a completion that did not end.
+    token, so that a loop of the user's own may change ``score`` alone. ``missing_eos_penalty`` is subtracted at the
+    last token of a completion that did not end.
 
     Raises:
         RewardError: every source returned None for a completion.
@@ -127,9 +127,10 @@ class ModelReward:
 
     ``tokenizer`` is the reward model's own. It may differ from the policy's, because texts are scored.
 
-    A causal model with a head called ``score`` is read at the last token of each row, be it an EOS token. (Transformers reads
-    the last token that is not the padding token.) Any other classifier, such as an encoder, pools its rows itself, so it reads
-    rows of one length together, without padding. So does a model whose angles of positions depend on the length.
+    A causal model with a head called ``score`` is read at the last token of each row, be it an EOS token. (Transformers
+    reads the last token that is not the padding token.) Any other classifier, such as an encoder, pools its rows
+    itself, so it reads rows of one length together, without padding. So does a model whose angles of positions depend
+    on the length.
 
     Raises:
         ValueError: the model has more than one output for a text, or pools at EOS tokens.
@@ -145,8 +146,9 @@ class ModelReward:
         self.model, self.tokenizer, self.batch_size = model.requires_grad_(False).eval(), tokenizer, batch_size
         if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(
-                f"reward model: {type(base_of(model)).__name__} is an encoder with a decoder, which reads a text at its EOS tokens, and "
-                "completions may have none; use a causal model or an encoder, or pass a function as reward_funcs"
+                f"reward model: {type(base_of(model)).__name__} is an encoder with a decoder, which reads a text at "
+                "its EOS tokens, and completions may have none; use a causal model or an encoder, or pass a function "
+                "as reward_funcs"
             )
         self._has_score = hasattr(base_of(model), "score") and not sees_later_tokens(model)
         self._by_length = angles_depend_on_length(base_of(model))
@@ -162,9 +164,10 @@ class ModelReward:
             shape = [f"{type(error).__name__}: {str(error).splitlines()[0]:.80}"]
         if shape != [1, 1]:
             raise ValueError(
-                f"reward model: expected a sequence-classification model, whose output for a text is one number, got "
+                "reward model: expected a sequence-classification model, whose output for a text is one number, got "
                 f"{type(base_of(self.model)).__name__} with an output {shape}; load it with "
-                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), or pass a function as reward_funcs"
+                "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1), or pass a function as "
+                "reward_funcs"
             )
 
     @torch.no_grad()
@@ -184,8 +187,8 @@ class ModelReward:
         longest, room = max(map(len, rows)), room_of(base)
         if room is not None and longest > room:
             raise RewardError(
-                f"reward model: a text has {longest} tokens, and it reads at most {room}; use a model with a longer context, or lower "
-                "response_length"
+                f"reward model: a text has {longest} tokens, and it reads at most {room}; use a model with a longer "
+                "context, or lower response_length"
             )
         device = next(self.model.parameters()).device
         if not self._has_score or self._by_length:
@@ -222,8 +225,8 @@ class ModelReward:
     def score_texts(self, texts: list[str]) -> list[float]:
         """Return one score for each text, tokenised by the reward model's own tokenizer.
 
-        A text begins and ends with the tokens that the tokenizer puts there, and a :class:`RenderedChat` with those of its
-        template. Words that spell a control token are encoded as words (:mod:`trl_ext.chat.control_tokens`).
+        A text begins and ends with the tokens that the tokenizer puts there, and a :class:`RenderedChat` with those of
+        its template. Words that spell a control token are encoded as words (:mod:`trl_ext.chat.control_tokens`).
         """
         rows = [
             encode_pieces(self.tokenizer, text.pieces)

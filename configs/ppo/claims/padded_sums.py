@@ -9,7 +9,8 @@ from maporl.types import Example
 
 @dataclass(frozen=True)
 class PaddedSums(Arithmetic):
-    """Sums whose warm start writes up to ``padding`` semicolons before a number, so that right answers differ in length."""
+    """Sums whose warm start writes up to ``padding`` semicolons before a number, so that right answers differ in
+    length."""
 
     padding: int = 5
 

@@ -39,8 +39,8 @@ def check_server(server: Server, base: str, model: str, policy: Policy, temperat
     theirs = server.tokenize(base, PROBE)
     if theirs != ids:
         raise VLLMFailure(
-            f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; serve "
-            "the model that the policy was built from"
+            f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; "
+            "serve the model that the policy was built from"
         )
     [completion] = server.answer([Asked(f"policy {name!r}", model, ids, 1, Decoding(temperature), frozenset())])
     with torch.no_grad(), policy.active() as local:
@@ -57,13 +57,14 @@ def check_server(server: Server, base: str, model: str, policy: Policy, temperat
             f"{here:.2f}); start it with --logprobs-mode processed_logprobs"
         )
     raise VLLMFailure(
-        f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here {here:.2f}; it serves "
-        "other weights than agents.NAME.model"
+        f"{server.url}: model {model!r} gives a token the log-probability {there:.2f}, policy {name!r} here "
+        f"{here:.2f}; it serves other weights than agents.NAME.model"
     )
 
 
 def check_served(policies: Sequence[Policy]) -> None:
-    """Check that vLLM computes all of the policies' adapters. It has the two matrices of linear layers, and nothing else.
+    """Check that vLLM computes all of the policies' adapters. It has the two matrices of linear layers, and nothing
+    else.
 
     A part that it lacks would not show before it has learned something.
 
@@ -81,8 +82,8 @@ def check_served(policies: Sequence[Policy]) -> None:
         else:
             continue
         raise ConfigError(
-            f"policy {policy.name!r}: vLLM would sample from a part of its adapter {policy.adapter!r}, because {why}; use engine: "
-            "transformers, or a LoraConfig with target_modules of linear layers alone"
+            f"policy {policy.name!r}: vLLM would sample from a part of its adapter {policy.adapter!r}, because {why}; "
+            "use engine: transformers, or a LoraConfig with target_modules of linear layers alone"
         )
 
 
@@ -99,5 +100,6 @@ def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection
             name, known = owners.setdefault(url, (policy.name, base))
             if known != base:
                 raise ConfigError(
-                    f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server has one base"
+                    f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server "
+                    "has one base"
                 )

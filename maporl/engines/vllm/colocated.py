@@ -31,8 +31,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 SHARE = 0.3
 """The share of the device's memory that vLLM takes beside weights that are trained."""
 DUMMY = "dummy"
-"""How vLLM loads weights that :meth:`ColocatedServer.load_weights` will replace. It reads no file: a folder of a trained
-policy also has its critic's head, which vLLM would take for a part of the model."""
+"""How vLLM loads weights that :meth:`ColocatedServer.load_weights` will replace. It reads no file: a folder of a
+trained policy also has its critic's head, which vLLM would take for a part of the model."""
 
 
 class ColocatedServer(Server):
@@ -54,12 +54,13 @@ class ColocatedServer(Server):
         self.url = f"{HERE} ({', '.join(policy.name for policy in policies)})"
         if find_spec("vllm") is None:
             raise ConfigError(
-                f"vllm.colocate needs the package vllm; install it with: {install_command('vllm')}, or give engine: transformers "
-                "and vllm: null"
+                f"vllm.colocate needs the package vllm; install it with: {install_command('vllm')}, or give engine: "
+                "transformers and vllm: null"
             )
         if distributed.size() > 1:
             raise ConfigError(
-                f"vllm.colocate: expected a single process, got {distributed.size()}; start servers and give their urls instead"
+                f"vllm.colocate: expected a single process, got {distributed.size()}; start servers and give their "
+                "urls instead"
             )
         # vLLM would start a process of its own, which could not read the weights of this one
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -74,9 +75,9 @@ class ColocatedServer(Server):
                 self._llm = LLM(**options)
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(
-                f"{self.url}: does not start ({_words(error)}); check vllm.colocate (options {section.options}, gpu_memory_utilization "
-                f"{section.gpu_memory_utilization or SHARE} for all {share} of them, max_model_len {section.max_model_len}), or use engine: "
-                "transformers and vllm: null"
+                f"{self.url}: does not start ({_words(error)}); check vllm.colocate (options {section.options}, "
+                f"gpu_memory_utilization {section.gpu_memory_utilization or SHARE} for all {share} of them, "
+                f"max_model_len {section.max_model_len}), or use engine: transformers and vllm: null"
             ) from error
         self._base: str = options["model"]
         self._asleep = False
@@ -203,8 +204,9 @@ class ColocatedServer(Server):
         for compared, different in found:
             if different or not compared:
                 raise VLLMFailure(
-                    f"{self.url}: was sent {what}, and holds other ones: {', '.join(different[:3]) or 'no tensor can be compared'}; "
-                    "this version of vLLM does not take the weights of such a model: use engine: transformers and vllm: null"
+                    f"{self.url}: was sent {what}, and holds other ones: "
+                    f"{', '.join(different[:3]) or 'no tensor can be compared'}; this version of vLLM does not take "
+                    "the weights of such a model: use engine: transformers and vllm: null"
                 )
         self.has_weights = True
 
@@ -236,8 +238,8 @@ def llm_options(section: ColocateSection, base: Any, policies: Sequence[Policy],
 def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) -> tuple[int, list[str]]:
     """Compare the tensors that vLLM holds with those that it was sent.
 
-    Tensors can be compared that have the same name and shape in both. vLLM joins some matrices, packs or quantises others,
-    and adds rows to embeddings.
+    Tensors can be compared that have the same name and shape in both. vLLM joins some matrices, packs or quantises
+    others, and adds rows to embeddings.
 
     Returns:
         How many tensors were compared, and the names of those that differ.

@@ -67,11 +67,12 @@ class VLLMEngine(Engine):
         max_new_tokens: the most tokens of a completion.
         temperature: the sampling temperature of training. Servers must compute log-probabilities at this temperature.
         folder: where adapters are written for servers to read, unless a section names another folder.
-        probe_every: how often a vLLM in this process is asked for a probability, which is compared with that of the policy
-            here: after the first weights that it is sent, and then after every so many.
+        probe_every: how often a vLLM in this process is asked for a probability, which is compared with that of the
+            policy here: after the first weights that it is sent, and then after every so many.
 
     Raises:
-        ConfigError: policies of different bases share a server, an adapter has parts that vLLM lacks, or a package is missing.
+        ConfigError: policies of different bases share a server, an adapter has parts that vLLM lacks, or a package is
+            missing.
     """
 
     remote = True
@@ -225,8 +226,8 @@ class VLLMEngine(Engine):
         for policy in sorted(set(policies) - self._introduced.keys()):
             if distributed.size() > 1:
                 raise VLLMFailure(
-                    f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in all "
-                    f"{distributed.size()} processes before the first dialogue, as trainers and players do"
+                    f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in "
+                    f"all {distributed.size()} processes before the first dialogue, as trainers and players do"
                 )
             self.sync(policy)
 
@@ -257,7 +258,8 @@ class VLLMEngine(Engine):
         for names in bases.values():
             if len({self.sections[name].colocate for name in names}) > 1:
                 raise ConfigError(
-                    f"policies {', '.join(names)}: vllm.colocate differs, and they have one base, for which there is one vLLM"
+                    f"policies {', '.join(names)}: vllm.colocate differs, and they have one base, for which there is "
+                    "one vLLM"
                 )
         found = []
         for names in bases.values():
@@ -291,18 +293,19 @@ class VLLMEngine(Engine):
         """Send full weights over a GPU group. This was written without a GPU and has not been run on one."""
         if not torch.cuda.is_available():
             raise VLLMFailure(
-                f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a GPU group "
-                "(NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of which only the adapter "
-                "travels"
+                f"policy {name!r} trains all its weights, which travel to {', '.join(self.sections[name].urls)} over a "
+                "GPU group (NCCL), and this process has no GPU; give it a LoRA (agents.NAME.lora, or peft_config), of "
+                "which only the adapter travels"
             )
         for url in self.sections[name].urls:
             try:
                 self._send_to(url, policy)
             except (RuntimeError, OSError, ValueError) as error:  # of the server, of vLLM's package, and of NCCL
                 raise VLLMFailure(
-                    f"{url}: did not take the weights of policy {name!r} ({type(error).__name__}: {error}); whole weights need the "
-                    f"package vllm here ({install_command('vllm')}), a GPU that the server does not use, and a server that was "
-                    "started by: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
+                    f"{url}: did not take the weights of policy {name!r} ({type(error).__name__}: {error}); whole "
+                    f"weights need the package vllm here ({install_command('vllm')}), a GPU that the server does not "
+                    "use, and a server that was started by: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode "
+                    "processed_logprobs "
                     """--weight-transfer-config '{"backend": "nccl"}'"""
                 ) from error
 

@@ -219,7 +219,8 @@ class RemoteServer(Server):
             AttributeError,
         ) as error:  # raised by what reads the answer
             raise VLLMFailure(
-                f"{self.url}: {what}: its answer is not that of a vLLM server ({type(error).__name__}: {error}); is it one?"
+                f"{self.url}: {what}: its answer is not that of a vLLM server ({type(error).__name__}: {error}); is it "
+                "one?"
             ) from error
 
 

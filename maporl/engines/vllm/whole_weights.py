@@ -1,8 +1,9 @@
 """Sends whole weights to a vLLM server, over a GPU group (NCCL) of this process and the server's workers.
 
-This is vLLM's own weight transfer, as it stands in vLLM 0.27.1 and 0.33.0: requests say what will come, and the group carries
-it. ``trl vllm-serve`` of TRL 1.11 and later starts the same server. A request that another part answers in the group is
-posted while a thread does that part, so that a server that refuses is heard of, although NCCL would wait for it for ever.
+This is vLLM's own weight transfer, as it stands in vLLM 0.27.1 and 0.33.0: requests say what will come, and the group
+carries it. ``trl vllm-serve`` of TRL 1.11 and later starts the same server. A request that another part answers in the
+group is posted while a thread does that part, so that a server that refuses is heard of, although NCCL would wait for
+it for ever.
 
 This was written without a GPU. The exchange was tested with a stand-in for the server and the group.
 """
@@ -71,8 +72,8 @@ class WeightSender:
         self.server.command("loading the weights it took", "/finish_weight_update", {})
         if not until(self._forgets, FORGETTING_SECONDS):
             raise VLLMFailure(
-                f"{self.server.url}: has requests that did not end within {FORGETTING_SECONDS:g} s, and keeps what it has cached "
-                "under the old weights; let no one else use it"
+                f"{self.server.url}: has requests that did not end within {FORGETTING_SECONDS:g} s, and keeps what it "
+                "has cached under the old weights; let no one else use it"
             )
 
     def _forgets(self, seconds: float) -> bool:
@@ -83,7 +84,8 @@ class WeightSender:
         return bool(done)
 
     def _together(self, what: str, path: str, body: dict[str, Any], own: Callable[[], Done]) -> Done:
-        """Post ``body``, which is answered when ``own`` has done the part of this process, and return what it returned."""
+        """Post ``body``, which is answered when ``own`` has done the part of this process, and return what it
+        returned."""
         with Threads(1, "sends weights to vLLM") as threads:
             done = threads.submit(own)
             self.server.command(what, path, body)

@@ -1,7 +1,7 @@
 """Tools of servers that speak the Model Context Protocol (MCP), by their command line or over HTTP. Imports no torch.
 
-It needs the package ``mcp``, version 1.30 or later (extra ``mcp``). A server's requests for sampling and elicitation are
-refused by that package.
+It needs the package ``mcp``, version 1.30 or later (extra ``mcp``). A server's requests for sampling and elicitation
+are refused by that package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ class MCPTools(Toolbox):
     those of :class:`ServerOptions`.
 
     Raises:
-        ConfigError: an option is wrong, the package ``mcp`` is not installed, a name in ``only`` is not a tool, or the schema
-            of a tool is not valid (:class:`maporl.environments.schemas.BoundedSchema`).
+        ConfigError: an option is wrong, the package ``mcp`` is not installed, a name in ``only`` is not a tool, or the
+            schema of a tool is not valid (:class:`maporl.environments.schemas.BoundedSchema`).
         ServerGone: the server does not start.
     """
 
@@ -65,8 +65,8 @@ _LISTED: dict[str, list[Any]] = {}
 class MCPEnvironment(Environment):
     """The tools of a server that each dialogue has for itself, for servers that keep something between calls.
 
-    Each dialogue starts a process of its own, or its own session with a server at an address. If the server dies, what it
-    kept is gone, so the environment is lost. The options are those of :class:`ServerOptions`.
+    Each dialogue starts a process of its own, or its own session with a server at an address. If the server dies, what
+    it kept is gone, so the environment is lost. The options are those of :class:`ServerOptions`.
 
     Raises:
         ConfigError: an option is wrong, or the package ``mcp`` is not installed.

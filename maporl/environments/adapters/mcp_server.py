@@ -45,8 +45,8 @@ class ServerOptions:
 
     command: Sequence[str] | None = option(
         None,
-        "The program and its arguments, for a server that talks through its standard input and output. It is not given to a "
-        "shell.",
+        "The program and its arguments, for a server that talks through its standard input and output. It is not "
+        "given to a shell.",
     )
     url: str | None = option(None, "Address of a server that is running already.")
     env: Sequence[str] = option(

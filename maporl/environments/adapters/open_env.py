@@ -1,7 +1,7 @@
 """Environments behind a server of OpenEnv, each dialogue in a session of its own. Imports no torch.
 
-It needs the package ``openenv`` (extra ``openenv``), which cannot be installed beside version 2 of ``mcp``. The server must
-run in its simulation mode, and have as many sessions (``max_concurrent_envs``) as dialogues are played at once.
+It needs the package ``openenv`` (extra ``openenv``), which cannot be installed beside version 2 of ``mcp``. The server
+must run in its simulation mode, and have as many sessions (``max_concurrent_envs``) as dialogues are played at once.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _SECONDS = 3600.0
 """The package waits so long for an answer. The limits of calls are shorter, and end a call before."""
 _PAUSE = 0.2
 _OFFERED: dict[tuple[str, str | None], tuple[bool, list[tuple[str, str, dict[str, Any]]]]] = {}
-"""Whether each server has tools of its own, and the name, description and schema of what agents are offered. A process asks
-a server once."""
+"""Whether each server has tools of its own, and the name, description and schema of what agents are offered. A process
+asks a server once."""
 
 
 class OpenEnv(Environment):
@@ -109,7 +109,10 @@ class OpenEnv(Environment):
     # -- with the server ----------------------------------------------------------------------------------------------
 
     async def _begun(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the first observation. A server that is full or away is asked again until ``open_seconds`` are over."""
+        """Return the first observation.
+
+        A server that is full or away is asked again until ``open_seconds`` are over.
+        """
         until = time.monotonic() + self._open_seconds
         while True:
             client = self._make(base_url=self._url, message_timeout_s=_SECONDS, mode="simulation")
@@ -227,7 +230,10 @@ def _plain(error: BaseException) -> str:
 
 def _advice(error: BaseException) -> str:
     if _FULL in str(error):
-        return f" is free ({_plain(error)}); start it with max_concurrent_envs of at least the dialogues that are played at once"
+        return (
+            f" is free ({_plain(error)}); start it with max_concurrent_envs of at least the dialogues that are played "
+            "at once"
+        )
     return f": {type(error).__name__}: {_plain(error)}"
 
 

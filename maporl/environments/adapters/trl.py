@@ -42,8 +42,8 @@ class TRLEnvironment(Environment):
         reward: the attribute that has its reward, for a class without ``get_reward``. None: it pays nothing.
 
     Raises:
-        ConfigError: ``made`` has no ``reset``, its ``reset`` is a coroutine function, ``reward`` is given although there
-            is ``get_reward``, or a public method lacks a docstring, a type or a description.
+        ConfigError: ``made`` has no ``reset``, its ``reset`` is a coroutine function, ``reward`` is given although
+            there is ``get_reward``, or a public method lacks a docstring, a type or a description.
     """
 
     def __init__(self, made: Any, reward: str | None = None):
@@ -141,7 +141,10 @@ class TRLEnvironment(Environment):
 
 
 def _is_tool(name: str, method: Any) -> bool:
-    """Return whether TRL takes a method for a tool. ``close`` without a docstring, which TRL refuses, is not one here."""
+    """Return whether TRL takes a method for a tool.
+
+    ``close`` without a docstring, which TRL refuses, is not one here.
+    """
     return not name.startswith("_") and name not in NOT_TOOLS and (name != "close" or bool(inspect.getdoc(method)))
 
 
@@ -167,7 +170,8 @@ def _chosen(reset: Callable[..., Any], given: Mapping[str, Any], row: Mapping[st
         needed = p.name in named and p.default is p.empty
         if (needed and p.name not in given) or p.kind is p.POSITIONAL_ONLY:
             raise ConfigError(
-                f"environment {kind}: reset wants {p.name!r}, which the questions do not have; they have {', '.join(sorted(map(str, row)))}"
+                f"environment {kind}: reset wants {p.name!r}, which the questions do not have; they have "
+                f"{', '.join(sorted(map(str, row)))}"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return {**row, **{name: given[name] for name in named if name in given}}

@@ -18,9 +18,9 @@ class Game(ABC):
     """One play of a game. A derived class is a dataclass whose fields are the game's options.
 
     ``reset`` begins the game. As long as ``to_move`` names players, each of them is shown ``observe`` and answers;
-    ``step`` makes the moves that their answers mean and returns what each player is paid, and ``outcome`` what the end of the
-    game pays. Everything random comes from the generator that ``reset`` is given. The docstring of a derived class says under
-    "Payments" who is paid when.
+    ``step`` makes the moves that their answers mean and returns what each player is paid, and ``outcome`` what the end
+    of the game pays. Everything random comes from the generator that ``reset`` is given. The docstring of a derived
+    class says under "Payments" who is paid when.
     """
 
     interests: ClassVar[Literal["common", "opposed", "mixed"]] = "common"
@@ -107,8 +107,8 @@ class Game(ABC):
         return False
 
     def fines(self, player: int) -> bool:
-        """Whether the move that ``player`` has just made ends the game and is paid as an illegal move. It is asked after each
-        step, for games that judge moves only when they make them."""
+        """Whether the move that ``player`` has just made ends the game and is paid as an illegal move. It is asked
+        after each step, for games that judge moves only when they make them."""
         return False
 
     @abstractmethod
@@ -124,7 +124,8 @@ class Game(ABC):
         moves = self.moves(player)
         if not moves:
             raise ConfigError(
-                "protocol.after_illegal: replace needs legal moves that can be listed, and the game lists none here; use end or retry"
+                "protocol.after_illegal: replace needs legal moves that can be listed, and the game lists none here; "
+                "use end or retry"
             )
         return rng.choice(moves)
 

@@ -1,4 +1,5 @@
-"""An exchange of signals (Lewis 1969, in both directions): each player can learn the other's number only from its words."""
+"""An exchange of signals (Lewis 1969, in both directions): each player can learn the other's number only from its
+words."""
 
 import random
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from maporl.environments.games.signals import CodeGame
 
 @dataclass
 class Exchange(CodeGame):
-    """Each player sees a number of its own, from 1 to ``states``. Both say a letter at once, hear the other's letter, and
-    then both guess the other's number.
+    """Each player sees a number of its own, from 1 to ``states``. Both say a letter at once, hear the other's letter,
+    and then both guess the other's number.
 
-    A first move is worth nothing by itself, and nothing to its own author: only the other player can use it. So the game
-    shows whether a reward that a partner earns later reaches the words that made it possible. Nothing distinguishes the
-    letters, and two players that know no code learn none, because neither has a reason to begin. Therefore a warm start
-    teaches the guesser a code: it takes ``a`` for 1, ``b`` for 2 and so on. It teaches no sender what to say.
+    A first move is worth nothing by itself, and nothing to its own author: only the other player can use it. So the
+    game shows whether a reward that a partner earns later reaches the words that made it possible. Nothing
+    distinguishes the letters, and two players that know no code learn none, because neither has a reason to begin.
+    Therefore a warm start teaches the guesser a code: it takes ``a`` for 1, ``b`` for 2 and so on. It teaches no sender
+    what to say.
 
     Payments: each guess pays its author 1 if it is right, and 0 if it is wrong. A letter pays nobody. An illegal move
     pays its author -1.5 and the other nothing.

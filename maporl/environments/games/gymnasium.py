@@ -16,11 +16,11 @@ DEFAULT = "FrozenLake-v1"
 class Gymnasium(Game):
     """The environment ``env`` of Gymnasium, for one agent, as ``gymnasium.make(env, **options)`` makes it.
 
-    The agent is shown the environment's own drawing, if it draws in text (``render_mode: ansi``), and otherwise its observation.
-    What is coloured in a drawing stands in brackets. ``show`` names a function ``(observation, agent) -> text`` for other texts.
-    Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names; those of a ``Text`` space are the words
-    themselves. The ``action_mask`` of an observation or of its information says what is legal. The agent makes at most ``longest``
-    moves; an episode that would take longer ends.
+    The agent is shown the environment's own drawing, if it draws in text (``render_mode: ansi``), and otherwise its
+    observation. What is coloured in a drawing stands in brackets. ``show`` names a function ``(observation, agent) ->
+    text`` for other texts. Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names;
+    those of a ``Text`` space are the words themselves. The ``action_mask`` of an observation or of its information says
+    what is legal. The agent makes at most ``longest`` moves; an episode that would take longer ends.
 
     Payments: each step pays the agent its reward. An illegal move pays -1.5.
     """
@@ -109,6 +109,6 @@ def _made(env: str, options: dict[str, Any]) -> Any:
     except Exception as error:  # each environment raises its own kinds
         said = one_line(error, 200).rstrip(".")
         raise ConfigError(
-            f"game gymnasium: options.env: {env!r:.80} cannot be made: {type(error).__name__}: {said}; give one of Gymnasium's, "
-            f"such as {DEFAULT}"
+            f"game gymnasium: options.env: {env!r:.80} cannot be made: {type(error).__name__}: {said}; give one of "
+            f"Gymnasium's, such as {DEFAULT}"
         ) from error

@@ -17,13 +17,14 @@ OVER = ("pp", "bp", "bb", "pbp", "pbb")
 class KuhnPoker(Game):
     """Each of two players puts in 1 and gets a card: J, Q or K. In turn they say ``p`` (pass) or ``b`` (bet 1).
 
-    After two passes or two bets, the higher card takes the pot. A pass after a bet folds. A game has so many ``rounds``, each
-    with new cards, and the players begin them in turn. With several rounds a player also sees the number of the round and its
-    own chips.
+    After two passes or two bets, the higher card takes the pot. A pass after a bet folds. A game has so many
+    ``rounds``, each with new cards, and the players begin them in turn. With several rounds a player also sees the
+    number of the round and its own chips.
 
     Payments: with ``pays: chips`` the last move of a round pays each player what it won or lost, times ``scale``. With
-    ``pays: winner`` the last move of the game pays ``scale`` to the player with more chips and minus ``scale`` to the other,
-    and 0 to both if they have the same. After an illegal move its author gets -1.5 and the other 0.5, as in SPIRAL.
+    ``pays: winner`` the last move of the game pays ``scale`` to the player with more chips and minus ``scale`` to the
+    other, and 0 to both if they have the same. After an illegal move its author gets -1.5 and the other 0.5, as in
+    SPIRAL.
 
     Raises:
         ValueError: ``rounds`` is below 1.

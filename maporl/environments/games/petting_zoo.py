@@ -21,21 +21,24 @@ ALL = "__all__"
 class PettingZoo(Game):
     """The environment ``env`` of PettingZoo, as ``pettingzoo.make(api, env, **options)`` makes it.
 
-    With ``api: aec`` the agents of the environment move one at a time, and with ``parallel`` those that are left move at once.
-    The first agent of the team takes the first of ``possible_agents``, and so on; roles have their names. A move is legal if
-    the space of actions has it and the environment's ``action_mask`` allows it.
+    With ``api: aec`` the agents of the environment move one at a time, and with ``parallel`` those that are left move
+    at once. The first agent of the team takes the first of ``possible_agents``, and so on; roles have their names. A
+    move is legal if the space of actions has it and the environment's ``action_mask`` allows it.
 
-    Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names. Actions of a ``Text`` space are the
-    words themselves. Observations are printed, arrays by rows. ``show`` names a function ``(observation, agent) -> text`` for others, and
-    ``parse`` one ``(words, legal actions or None) -> action``, which raises ``ValueError`` for an illegal move. Both are
-    ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game that asks it for another one ends there.
+    Actions of a ``Discrete`` space are their numbers, or ``actions``, a list of their names. Actions of a ``Text``
+    space are the words themselves. Observations are printed, arrays by rows. ``show`` names a function ``(observation,
+    agent) -> text`` for others, and ``parse`` one ``(words, legal actions or None) -> action``, which raises
+    ``ValueError`` for an illegal move. Both are ``MODULE:FUNCTION``. A player makes at most ``longest`` moves; a game
+    that asks it for another one ends there.
 
-    An agent takes part no more when the environment says so in any way: by its flags of termination or truncation, by the key
-    ``__all__`` among them, which is for everybody, or by leaving it out of ``agents``. Those that are left play on. With ``parallel`` an agent that is shown nothing in a step makes no
-    move in it.
+    An agent takes part no more when the environment says so in any way: by its flags of termination or truncation, by
+    the key ``__all__`` among them, which is for everybody, or by leaving it out of ``agents``. Those that are left play
+    on. With ``parallel`` an agent that is shown nothing in a step makes no move in it.
 
-    Payments: each step pays each agent what the environment's ``rewards`` say after it, the steps of agents that have ended
-    included. An illegal move pays its author -1 and the others nothing, as the wrapper of PettingZoo's classic games does.
+    Payments: each step pays each agent what the environment's ``rewards`` say after it, the steps of agents that have
+    ended
+    included. An illegal move pays its author -1 and the others nothing, as the wrapper of PettingZoo's classic games
+    does.
     """
 
     interests = "mixed"
@@ -61,14 +64,16 @@ class PettingZoo(Game):
         """Begin a new game.
 
         Raises:
-            ConfigError: the package is not installed, it has no such environment, or this is for another number of agents.
+            ConfigError: the package is not installed, it has no such environment, or this is for another number of
+                agents.
         """
         self.world: Any = _made(self.api, self.env, self.options)
         self.names: list[str] = list(self.world.possible_agents)
         self.seated = self.seated or len(self.names)
         if len(self.names) != self.seated:
             raise ConfigError(
-                f"game pettingzoo: {self.env} has {len(self.names)} seats, {', '.join(self.names)!s:.200}, but {self.seated} agents play"
+                f"game pettingzoo: {self.env} has {len(self.names)} seats, {', '.join(self.names)!s:.200}, but "
+                f"{self.seated} agents play"
             )
         self.total = dict.fromkeys(range(self.seated), 0.0)
         self.taken = dict.fromkeys(range(self.seated), 0)
@@ -149,7 +154,8 @@ class PettingZoo(Game):
         return self.parse is None
 
     def _settle(self) -> None:
-        """Step agents that have ended, whom PettingZoo wants to be stepped with None, until one is selected that has not.
+        """Step agents that have ended, whom PettingZoo wants to be stepped with None, until one is selected that has
+        not.
 
         Raises:
             ConfigError: the environment goes on selecting agents that have ended.
@@ -161,8 +167,9 @@ class PettingZoo(Game):
                 return
             if in_vain > len(self.names):
                 raise ConfigError(
-                    f"game pettingzoo: {self.env} selects {self.world.agent_selection!r}, which has ended, and leaves it among its "
-                    "agents when it is stepped with None; remove it there, as PettingZoo's environments do"
+                    f"game pettingzoo: {self.env} selects {self.world.agent_selection!r}, which has ended, and leaves "
+                    "it among its agents when it is stepped with None; remove it there, as PettingZoo's environments "
+                    "do"
                 )
             before = len(self.world.agents)
             self.world.step(None)
@@ -180,8 +187,8 @@ class PettingZoo(Game):
                 continue
             if name not in self.names:
                 raise ConfigError(
-                    f"game pettingzoo: {self.env} pays {reward!r:.40} to {name!r:.40}; expected one of its possible_agents, "
-                    f"{', '.join(self.names)!s:.200}"
+                    f"game pettingzoo: {self.env} pays {reward!r:.40} to {name!r:.40}; expected one of its "
+                    f"possible_agents, {', '.join(self.names)!s:.200}"
                 )
             player = self.names.index(name)
             self.owed[player] = self.owed.get(player, 0.0) + float(reward)
@@ -235,6 +242,6 @@ def _made(api: str, env: str, options: dict[str, Any]) -> Any:
     except Exception as error:  # each environment raises its own kinds
         said = one_line(error, 200).rstrip(".")
         raise ConfigError(
-            f"game pettingzoo: options.env: {env!r:.80} cannot be made with api {api}: {type(error).__name__}: {said}; give one of "
-            f"PettingZoo's, such as {DEFAULT}"
+            f"game pettingzoo: options.env: {env!r:.80} cannot be made with api {api}: {type(error).__name__}: {said}; "
+            f"give one of PettingZoo's, such as {DEFAULT}"
         ) from error

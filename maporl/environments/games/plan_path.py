@@ -44,8 +44,8 @@ class PlanPath(Game):
     wall or off the grid leaves the token in its place.
 
     Payments: every move pays both players the same. They get ``progress`` if it brought the token a step nearer to the
-    goal, minus ``progress`` if a step farther, and 1 more if the token arrived. An illegal move pays its author -1.5 and
-    the other nothing.
+    goal, minus ``progress`` if a step farther, and 1 more if the token arrived. An illegal move pays its author -1.5
+    and the other nothing.
 
     Raises:
         ValueError: an option is outside its range.
@@ -62,7 +62,8 @@ class PlanPath(Game):
     def __post_init__(self):
         if self.size < 2 or self.limit < 1 or not 0 <= self.walls <= self.size**2 - 2:
             raise ValueError(
-                f"expected size >= 2, limit >= 1 and at most size^2 - 2 walls, got {self.size}, {self.limit} and {self.walls}"
+                f"expected size >= 2, limit >= 1 and at most size^2 - 2 walls, got {self.size}, {self.limit} and "
+                f"{self.walls}"
             )
 
     @property

@@ -1,4 +1,5 @@
-"""Puzzles that are solved by whole plans: a tool agent proposes a plan, and a planner decides what is done (AT-GRPO)."""
+"""Puzzles that are solved by whole plans: a tool agent proposes a plan, and a planner decides what is done
+(AT-GRPO)."""
 
 import functools
 import random
@@ -21,10 +22,10 @@ LONGEST_PLAN = 256
 class Plans(Game):
     """A puzzle for a tool agent, which is player 0, and a planner, which is player 1. A plan is a list of symbols.
 
-    In each of ``rounds`` rounds the tool agent proposes a plan. Then the planner sees this plan and gives its own, which
-    is carried out. The game ends when the puzzle is solved. A plan stands after ``####`` or at the end of the text. The
-    tool agent may write a Python program instead, between lines of three backquotes, whose function ``plan()`` returns
-    the list; it runs in the sandbox.
+    In each of ``rounds`` rounds the tool agent proposes a plan. Then the planner sees this plan and gives its own,
+    which is carried out. The game ends when the puzzle is solved. A plan stands after ``####`` or at the end of the
+    text. The tool agent may write a Python program instead, between lines of three backquotes, whose function
+    ``plan()`` returns the list; it runs in the sandbox.
 
     A derived class says what a puzzle is: a state that never changes in place, what it shows of the state, what a plan
     makes of it, and how much the state is worth.

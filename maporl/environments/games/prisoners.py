@@ -10,7 +10,8 @@ PAYOFF = {("A", "A"): (3.0, 3.0), ("A", "B"): (0.0, 5.0), ("B", "A"): (5.0, 0.0)
 
 @dataclass
 class PrisonersDilemma(Game):
-    """``A`` cooperates and ``B`` defects. A player is shown the last ``memory`` rounds as pairs of moves, its own first.
+    """``A`` cooperates and ``B`` defects. A player is shown the last ``memory`` rounds as pairs of moves, its own
+    first.
 
     Payments: every round pays both. Two who cooperate get 3 each, and two who defect get 1 each. A player who defects
     alone gets 5, and the other 0. These numbers are divided by ``divide``. An illegal move pays its author -1.5 and the

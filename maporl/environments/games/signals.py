@@ -25,13 +25,14 @@ class CodeGame(Game):
 
 @dataclass
 class Signals(CodeGame):
-    """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the number.
+    """Player 0 sees one of ``states`` numbers and says one of as many letters. Player 1 sees the letter and guesses the
+    number.
 
     Payments: the guess pays. Both get 1 if it is right, and 0 if it is wrong. An illegal move pays its author -1.5 and
     the other nothing.
 
-    With ``code`` a warm start teaches player 1 to take ``a`` for 1, ``b`` for 2 and so on, and player 0 nothing. So a signal
-    has a worth from the beginning.
+    With ``code`` a warm start teaches player 1 to take ``a`` for 1, ``b`` for 2 and so on, and player 0 nothing. So a
+    signal has a worth from the beginning.
 
     Raises:
         ValueError: ``states`` is outside 2 to 9.

@@ -81,7 +81,8 @@ class Sokoban(Plans):
 
     The outer cells are walls, and each inner cell is one with probability ``walls``. At first no box is on a goal. A
     plan is a list of the moves U, D, L and R, and there are ``rounds`` rounds
-    (:class:`~maporl.environments.games.plans.Plans`). A move that is not possible changes nothing, and the plan goes on.
+    (:class:`~maporl.environments.games.plans.Plans`). A move that is not possible changes nothing, and the plan goes
+    on.
 
     Players see the rows of the room in the usual signs: ``#`` wall, ``@`` player, ``$`` box, ``.`` goal, ``*`` box on a
     goal, ``+`` player on a goal, and a space for free floor.
@@ -104,7 +105,8 @@ class Sokoban(Plans):
         super().__post_init__()
         if not 5 <= self.size <= 8 or self.boxes not in (1, 2) or not 0 <= self.walls <= 0.3:
             raise ValueError(
-                f"expected size from 5 to 8, 1 or 2 boxes and walls from 0 to 0.3, got {self.size}, {self.boxes} and {self.walls}"
+                f"expected size from 5 to 8, 1 or 2 boxes and walls from 0 to 0.3, got {self.size}, {self.boxes} and "
+                f"{self.walls}"
             )
 
     def begin(self, rng: random.Random) -> State:

@@ -22,13 +22,14 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name.translate(MARKS).split() != [name]:
             raise ValueError(
-                f"actions: {name!r:.40} cannot be read: a move is the last word of an answer, without punctuation; give one word, "
-                "such as go_left"
+                f"actions: {name!r:.40} cannot be read: a move is the last word of an answer, without punctuation; "
+                "give one word, such as go_left"
             )
     twice = sorted(name for name, count in Counter(name.lower() for name in names).items() if count > 1)
     if twice:
         raise ValueError(
-            f"actions: {', '.join(twice)!s:.80} stands there twice, as case does not count; give each action its own name"
+            f"actions: {', '.join(twice)!s:.80} stands there twice, as case does not count; give each action its own "
+            "name"
         )
 
 
@@ -49,8 +50,8 @@ def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str) -> dict
         return None
     if kind != "Discrete":
         raise ConfigError(
-            f"{where}: its actions are {space}, and only Discrete and Text spaces have words; give parse: MODULE:FUNCTION, which "
-            "takes the words of a player and its legal actions, and returns an action"
+            f"{where}: its actions are {space}, and only Discrete and Text spaces have words; give parse: "
+            "MODULE:FUNCTION, which takes the words of a player and its legal actions, and returns an action"
         )
     count, start = int(space.n), int(space.start)
     if names and len(names) != count:

@@ -73,9 +73,9 @@ class Sudoku(Plans):
     """A 4 x 4 grid with ``empty`` empty cells, which can be filled in in exactly one way.
 
     Every row, column and block holds the numbers 1 to 4. A plan is a list of numbers: of all cells row by row, for
-    example ``#### [[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]]``, or of the empty cells in this order. There
-    are ``rounds`` rounds (:class:`~maporl.environments.games.plans.Plans`). Given numbers stay. All others that stand
-    twice in a row, column or block are taken out again. A list of all cells may change what an earlier one wrote.
+    example ``#### [[1, 2, 3, 4], [3, 4, 1, 2], [2, 1, 4, 3], [4, 3, 2, 1]]``, or of the empty cells in this order.
+    There are ``rounds`` rounds (:class:`~maporl.environments.games.plans.Plans`). Given numbers stay. All others that
+    stand twice in a row, column or block are taken out again. A list of all cells may change what an earlier one wrote.
 
     Players see the rows of the grid, with a dot for an empty cell.
 

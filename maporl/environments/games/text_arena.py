@@ -19,21 +19,21 @@ class TextArena(Game):
 
     ``options`` are the environment's own, such as its number of rounds.
 
-    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody. ``examples`` are
-    moves of which a warm start teaches a random one. TextArena reads the moves itself, so only an empty text is illegal
-    here. A text without brackets is put into brackets.
+    A player makes at most ``longest`` moves. A game that asks it for another one ends there and pays nobody.
+    ``examples`` are moves of which a warm start teaches a random one. TextArena reads the moves itself, so only an
+    empty text is illegal here. A text without brackets is put into brackets.
 
-    :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen yet.
-    TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side do
-    not change each other, and the generator of the process stays as it was.
+    :meth:`observe` returns the whole story with the names of the senders, :meth:`news` what the player has not seen
+    yet. TextArena draws from Python's global generator. Each game has its own state of it, so games played side by side
+    do not change each other, and the generator of the process stays as it was.
 
-    TextArena forgives an invalid move once, and then ends the game or its player's part in it. With ``forgive: false`` it
-    forgives none, and an invalid move that ends the game is paid as any illegal move, as in SPIRAL. The utterance
+    TextArena forgives an invalid move once, and then ends the game or its player's part in it. With ``forgive: false``
+    it forgives none, and an invalid move that ends the game is paid as any illegal move, as in SPIRAL. The utterance
     after which it ends has the reward ``legal`` 0. The role that TextArena names at the end is the tag ``secret_role``.
 
     Payments: the end of the game pays what TextArena gives each player. After an empty text its author gets -1.5 and
-    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests; with ``forgive: false`` after an
-    invalid move too.
+    each other player 0.5, as in SPIRAL, because most of TextArena's games are contests; with ``forgive: false`` after
+    an invalid move too.
     """
 
     interests = "opposed"
@@ -49,7 +49,8 @@ class TextArena(Game):
         """Begin a new game.
 
         Raises:
-            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for so many players.
+            ConfigError: the package ``textarena`` is not installed, has no such game, or cannot begin it for so many
+                players.
         """
         if find_spec("textarena") is None:
             raise ConfigError(
@@ -71,8 +72,9 @@ class TextArena(Game):
             said = one_line(error, 200).rstrip(".")
             example = "TicTacToe-v0" if self.seated == 2 else "LiarsDice-v0"
             raise ConfigError(
-                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.seated} players: {type(error).__name__}: "
-                f"{said}; give a game of TextArena {textarena.__version__} for {self.seated}, such as {example}"
+                f"game textarena: options.env: {self.env!r:.80} cannot begin for {self.seated} players: "
+                f"{type(error).__name__}: {said}; give a game of TextArena {textarena.__version__} for {self.seated}, "
+                f"such as {example}"
             ) from error
         self.done, self.rewards, self.told = False, dict[int, float](), dict[int, dict[str, Any]]()
         self.taken = dict.fromkeys(range(self.seated), 0)
@@ -151,8 +153,8 @@ class TextArena(Game):
             closed = self.world.close()
         except Exception as error:  # each game raises its own kinds
             raise ConfigError(
-                f"game textarena: {self.env} failed after the words {text!r:.80} of player {player}: {told(error)}; this is a fault "
-                "of the game in TextArena; play another one"
+                f"game textarena: {self.env} failed after the words {text!r:.80} of player {player}: {told(error)}; "
+                "this is a fault of the game in TextArena; play another one"
             ) from error
         rewards, infos = closed if isinstance(closed, tuple) else (closed, {})
         self.rewards = {int(player): float(value) for player, value in rewards.items()}

@@ -1,7 +1,7 @@
 """Asking verifier servers for scores: maporl's own reward server, or a reward model behind vLLM.
 
-Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for each request, one server after the other is
-tried until one answers -> one outcome for each chat: a score, or the failure to score it.
+Data flow: chats -> requests of ``batch_size`` chats, sent concurrently -> for each request, one server after the other
+is tried until one answers -> one outcome for each chat: a score, or the failure to score it.
 """
 
 import json
@@ -133,10 +133,11 @@ def each_once(
     references: Sequence[str | None],
     ask: Callable[[list[list[Message]], list[str | None]], list[Outcome]],
 ) -> list[Outcome]:
-    """Return what ``ask(chats, references)`` finds for each chat, where equal chats with equal references are asked for once.
+    """Return what ``ask(chats, references)`` finds for each chat, where equal chats with equal references are asked for
+    once.
 
-    The last bits of a score depend on what is read beside a chat, and a server may even draw its scores. Equal answers would
-    then earn different rewards, which rules and groups that compare answers would see.
+    The last bits of a score depend on what is read beside a chat, and a server may even draw its scores. Equal answers
+    would then earn different rewards, which rules and groups that compare answers would see.
     """
     keys = [json.dumps([chat, reference], sort_keys=True) for chat, reference in zip(chats, references, strict=True)]
     places = {key: place for place, key in reversed(list(enumerate(keys)))}
@@ -169,7 +170,8 @@ class VerifierClient(Counted):
         self._unnamed: set[str] = set()
 
     def scores(self, chats: Sequence[list[Message]], references: Sequence[str | None]) -> list[Outcome]:
-        """A score in [0, 1] for the last message of each chat, in order. Equal chats are asked for once (:func:`each_once`).
+        """A score in [0, 1] for the last message of each chat, in order. Equal chats are asked for once
+        (:func:`each_once`).
 
         With ``on_failure: label``, a chat that no server scored has the failure in the place of its score.
 

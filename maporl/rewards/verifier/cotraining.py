@@ -1,10 +1,11 @@
 """A verifier that is trained while the agents are, on answers that a rule labels (Cooper, arXiv 2508.05613).
 
-Data flow: an update's graded answers -> for each question pairs of a right and a wrong answer -> every k updates,
-steps on ``-log sigmoid(s+ - s-)`` over the gathered pairs, where s is the verifier's output before temperature and
-sigmoid. In Cooper an assistant rewrites a right answer into a wrong one; here the agents wrote both. Prover-verifier games
-(arXiv 2407.13692) train it from its first weights each time, on the pairs of all rounds. Decoupled ones (arXiv 2602.23248) train it
-on single answers, drawn from a mixture of all rounds, by the cross-entropy of its score and whether the answer is right.
+Data flow: an update's graded answers -> for each question pairs of a right and a wrong answer -> every k updates, steps
+on ``-log sigmoid(s+ - s-)`` over the gathered pairs, where s is the verifier's output before temperature and sigmoid.
+In Cooper an assistant rewrites a right answer into a wrong one; here the agents wrote both. Prover-verifier games
+(arXiv 2407.13692) train it from its first weights each time, on the pairs of all rounds. Decoupled ones (arXiv
+2602.23248) train it on single answers, drawn from a mixture of all rounds, by the cross-entropy of its score and
+whether the answer is right.
 """
 
 import random
@@ -28,7 +29,10 @@ from trl_ext.sharding.master_weights import MasterAdamW
 from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
 
 Pair = tuple[list[int] | None, list[int] | None]
-"""The token ids of a right and of a wrong answer to a question. If it learns from single answers, one of them is None."""
+"""The token ids of a right and of a wrong answer to a question.
+
+If it learns from single answers, one of them is None.
+"""
 
 
 def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
@@ -41,7 +45,8 @@ def pair_loss(right: Tensor, wrong: Tensor) -> Tensor:
 
 
 def answer_loss(outputs: Tensor, right: Tensor) -> Tensor:
-    """Mean cross-entropy of ``sigmoid(outputs)`` [N] and whether answers are ``right`` [N], 1 or 0, nats (arXiv 2602.23248, section 2.3).
+    """Mean cross-entropy of ``sigmoid(outputs)`` [N] and whether answers are ``right`` [N], 1 or 0, nats (arXiv
+    2602.23248, section 2.3).
 
     >>> round(answer_loss(torch.tensor([2.0, -0.5]), torch.tensor([1.0, 0.0])).item(), 4)
     0.3005
@@ -50,7 +55,8 @@ def answer_loss(outputs: Tensor, right: Tensor) -> Tensor:
 
 
 def mixture(rounds: Sequence[int], growth: float) -> list[float]:
-    """Return how often each of several examples is to be drawn, if each of their ``rounds`` weighs ``growth`` times the one before.
+    """Return how often each of several examples is to be drawn, if each of their ``rounds`` weighs ``growth`` times the
+    one before.
 
     >>> [round(share, 4) for share in mixture([0, 0, 1], 2.0)]  # a third is from round 0, which has two
     [0.1667, 0.1667, 0.6667]
@@ -83,7 +89,8 @@ class CoTraining:
         return MasterAdamW(self.verifier.model.parameters(), lr=self.section.learning_rate, weight_decay=0.0)
 
     def after_update(self, update: int, dialogues: Iterable[Dialogue], task: Task) -> dict[str, float]:
-        """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns numbers to log.
+        """Gather this update's pairs, of all processes, and train on all gathered ones if it is time to. Returns
+        numbers to log.
 
         One process trains, and sends the weights to the others. Each process scores with its own copy, and copies that
         were trained apart would drift apart, because kernels do not add up in the same order everywhere.

@@ -1,8 +1,10 @@
-"""Which verifier gives the rewards of a run. Another one would go on with other rewards, and nothing else would show it.
+"""Which verifier gives the rewards of a run. Another one would go on with other rewards, and nothing else would show
+it.
 
 A server that was killed may come back with another verifier at the same address, and the folder of a verifier may be
-replaced between two starts of a run. So a run remembers which one it has, in its checkpoints and in ``verifiers.json``, and
-compares. A verifier that is trained beside the team changes by the run's own doing, and is not compared. Imports no torch.
+replaced between two starts of a run. So a run remembers which one it has, in its checkpoints and in ``verifiers.json``,
+and compares. A verifier that is trained beside the team changes by the run's own doing, and is not compared. Imports no
+torch.
 """
 
 import json
@@ -17,8 +19,8 @@ from maporl.text import visible
 from trl_ext.files.atomic import replace_file
 
 VERIFIERS = "verifiers.json"
-"""The file in a run's folder: for each reward source with a verifier, a list of those that it has had, each with the update
-(in a loop, the round) from which on its scores count."""
+"""The file in a run's folder: for each reward source with a verifier, a list of those that it has had, each with the
+update (in a loop, the round) from which on its scores count."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,8 +44,8 @@ class Identity:
         """Take note of the verifier behind some scores.
 
         Args:
-            sha256: its digest (:meth:`maporl.rewards.verifier.model.Verifier.digest`), or None if it does not say. That is
-                accepted only before any has said it.
+            sha256: its digest (:meth:`maporl.rewards.verifier.model.Verifier.digest`), or None if it does not say. That
+                is accepted only before any has said it.
             name: what it is called.
             where: who has it, for messages.
 
@@ -55,12 +57,14 @@ class Identity:
             if sha256 == before or (sha256 is None and not before):
                 return
             told = (
-                f"{where}: is another verifier now, {now['name']!r:.100} with sha256 {now['sha256'][:16] or 'unknown'}; the run has had "
-                f"{self._known.get('name', '')!r:.100} with sha256 {(before or '')[:16]}, whose scores cannot be compared with these"
+                f"{where}: is another verifier now, {now['name']!r:.100} with sha256 "
+                f"{now['sha256'][:16] or 'unknown'}; the run has had {self._known.get('name', '')!r:.100} with sha256 "
+                f"{(before or '')[:16]}, whose scores cannot be compared with these"
             )
             if before and self.on_change == "stop":
                 raise VerifierChanged(
-                    f"{told}; serve the first one again and resume, or resume with the new one: --set reward.verifier.on_change=warn"
+                    f"{told}; serve the first one again and resume, or resume with the new one: --set "
+                    "reward.verifier.on_change=warn"
                 )
             self._known = now
         if before:
@@ -84,7 +88,10 @@ class Identity:
 
 
 class KnowsVerifier:
-    """A source of scores that remembers whose they are. ``identity`` is who that is, and ``asked`` what messages call it."""
+    """A source of scores that remembers whose they are.
+
+    ``identity`` is who that is, and ``asked`` what messages call it.
+    """
 
     identity: Identity
     asked: str

@@ -58,8 +58,8 @@ class Verifier:
 
         With ``may_begin`` it may be a causal language model too, which gets one output that is 0 for every answer.
 
-        ``device`` None: the device of this process, which is the CPU with ``training.use_cpu``. ``dtype`` "auto": as the weights were saved.
-        ``attn_implementation`` None: what transformers chooses.
+        ``device`` None: the device of this process, which is the CPU with ``training.use_cpu``. ``dtype`` "auto": as
+        the weights were saved. ``attn_implementation`` None: what transformers chooses.
 
         Raises:
             VerifierError: it cannot be loaded, or it is another kind of model.
@@ -70,8 +70,8 @@ class Verifier:
             outputs, begins = config.num_labels, may_begin and _is_causal(config)
             if outputs != 1 and not begins:
                 raise VerifierError(
-                    f"{source!r} has {outputs} outputs; expected a sequence-classification model with one (num_labels=1), such as "
-                    "'maporl verifier train' makes; a causal language model cannot score"
+                    f"{source!r} has {outputs} outputs; expected a sequence-classification model with one "
+                    "(num_labels=1), such as 'maporl verifier train' makes; a causal language model cannot score"
                 )
             options: dict[str, Any] = {"new": "score", "num_labels": 1} if begins else {}
             if attn_implementation is not None:
@@ -114,7 +114,8 @@ class Verifier:
         return self.score_ids([encode(self.tokenizer, chat, self.longest) for chat in chats])
 
     def outputs(self, chats: list[list[Message]]) -> list[float]:
-        """The output for each chat, in order, of which :meth:`score` is the sigmoid after the division by ``temperature``.
+        """The output for each chat, in order, of which :meth:`score` is the sigmoid after the division by
+        ``temperature``.
 
         Raises:
             TooLong: a chat has more tokens than the model reads.
@@ -130,8 +131,8 @@ class Verifier:
     def _read(
         self, rows: list[list[int]], read: Callable[[list[list[int]]], list[float]], batch_size: int | None = None
     ) -> list[float]:
-        """Return what ``read`` makes of each row. Equal rows are read once, because the last bits depend on the forward, and rules
-        that compare answers would see them."""
+        """Return what ``read`` makes of each row. Equal rows are read once, because the last bits depend on the
+        forward, and rules that compare answers would see them."""
         distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
         found: dict[tuple[int, ...], float] = {}
         for chunk in self.batches(distinct, batch_size):
@@ -153,8 +154,9 @@ class Verifier:
     def digest(self) -> str:
         """SHA-256 over what decides its scores, which tells one verifier from another.
 
-        That is the names of the weights and their values in bfloat16, the temperature, the chat template and the vocabulary.
-        A verifier has the same digest whether it was loaded in float32 or in bfloat16, as servers do on an accelerator.
+        That is the names of the weights and their values in bfloat16, the temperature, the chat template and the
+        vocabulary. A verifier has the same digest whether it was loaded in float32 or in bfloat16, as servers do on an
+        accelerator.
         """
         reads = [self.temperature, self.tokenizer.chat_template, sorted(self.tokenizer.get_vocab().items())]
         digest = hashlib.sha256(json.dumps(reads).encode())
@@ -192,18 +194,24 @@ def read_record(source: str) -> dict[str, Any] | None:
 
 
 def chance_of(record: dict[str, Any] | None) -> str | None:
-    """Return what a verifier's record says against it, in words: that it is not better than chance. None if it says nothing."""
+    """Return what a verifier's record says against it, in words: that it is not better than chance.
+
+    None if it says nothing.
+    """
     metrics = (record or {}).get("metrics")
     if not isinstance(metrics, dict) or "auc_reached_by_chance" not in metrics:
         return None  # of an earlier version, or of another trainer
     reached, found = metrics["auc_reached_by_chance"], metrics["held_out"]
     if reached is None or found["auc"] is None:
-        return "the verifier was measured on answers that are all right or all wrong, so that nothing shows what its scores are worth"
+        return (
+            "the verifier was measured on answers that are all right or all wrong, so that nothing shows what its "
+            "scores are worth"
+        )
     if found["auc"] > reached:
         return None
     return (
-        f"the verifier is not better than chance: its AUC on {found['answers']} held-out answers is {found['auc']:.3f}, and scores "
-        f"without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
+        f"the verifier is not better than chance: its AUC on {found['answers']} held-out answers is "
+        f"{found['auc']:.3f}, and scores without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
     )
 
 

@@ -15,17 +15,19 @@ from maporl.types import Message
 class ServedReward(KnowsVerifier):
     """Scores completions by asking servers: ``maporl serve``, or vLLM with a reward model.
 
-    A score is the sigmoid of the model's output for a chat of a user and an assistant. The same model as ``reward_model=`` of
-    :class:`trl_ext.PPOv2Trainer` gives its output itself, for prompt and completion without a chat template.
+    A score is the sigmoid of the model's output for a chat of a user and an assistant. The same model as
+    ``reward_model=`` of :class:`trl_ext.PPOv2Trainer` gives its output itself, for prompt and completion without a chat
+    template.
 
     It is a reward function with the signature of TRL's trainers: pass it as ``reward_funcs`` to
-    :class:`trl_ext.PPOv2Trainer` or to ``trl.GRPOTrainer``. A failed request is sent again, to the next server, and ends the
-    run if no server answers. A failure is never a score.
+    :class:`trl_ext.PPOv2Trainer` or to ``trl.GRPOTrainer``. A failed request is sent again, to the next server, and
+    ends the run if no server answers. A failure is never a score.
 
     Args:
         urls: the addresses of the servers, which take turns. By default the environment variable
             ``MAPORL_VERIFIER_URLS`` has them, with commas between them.
-        reference: the column of the data set with the right answers, for a server that grades (``maporl serve --labels``).
+        reference: the column of the data set with the right answers, for a server that grades (``maporl serve
+            --labels``).
         name: the name of the reward in metrics and errors.
         options: ``api``, ``model``, ``batch_size``, ``timeout``, ``retries``, ``concurrency``, ``on_failure`` (stop or
             wait) and ``on_change``, which are those of the YAML section ``reward.verifier``.

@@ -50,7 +50,10 @@ def load_verifier(section: VerifierSection) -> RewardSource:
 
 
 def dialogue_source(scores_of: Scores, name: str, bounded: bool = True) -> RewardSource:
-    """A reward source that gives every answer of a dialogue the score of the whole dialogue. ``bounded``: it is in [0, 1]."""
+    """A reward source that gives every answer of a dialogue the score of the whole dialogue.
+
+    ``bounded``: it is in [0, 1].
+    """
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, d.answers()[-1]) for d in dialogues if d.answers()]
@@ -63,7 +66,10 @@ def dialogue_source(scores_of: Scores, name: str, bounded: bool = True) -> Rewar
 
 
 def verifier_source(scores_of: Scores, name: str, bounded: bool = True) -> RewardSource:
-    """A reward source from a function that scores chats. ``name`` names it in errors. ``bounded``: scores are in [0, 1]."""
+    """A reward source from a function that scores chats.
+
+    ``name`` names it in errors. ``bounded``: scores are in [0, 1].
+    """
 
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, u) for d in dialogues for u in d.utterances]
@@ -75,7 +81,8 @@ def verifier_source(scores_of: Scores, name: str, bounded: bool = True) -> Rewar
 
 
 class LocalVerifier(KnowsVerifier, RewardSource):
-    """A verifier in this process that does not learn: ``score`` gives its scores, and ``identity`` says which one it is."""
+    """A verifier in this process that does not learn: ``score`` gives its scores, and ``identity`` says which one it
+    is."""
 
     def __init__(self, score: RewardSource, identity: Identity, name: str):
         self.score, self.identity, self.asked = score, identity, f"reward.verifier.model {name}"
@@ -87,7 +94,8 @@ class LocalVerifier(KnowsVerifier, RewardSource):
 
 
 class Asked(Protocol):
-    """Who is asked for scores: servers (:class:`maporl.rewards.verifier.client.VerifierClient`), or processes of the run."""
+    """Who is asked for scores: servers (:class:`maporl.rewards.verifier.client.VerifierClient`), or processes of the
+    run."""
 
     urls: tuple[str, ...]
     identity: Identity
@@ -145,12 +153,14 @@ class ServedVerifier(KnowsVerifier, RewardSource):
         return [[next(found) for _ in d.utterances] for d in dialogues]
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
-        """Counts since the last update: requests, retries, waits, servers left out, answers that the grader labelled."""
+        """Counts since the last update: requests, retries, waits, servers left out, answers that the grader
+        labelled."""
         return {f"verifier/{name}": float(value) for name, value in self.client.take_counts().items()}
 
 
 class LearningVerifier(RewardSource):
-    """A verifier in this process that is trained on the answers it scored: :mod:`maporl.rewards.verifier.cotraining`."""
+    """A verifier in this process that is trained on the answers it scored:
+    :mod:`maporl.rewards.verifier.cotraining`."""
 
     answers_only = True
     learns = True
@@ -184,7 +194,8 @@ class LearningVerifier(RewardSource):
 def checked(
     scores: Sequence[float], asked: list[tuple[Dialogue, Utterance]], name: str, bounded: bool = True
 ) -> Sequence[float]:
-    """``scores``, after checking that there is one for each answer and that each is in [0, 1], or finite if they are not ``bounded``.
+    """``scores``, after checking that there is one for each answer and that each is in [0, 1], or finite if they are
+    not ``bounded``.
 
     Raises:
         RewardFailure: they are not; names the verifier, and the answer with the wrong score.

@@ -3,8 +3,8 @@
 Three means of Linux, none of which needs privileges. *Resource limits* bound CPU time and memory, and refuse new
 descriptors, processes and growing files. *Landlock* (since Linux 5.13) takes every path from the worker once it has
 loaded what it needs. *seccomp* leaves a snippet's process the few system calls with which it computes, waits, and reads
-and writes the pipes that it was given; every other call fails. Without it nothing runs: the other two do not keep a snippet
-from the worker's process. The worker runs without site-packages, so that ctypes is the only way to these calls.
+and writes the pipes that it was given; every other call fails. Without it nothing runs: the other two do not keep a
+snippet from the worker's process. The worker runs without site-packages, so that ctypes is the only way to these calls.
 """
 
 import ctypes
@@ -31,8 +31,9 @@ class _Calls(NamedTuple):
     plain: tuple[int, ...]
 
 
-# plain: read, write, munmap, brk, mremap, clock_gettime, gettimeofday, nanosleep, clock_nanosleep, getrandom, rt_sigreturn,
-# exit, exit_group. What is read and written is what the process was given. The allocators do without madvise where it fails.
+# plain: read, write, munmap, brk, mremap, clock_gettime, gettimeofday, nanosleep, clock_nanosleep, getrandom,
+# rt_sigreturn, exit, exit_group. What is read and written is what the process was given. The allocators do without
+# madvise where it fails.
 _CALLS = {
     "x86_64": _Calls(0xC000003E, 9, 10, (0, 1, 11, 12, 25, 228, 96, 35, 230, 318, 15, 60, 231)),
     "aarch64": _Calls(0xC00000B7, 222, 226, (63, 64, 215, 214, 216, 113, 169, 101, 115, 278, 139, 93, 94)),
@@ -63,7 +64,10 @@ def filter_missing() -> str | None:
     if sys.platform != "linux":
         return f"{sys.platform} has no seccomp"
     if platform.machine() not in _CALLS or struct.calcsize("P") != 8:
-        return f"no list of system calls for {platform.machine()} ({struct.calcsize('P') * 8} bits); there is one for {', '.join(_CALLS)}"
+        return (
+            f"no list of system calls for {platform.machine()} ({struct.calcsize('P') * 8} bits); there is one for "
+            f"{', '.join(_CALLS)}"
+        )
     try:
         if _libc().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
             return "this kernel has no seccomp"
@@ -73,7 +77,8 @@ def filter_missing() -> str | None:
 
 
 class SystemCallFilter:
-    """A seccomp filter that leaves a process what it needs to compute, to take memory, to wait, and to read and write pipes.
+    """A seccomp filter that leaves a process what it needs to compute, to take memory, to wait, and to read and write
+    pipes.
 
     Memory is never executable. The program is made once and serves every fork, because what a fork does by ctypes costs
     it a tenth of its time. Its calls are those of one architecture: another one's, with other numbers, end the process.

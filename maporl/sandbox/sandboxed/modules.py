@@ -1,9 +1,9 @@
 """The modules of a snippet: Python's standard library, which its process can import although it can open no file.
 
 What programs use most is loaded before the first fork, and so is every part that is compiled for this machine, because
-such a part needs executable memory. The rest lies as byte code in memory that costs a fork nothing until it is imported:
-a page of it is shared until a process writes to it, and what is written is seen by that process only. (A fork costs time
-for each module that is loaded before it.)
+such a part needs executable memory. The rest lies as byte code in memory that costs a fork nothing until it is
+imported: a page of it is shared until a process writes to it, and what is written is seen by that process only. (A fork
+costs time for each module that is loaded before it.)
 """
 
 import importlib.util
@@ -22,15 +22,18 @@ from typing import Any
 
 LOADED = (
     "__future__", "_strptime", "bisect", "cmath", "collections.abc", "contextlib", "copy", "dataclasses", "datetime",
-    "decimal", "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re",
+    "decimal", "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re",  # noqa: E501
     "statistics", "string", "time", "typing", "unicodedata",
 )  # fmt: skip
 COMPILED = (
     "_bisect", "_blake2", "_contextvars", "_csv", "_ctypes", "_datetime", "_decimal", "_heapq", "_json", "_md5",
-    "_posixsubprocess", "_queue", "_random", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512", "_statistics", "_struct", "_typing",
+    "_posixsubprocess", "_queue", "_random", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512", "_statistics", "_struct", "_typing",  # noqa: E501
     "array", "binascii", "cmath", "math", "mmap", "pyexpat", "resource", "select", "unicodedata", "zlib",
 )  # fmt: skip
-"""A fork copies five mappings for each. Left out are those for which Python has a stand-in, and those for files and processes."""
+"""A fork copies five mappings for each.
+
+Left out are those for which Python has a stand-in, and those for files and processes.
+"""
 LEFT_OUT = {
     "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests", "tkinter", "turtledemo",
 }  # fmt: skip
@@ -99,7 +102,8 @@ def _modules(folder: Path, package: str) -> Iterator[tuple[str, Path]]:
 
 
 def _byte_code(name: str, path: Path) -> bytes | None:
-    """The byte code of a module: what Python has stored of it if it is up to date, else compiled now; None if it has none."""
+    """The byte code of a module: what Python has stored of it if it is up to date, else compiled now; None if it has
+    none."""
     stored, source = Path(importlib.util.cache_from_source(str(path))), path.stat()
     with suppress(OSError, struct.error):
         data = stored.read_bytes()

@@ -33,7 +33,8 @@ def read_frame(descriptor: int, most: int | None = None) -> bytes:
 
 
 def read_json(descriptor: int, most: int | None = None) -> Any:
-    """The value in the next frame, as :func:`read_frame` reads it: JSON in UTF-8, whatever encoding its bytes look like.
+    """The value in the next frame, as :func:`read_frame` reads it: JSON in UTF-8, whatever encoding its bytes look
+    like.
 
     Raises:
         ValueError: it is something else.

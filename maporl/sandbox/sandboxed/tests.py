@@ -1,12 +1,12 @@
 """Tests of a program, in another process than the program: calls go in, values come out.
 
 A test that ran beside a program would hand it what it expects: an object of the program may look at whatever it is
-compared with, say that it is equal, and return what it saw at the next call. Here the tests are Python of their own fork.
-A name that they do not know is the program's: it is asked for there, and so is everything that is done with what has no
-plain value, such as an instance of a class of the program. The program sees what is asked for, with the arguments of its
-calls, and nothing else of a test. What a test goes through is fetched whole before the test sees any of it, so that how far
-the test would go tells nothing. A test sees values that were plain data on their way, and :class:`Remote` things, which are
-equal to themselves only.
+compared with, say that it is equal, and return what it saw at the next call. Here the tests are Python of their own
+fork. A name that they do not know is the program's: it is asked for there, and so is everything that is done with what
+has no plain value, such as an instance of a class of the program. The program sees what is asked for, with the
+arguments of its calls, and nothing else of a test. What a test goes through is fetched whole before the test sees any
+of it, so that how far the test would go tells nothing. A test sees values that were plain data on their way, and
+:class:`Remote` things, which are equal to themselves only.
 """
 
 import builtins
@@ -60,7 +60,8 @@ ACTS: dict[str, Callable[..., Any]] = {
 """What tests can do with things of the program."""
 
 
-# -- the program's side -------------------------------------------------------------------------------------------------
+# -- the program's side
+# -------------------------------------------------------------------------------------------------
 
 
 def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
@@ -70,7 +71,8 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
     numbers: dict[int, int] = {}
 
     def keep(value: Any) -> dict[str, int]:
-        """Write a thing by its number, which is the same each time; what is kept stays, so that no other gets its address."""
+        """Write a thing by its number, which is the same each time; what is kept stays, so that no other gets its
+        address."""
         if id(value) not in numbers:
             numbers[id(value)] = len(things)
             things.append(value)
@@ -116,11 +118,15 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
         act, values, named = read_json(CALLS)
 
 
-# -- the tests' side ------------------------------------------------------------------------------------------------------
+# -- the tests' side
+# ------------------------------------------------------------------------------------------------------
 
 
 class Remote:
-    """A thing of the program that is not a plain value. What is done with it is done there. It is equal to itself only."""
+    """A thing of the program that is not a plain value.
+
+    What is done with it is done there. It is equal to itself only.
+    """
 
     __slots__ = ("_ask", "_number")
 
@@ -224,7 +230,7 @@ class Program:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             kind = Exception
         if issubclass(kind, StopIteration) and act != "next":
-            kind = RuntimeError  # it would end a loop of the test, as ``all(map(f, values))``, as if the values had come to an end
+            kind = RuntimeError  # it would end a loop of the test, as ``all(map(f, values))``, as if the values had come to an end  # noqa: E501
         try:
             return kind(*[decode(argument, self._thing) for argument in answer["arguments"]])
         except TypeError:  # such as a UnicodeError of one argument

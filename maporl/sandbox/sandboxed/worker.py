@@ -4,11 +4,11 @@ It never reads a program, a test or a verdict, so that a fork finds nothing of a
 says over a socket what is to run, and the worker makes the pipes and the forks, and sends the owner the other ends:
 
 - ``s`` (snippet): a pipe to a new fork, and pipes from it of what the snippet prints and of its verdict;
-- ``t`` (tests): a pipe to a fork of the program and one to a fork of its tests, and one from there of the tests' verdicts.
-  Calls and values go between the two forks, over pipes that nobody else has.
+- ``t`` (tests): a pipe to a fork of the program and one to a fork of its tests, and one from there of the tests'
+  verdicts. Calls and values go between the two forks, over pipes that nobody else has.
 
-Each fork reads its request, a frame of JSON, gives up everything else (``kernel``), and runs it (``snippet``, ``tests``).
-When the owner has read the verdict, or waits no longer, the worker kills the forks and says how they ended.
+Each fork reads its request, a frame of JSON, gives up everything else (``kernel``), and runs it (``snippet``,
+``tests``). When the owner has read the verdict, or waits no longer, the worker kills the forks and says how they ended.
 """
 
 import contextlib

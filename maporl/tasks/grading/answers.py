@@ -2,27 +2,28 @@ r"""Grading: find the final answer of a text, bring it into one form, and compar
 
 What stands in a thought, such as ``<think>...</think>``, does not count. A thought that is cut off goes on to the end.
 
-The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last* one:
+The grammar of a final answer is strict. The first of these forms that a text has counts, and of that form the *last*
+one:
 
-1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count, and neither does one whose
-   value what stands beside it changes or denies;
+1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count, and neither does
+   one whose value what stands beside it changes or denies;
 2. ``#### ...`` to the end of the line (GSM8K);
-3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next such
-   mark;
-4. the whole text, if it is only a number or the letter of an option, or only an equation in numbers, of which the right-hand
-   side counts.
+3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next
+   such mark;
+4. the whole text, if it is only a number or the letter of an option, or only an equation in numbers, of which the
+   right-hand side counts.
 
-What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``, so
-that headings and prose are passed over. If it begins with a number and is something else, as in "5 because", then the text
-has no answer, whatever it said before.
+What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``,
+so that headings and prose are passed over. If it begins with a number and is something else, as in "5 because", then
+the text has no answer, whatever it said before.
 
 A text in no such form has no final answer. It is never right.
 
-Both the answer and the label are read by :func:`reading`, whole or not at all. A label that cannot be read so is compared
-as it is written, but for typesetting.
+Both the answer and the label are read by :func:`reading`, whole or not at all. A label that cannot be read so is
+compared as it is written, but for typesetting.
 
-The work is bounded, so that no text takes long: only the last :data:`LONGEST_TEXT` characters of a text are read, and of
-these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LONGEST_LABEL` characters cannot be graded.
+The work is bounded, so that no text takes long: only the last :data:`LONGEST_TEXT` characters of a text are read, and
+of these the last :data:`MOST_CANDIDATES` marks. A label of more than :data:`LONGEST_LABEL` characters cannot be graded.
 """
 
 import re
@@ -67,14 +68,14 @@ _INSIDE_OF = re.compile(
     r"(?:\\sqrt\s*(?:\[[^\[\]]*\])?|\\[dtc]?frac\s*(?:\{[^{}]*\})?|[\^_]|\\(?:overline|bar|log|ln|sin|cos|tan|exp|binom))\s*$"
 )
 _BOUND_AFTER = re.compile(  # what changes the meaning of a box that stands before it
-    rf"[\s]*(?:\\[,;:! ]\s*)*(?:[-+/]\s*(?:[\d(]|\\|[A-Za-z](?![A-Za-z]))|\*\s*[\d(]|\^(?!\s*\{{?\s*(?:\\circ|°))|_[\d{{]|[≠±·×÷√π]"
+    rf"[\s]*(?:\\[,;:! ]\s*)*(?:[-+/]\s*(?:[\d(]|\\|[A-Za-z](?![A-Za-z]))|\*\s*[\d(]|\^(?!\s*\{{?\s*(?:\\circ|°))|_[\d{{]|[≠±·×÷√π]"  # noqa: E501
     rf"|\\{_COMMANDS})|[\d(A-Za-z](?![A-Za-z(])|![\d!]"
-    r"|[\s$]*(?:\\[,;:! \])]\s*)*(?:\\(?:text|mbox|mathrm)\s*\{)?\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+    r"|[\s$]*(?:\\[,;:! \])]\s*)*(?:\\(?:text|mbox|mathrm)\s*\{)?\s*(?:hundred|thousand|million|billion|trillion|dozen)s?\b"  # noqa: E501
     r"|[\s$,.]*(?:is|was|are)\s+(?:not|wrong|incorrect|false)\b|[\s$]*(?:is|was)n['’]t\b",
     re.IGNORECASE,
 )
 _OR_AFTER = re.compile(
-    r"(?:[\s$,]|\\[,;:! \])]|\\quad)*(?:\\(?:text|mbox)\s*\{\s*(?:or|and)\s*\}|\b(?:or|and)\b|\\(?:lor|vee)(?![A-Za-z]))\s*(?:\\[\[(])?[\s$]*"
+    r"(?:[\s$,]|\\[,;:! \])]|\\quad)*(?:\\(?:text|mbox)\s*\{\s*(?:or|and)\s*\}|\b(?:or|and)\b|\\(?:lor|vee)(?![A-Za-z]))\s*(?:\\[\[(])?[\s$]*"  # noqa: E501
     r"(?P<other>[-+]?(?:[A-Za-z]\s*=\s*)?(?:\d[\d.,/]*\d|\d|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\}|\\pi)(?![A-Za-z]))"
 )
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
@@ -120,7 +121,7 @@ def boxed(text: str, alone: bool = True) -> str | None:
     [None, None, None, None, None]
     >>> boxed(r"$x = \boxed{5}\text{ cm}$."), boxed(r"- \boxed{5}"), boxed(r"$\boxed{0.5}$ or $\frac12$")
     ('5', '5', '0.5')
-    """
+    """  # noqa: E501
     boxes: list[tuple[int, int, int, int]] = []  # where each begins and ends, and where its content does
     around: dict[int, int] = {}  # where the brace is that was open when a box began
     opened: list[tuple[int, int, int]] = []
@@ -190,7 +191,7 @@ def final_answer(text: str) -> str | None:
     (None, '5 or 6', None)
     >>> final_answer("I do not think the answer is 5."), final_answer("Answer: 9^{9^{9}}")
     (None, None)
-    """
+    """  # noqa: E501
     written = written_answer(text)
     if written is None:
         return None
@@ -218,7 +219,8 @@ def written_answer(text: str) -> str | None:
 
 @lru_cache(1024)  # a label is read again for each answer
 def reading(text: str) -> tuple[Tree, Tree | None] | None:
-    r"""What ``text`` means if it is a number or mathematics that is read whole and is small enough to be computed, or None.
+    r"""What ``text`` means if it is a number or mathematics that is read whole and is small enough to be computed, or
+    None.
 
     The second tree is the other meaning of a text such as "1,234", which may be a list. A unit at the end is left out.
 
@@ -243,8 +245,8 @@ def reading(text: str) -> tuple[Tree, Tree | None] | None:
 def label_of(given: str) -> tuple[str, str | None]:
     r"""The label in a data set's answer, and the worked solution from which it was taken, or None.
 
-    A data set may write its answer after ``####``, or have worked solutions only: then the last box is the label, or what a
-    solution of several sentences marks as its answer.
+    A data set may write its answer after ``####``, or have worked solutions only: then the last box is the label, or
+    what a solution of several sentences marks as its answer.
 
     >>> label_of("2+3=5\n#### 5"), label_of("First, $2+3=\\boxed{5}$."), label_of("neither"), label_of(r"\boxed{5}")
     (('5', '2+3=5\n#### 5'), ('5', 'First, $2+3=\\boxed{5}$.'), ('neither', None), ('5', None))
@@ -280,7 +282,7 @@ def without_thousands(label: str) -> str:
 
     >>> without_thousands("$1,234.50"), without_thousands("1,234 km"), without_thousands("3,4"), without_thousands("(1,234)")
     ('$1234.50', '1234 km', '3,4', '(1,234)')
-    """
+    """  # noqa: E501
     match = _THOUSANDS.fullmatch(label) if len(label) <= 100 else None
     return label if match is None else match[1] + match[2].replace(",", "") + match[3]
 
@@ -289,8 +291,8 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
     r"""Whether two answers are the same, exactly: as numbers, as mathematics, or as they are written.
 
     None if ``truth`` is neither a number nor mathematics and the two are not written alike, or if it has more than
-    :data:`LONGEST_LABEL` characters. A label that is a decimal of four digits or more stands for an irrational value too,
-    if this rounds to it. Two known units that differ make two answers differ.
+    :data:`LONGEST_LABEL` characters. A label that is a decimal of four digits or more stands for an irrational value
+    too, if this rounds to it. Two known units that differ make two answers differ.
 
     >>> same_answer("0.5", r"\frac{1}{2}"), same_answer("2+3", "5"), same_answer(r"x^2+2x+1", r"(x+1)^2")
     (True, True, True)
@@ -336,7 +338,8 @@ def _same_share(said: Tree, answer: str, right: Tree, truth: str, budget: Budget
 
 
 def _rounds_to(said: Tree, truth: str) -> bool:
-    """Whether an irrational value rounds to the decimal ``truth``; or any value to a decimal that is called approximate."""
+    """Whether an irrational value rounds to the decimal ``truth``; or any value to a decimal that is called
+    approximate."""
     text = plain(truth)
     about = re.match(r"\\approx|≈|~|about |approximately ", text)
     decimal = re.match(r"[^0-9.]*([0-9][0-9,]*\.([0-9]+))", text)
@@ -372,7 +375,7 @@ _HEDGED = re.compile(
 )
 _OTHERS_DENIED = re.compile(  # and what options often say of themselves
     r"\b(?:none|neither|both) of (?:these|them|the above)\b|\bno (?:real )?solutions?\b|\b(?:does|do) not exist\b"
-    r"|\bcannot be determined\b|\bnot enough information\b|\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"
+    r"|\bcannot be determined\b|\bnot enough information\b|\b(?:all |every |none of )?(?:the )?other(?:s| options?| choices?| answers?)?\s+(?:is|are)(?:n['’]t| not)?\s*"  # noqa: E501
     r"(?:all )?(?:wrong|incorrect|false|correct|right)\b",
     re.IGNORECASE,
 )
@@ -383,7 +386,7 @@ def option(text: str) -> tuple[str, str] | None:
 
     >>> option("(B) Paris"), option("b. Paris"), option("B"), option(r"\text{(E)},"), option("B) Paris or C) Rome"), option("Bern")
     (('B', 'Paris'), ('B', 'Paris'), ('B', ''), ('E', ''), None, None)
-    """
+    """  # noqa: E501
     if len(text) > LONGEST_ANSWER:
         return None
     match = _OPTION.fullmatch(plain(text).strip("* "))
@@ -417,7 +420,7 @@ def is_hedged(text: str) -> bool:
     [False, False, False, False, False]
     >>> is_hedged("none of these"), is_hedged("It does not exist"), is_hedged("none of these; no, D")
     (False, False, True)
-    """
+    """  # noqa: E501
     if re.fullmatch(r"-\s*[\d.\\].*", text, re.DOTALL):
         text = text[1:]
     return _HEDGED.search(_OTHERS_DENIED.sub("", text)) is not None
@@ -459,7 +462,7 @@ def grade_mathematics(text: str, truth: str) -> Grade:
 
     >>> grade_mathematics(r"... so \boxed{1{,}234}", "1234").correct, grade_mathematics("2 + 3 = 5 apples", "235").correct
     (True, False)
-    """
+    """  # noqa: E501
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
     answer = written_answer(text)
@@ -524,11 +527,12 @@ def is_equations(text: str) -> bool:
 
 
 def right_hand_side(text: str, variable: bool = True) -> str:
-    r"""The right-hand side of ``text`` if it is one equation with arithmetic, or a ``variable``, on its left; else ``text``.
+    r"""The right-hand side of ``text`` if it is one equation with arithmetic, or a ``variable``, on its left; else
+    ``text``.
 
     >>> [right_hand_side(t) for t in ("x = 5", r"7 \times 3 = 21", "f(x)=x^2", "4 = 5", "1+1=2=2", "x+y=3", "Total cost = 5")]
     ['5', '21', 'x^2', '4 = 5', '1+1=2=2', 'x+y=3', '5']
-    """
+    """  # noqa: E501
     left, _, right = text.partition("=")
     if not right.strip() or "=" in right or "\n" in text.strip() or len(text) > LONGEST_ANSWER:
         return text

@@ -1,4 +1,7 @@
-r"""Grading answers of mathematics benchmarks, each of which writes its labels in its own way. Every rule is a doctest."""
+r"""Grading answers of mathematics benchmarks, each of which writes its labels in its own way.
+
+Every rule is a doctest.
+"""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -25,9 +28,9 @@ MOST_LISTED = 32
 def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None) -> Grade:
     r"""Grade a worked answer against the label of a benchmark.
 
-    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any order)
-    and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as it is
-    written, but for typesetting.
+    ``meta`` may hold two columns of OlympiadBench: ``is_multiple_answer`` (the label lists several answers, in any
+    order) and ``error`` (how far a number may be off). A label that is neither a number nor mathematics is compared as
+    it is written, but for typesetting.
 
     >>> grade_benchmark(r"thus \boxed{2, 1}", "1, 2", {"is_multiple_answer": True}).correct
     True
@@ -41,7 +44,7 @@ def grade_benchmark(text: str, truth: str, meta: Mapping[str, Any] | None = None
     (True, True)
     >>> grade_benchmark("I cannot say.", "7").correct, grade_benchmark("Answer: Evelyn", "Evelyn").correct
     (False, True)
-    """
+    """  # noqa: E501
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
     meta = meta or {}

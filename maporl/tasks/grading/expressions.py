@@ -3,10 +3,11 @@ r"""Reads mathematics, plain or in LaTeX, into a tree; or not at all. Every rule
 A text is read whole or not at all, because a parser that reads a part and drops the rest pays wrong answers. Nothing is
 computed here. A tree is a tuple of the name of its kind and of its parts:
 
-- ``number`` (a fraction), ``symbol`` (its name), ``add`` (trees), ``mul`` (the factors, and the divisors), ``div`` and ``pow``
-  (two trees), ``neg`` (a tree), ``call`` (the name of a function, and trees), ``factorial`` and ``degrees`` (a tree);
-- ``tuple`` (both brackets, and trees: a point or an interval), ``set``, ``list`` (trees), ``matrix`` (its name, and rows of
-  trees), ``union`` (trees), ``ratio`` (trees);
+- ``number`` (a fraction), ``symbol`` (its name), ``add`` (trees), ``mul`` (the factors, and the divisors), ``div`` and
+  ``pow`` (two trees), ``neg`` (a tree), ``call`` (the name of a function, and trees), ``factorial`` and ``degrees`` (a
+  tree);
+- ``tuple`` (both brackets, and trees: a point or an interval), ``set``, ``list`` (trees), ``matrix`` (its name, and
+  rows of trees), ``union`` (trees), ``ratio`` (trees);
 - ``relation`` (the signs between them, and trees), ``base`` (digits and the base in which they count).
 """
 
@@ -31,23 +32,23 @@ _SAME = {
     "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\leqq": "<=", "≤": "<=", "\\lt": "<", "\\gt": ">", "==": "=",
     "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\geqq": ">=", "≥": ">=", "\\ne": "!=", "\\neq": "!=", "≠": "!=",
     "\\in": "∈", "\\approx": "≈", "\\cong": "≈", "\\pm": "±", "\\mp": "∓", "\\cup": "∪", "\\bigcup": "∪", "\\cap": "∩",
-    "\\langle": "(", "\\rangle": ")", "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\vert": "|", "\\lvert": "|", "\\rvert": "|",
+    "\\langle": "(", "\\rangle": ")", "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\vert": "|", "\\lvert": "|", "\\rvert": "|",  # noqa: E501
     "\\mid": "|", "\\colon": ":", "\\pi": "π", "\\infty": "∞", "\\varnothing": "∅", "\\emptyset": "∅", "√": "\\sqrt",
     "\\theta": "θ", "\\alpha": "α", "\\beta": "β", "\\gamma": "γ", "\\delta": "δ", "\\lambda": "λ", "\\mu": "μ",
-    "\\sigma": "σ", "\\phi": "φ", "\\varphi": "φ", "\\omega": "ω", "\\prime": "'", "\\degree": "°", "\\lor": ",", "\\land": ",",
+    "\\sigma": "σ", "\\phi": "φ", "\\varphi": "φ", "\\omega": "ω", "\\prime": "'", "\\degree": "°", "\\lor": ",", "\\land": ",",  # noqa: E501
     "\\wedge": ",", "\\vee": ",", "\\equiv": "≡", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
 }  # fmt: skip
 _GREEK = frozenset(
     "\\" + name
     for name in str.split(
-        "epsilon varepsilon zeta eta vartheta iota kappa nu xi rho varrho tau upsilon chi psi Gamma Delta Theta Lambda Xi Pi "
-        "Sigma Upsilon Phi Psi Omega hbar ell mho imath jmath odot nabla partial"
+        "epsilon varepsilon zeta eta vartheta iota kappa nu xi rho varrho tau upsilon chi psi Gamma Delta Theta "
+        "Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell mho imath jmath odot nabla partial"
     )
 )
 _FUNCTIONS = frozenset(
     str.split(
-        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log lg exp sqrt gcd lcm "
-        "max min abs"
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log lg exp sqrt gcd "
+        "lcm max min abs"
     )
 )
 _CLEAR = {
@@ -64,8 +65,8 @@ _INVERTIBLE = frozenset(str.split("sin cos tan cot sec csc"))
 _ACCENTS = frozenset(
     "\\" + name
     for name in str.split(
-        "hat bar vec dot ddot tilde overline overrightarrow widehat widetilde angle triangle measuredangle underline mathbb "
-        "mathcal mathfrak mathscr"
+        "hat bar vec dot ddot tilde overline overrightarrow widehat widetilde angle triangle measuredangle underline "
+        "mathbb mathcal mathfrak mathscr"
     )
 )
 _ENGLISH = frozenset(str.split("am an as at be by do go he if in is it me my no of on or so to up us we"))
@@ -100,7 +101,8 @@ def read(text: str, thousands: bool = True) -> Tree | None:
     Without ``thousands`` the commas of "1,234" are those of a list. In brackets they are anyway: (100,101) is a point.
 
     >>> read("x+1"), read(r"\frac12")
-    (('add', ('symbol', 'x'), ('number', Fraction(1, 1))), ('div', ('number', Fraction(1, 1)), ('number', Fraction(2, 1))))
+    (('add', ('symbol', 'x'), ('number', Fraction(1, 1))), ('div', ('number', Fraction(1, 1)), ('number', Fraction(2,
+    1))))
     >>> read("101_2"), read("1, 2")
     (('base', '101', 2), ('list', ('number', Fraction(1, 1)), ('number', Fraction(2, 1))))
     >>> [read(t) for t in ("apples", "5 6", "5+", "(1", "x2", r"\unknown", r"\sqrt", "")]

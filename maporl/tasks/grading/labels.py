@@ -10,7 +10,7 @@ from maporl.types import Grade
 
 _NEGATION = re.compile(
     r"\b(?:not|cannot|neither|nor|no|non|never|none|without|wrong|incorrect|false|untrue|unlikely|impossible|hardly|"
-    r"barely|scarcely|rather than|instead of|opposite of|reject(?:s|ed|ing)?|refut(?:e|es|ed|ing)|anything but|all but|far from|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|"
+    r"barely|scarcely|rather than|instead of|opposite of|reject(?:s|ed|ing)?|refut(?:e|es|ed|ing)|anything but|all but|far from|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|"  # noqa: E501
     r"except|unless|lack(?:s|ing)?|fail(?:s|ed)?|absent|den(?:y|ies|ied)|doubt(?:s|ful)?|"
     r"(?:do|does|did|is|are|was|were|ca|wo|would|could|should)nt)\b|n['’]t\b|\?"
 )
@@ -30,9 +30,9 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     """The only label that ``text`` asserts, or None if it asserts no label or several.
 
     Only whole words count. What stands in a thought does not. If the text marks a final answer, only that is read. A
-    mention does not count if its clause negates it by a word like "not" or "wrong"; such a word in a reason that follows
-    the mention does not negate it, nor does one that negates the next label. Of a longer text, the last 100,000 characters
-    are read.
+    mention does not count if its clause negates it by a word like "not" or "wrong"; such a word in a reason that
+    follows the mention does not negate it, nor does one that negates the next label. Of a longer text, the last 100,000
+    characters are read.
 
     >>> nli = ("entailment", "neutral", "contradiction")
     >>> find_label("not entailment, it is a contradiction", nli)
@@ -51,7 +51,7 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     ('neutral', 'entailment')
     >>> [find_label(text, ("yes", "no")) for text in ("yes", "No.", "yes or no", "not yes")]
     ['yes', 'no', None, None]
-    """
+    """  # noqa: E501
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     text = spoken(text)[-LONGEST_TEXT:]
     where = boxed(text)

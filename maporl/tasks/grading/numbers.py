@@ -179,7 +179,7 @@ def plain(text: str) -> str:
     ('(\\frac{1}{2}, 3)', '10000', '5', '69,84')
     >>> plain("１８"), plain("0{,}5"), plain("1 234 567"), plain("3 125/250"), plain(r"\phantom{0}7"), plain("{12}")
     ('18', '0.5', '1234567', '3 125/250', '7', '12')
-    """
+    """  # noqa: E501
     if not text.isascii():
         text = unicodedata.normalize("NFC", text).translate(_WIDE)
     if _TYPESET.search(text):
@@ -249,7 +249,7 @@ def unit_scale(unit: str, marked: bool) -> int | None:
 
     >>> unit_scale("square feet", False), unit_scale("million", False), unit_scale("or six", False), unit_scale("N", True)
     (1, 1000000, None, 1)
-    """
+    """  # noqa: E501
     if re.fullmatch(r"[ap]\.?\s?m\.?", unit.strip(), re.IGNORECASE):
         return 1  # half of a day
     words = re.split(r"[\s/.]+", unit.strip(" ."))

@@ -7,14 +7,14 @@ from maporl.tasks.grading.numbers import plain, unit_scale
 _KNOWN = {
     name: unit
     for unit, names in {
-        "m": "m meter meters metre metres", "cm": "cm centimeter centimeters centimetre centimetres", "mm": "mm millimeter "
-        "millimeters millimetre millimetres", "km": "km kilometer kilometers kilometre kilometres", "in": "in inch inches",
+        "m": "m meter meters metre metres", "cm": "cm centimeter centimeters centimetre centimetres", "mm": "mm millimeter "  # noqa: E501
+        "millimeters millimetre millimetres", "km": "km kilometer kilometers kilometre kilometres", "in": "in inch inches",  # noqa: E501
         "ft": "ft foot feet", "yd": "yd yard yards", "mi": "mi mile miles", "s": "s sec secs second seconds",
         "min": "min mins minute minutes", "h": "h hr hrs hour hours", "day": "day days", "week": "week weeks",
-        "month": "month months", "year": "year years yr yrs", "g": "g gram grams", "kg": "kg kilogram kilograms kilo kilos",
-        "mg": "mg milligram milligrams", "lb": "lb lbs pound pounds", "oz": "oz ounce ounces", "ton": "ton tons tonne tonnes",
-        "$": "$ dollar dollars usd", "cent": "cent cents ¢", "€": "€ euro euros eur", "£": "£ gbp", "l": "l liter liters litre litres",
-        "ml": "ml milliliter milliliters", "gal": "gal gallon gallons", "°": "° degree degrees deg", "rad": "rad radian radians",
+        "month": "month months", "year": "year years yr yrs", "g": "g gram grams", "kg": "kg kilogram kilograms kilo kilos",  # noqa: E501
+        "mg": "mg milligram milligrams", "lb": "lb lbs pound pounds", "oz": "oz ounce ounces", "ton": "ton tons tonne tonnes",  # noqa: E501
+        "$": "$ dollar dollars usd", "cent": "cent cents ¢", "€": "€ euro euros eur", "£": "£ gbp", "l": "l liter liters litre litres",  # noqa: E501
+        "ml": "ml milliliter milliliters", "gal": "gal gallon gallons", "°": "° degree degrees deg", "rad": "rad radian radians",  # noqa: E501
         "am": "am", "pm": "pm", "%": "% percent", "mi/h": "mph", "km/h": "kmh kph kmph",
     }.items()
     for name in names.split()
@@ -25,7 +25,7 @@ _POWERS = {"2": "2", "3": "3", "²": "2", "³": "3"}
 _ATTACHED = re.compile(r"(?<=[0-9}])\s*([A-Za-zµ][A-Za-zµ./ ²³]{0,40}(?:\^\{?[23]\}?)?)$")
 _MARK = re.compile(r"(?:\\frac\s*\{\s*)?\\(?:text(?:rm|normal|bf|it|up)?|mbox|hbox|mathrm|mathit|unit|si)(?![A-Za-z])")
 _UNMARKED = re.compile(
-    r"\\(?:text(?:rm|normal|bf|it|up)?|mbox|hbox|mathrm|mathit|unit|si|[dt]?frac)(?![A-Za-z])|\\cdot(?![A-Za-z])|\\[,;:! ]|[{}~()]"
+    r"\\(?:text(?:rm|normal|bf|it|up)?|mbox|hbox|mathrm|mathit|unit|si|[dt]?frac)(?![A-Za-z])|\\cdot(?![A-Za-z])|\\[,;:! ]|[{}~()]"  # noqa: E501
 )
 _ONE = re.compile(r"([A-Za-zµ°]+)\.?(?:\^?-?[0-9]|[²³])?")
 
@@ -37,7 +37,7 @@ def split_unit(text: str) -> tuple[str, str]:
     (('5\\sqrt{2}', 'm'), ('99\\pi', 'square inches'), ('12\\sqrt{13}', 'inches^2'))
     >>> split_unit(r"2\text{ and }3"), split_unit("5 or six"), split_unit("x+y"), split_unit("feet")
     (('2  and 3', ''), ('5 or six', ''), ('x+y', ''), ('feet', ''))
-    """
+    """  # noqa: E501
     first = next((m for m in _MARK.finditer(text[-200:]) if _only_units(text[-200:][m.start() :])), None)
     if first is not None:
         place = max(0, len(text) - 200) + first.start()
@@ -64,7 +64,8 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _only_units(tail: str) -> str:
-    r"""``tail`` without LaTeX if it consists of units only, marked as text, such as ``\text{m}/\text{s}^2``; else ""."""
+    r"""``tail`` without LaTeX if it consists of units only, marked as text, such as ``\text{m}/\text{s}^2``; else
+    ""."""
     plainly = _UNMARKED.sub(" ", re.sub(r"\}\s*\{", "/", tail)).replace("^ ", "^").strip(" .$")
     plainly = re.sub(r"\s*\^\s*", "^", plainly)
     names = [_ONE.fullmatch(part) for part in re.split(r"[\s/*·]+", plainly) if part]
@@ -83,7 +84,7 @@ def units_differ(answer: str, truth: str) -> bool:
     (False, True, False, False)
     >>> units_differ("5 wins", "5 losses"), units_differ("5 apples", "5 red apples"), units_differ("6:30 p.m.", "6:30 PM")
     (True, False, False)
-    """
+    """  # noqa: E501
     mine, theirs = _words(answer), _words(truth)
     if not mine or not theirs or "unit" in mine + theirs:
         return False
@@ -123,7 +124,7 @@ def unit_of(words: str) -> str | None:
 
     >>> unit_of("square feet"), unit_of("feet^2"), unit_of("$"), unit_of("m per second"), unit_of("whole inches"), unit_of("apples")
     ('ft2', 'ft2', '$', 'm/s', 'in', None)
-    """
+    """  # noqa: E501
     found: list[str] = []
     power = ""
     words = re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", words, flags=re.IGNORECASE)

@@ -1,9 +1,9 @@
 r"""Equality of mathematics that was read whole (:mod:`maporl.tasks.grading.expressions`). Every rule is a doctest.
 
 Fractions are compared exactly. Other values are computed with more digits than the texts can distinguish: the precision
-follows from the largest and the smallest number that occurs, so that neither ``3.1415926`` and π nor two tiny numbers are
-equal by rounding. Expressions with letters are compared where the letters have :data:`SCALES` of values: two that differ
-as functions differ there. Letters that count, as in a factorial, have :data:`WHOLE_NUMBERS`.
+follows from the largest and the smallest number that occurs, so that neither ``3.1415926`` and π nor two tiny numbers
+are equal by rounding. Expressions with letters are compared where the letters have :data:`SCALES` of values: two that
+differ as functions differ there. Letters that count, as in a factorial, have :data:`WHOLE_NUMBERS`.
 
 The work is bounded by :class:`Budget`, which counts the digits that are computed, so that no clock decides a grade.
 """
@@ -31,7 +31,10 @@ SCALES = tuple(map(Fraction, ("3/8", "4/5", "8/5", "10/3", "38/3", "-3/5", "-29/
 WHOLE_NUMBERS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 10, 27)
 """What a letter stands for that counts, such as n in n! or in (-1)^n: even, odd, multiples of 3 and powers of 2."""
 _COUNTS = frozenset("ijklmnpqrsKLMN")
-"""The letters in the bracket of a floor or a ceiling that stand for whole numbers only. Others may be any number too."""
+"""The letters in the bracket of a floor or a ceiling that stand for whole numbers only.
+
+Others may be any number too.
+"""
 _LEAST_BITS = 416
 _OWN = {"π": "pi", "e": "e", "i": "j", "\\imath": "j"}
 _NAMES = {name: name.replace("arc", "a") for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth")} | {
@@ -94,7 +97,7 @@ def same(answer: Tree, truth: Tree, budget: Budget | None = None) -> bool:
     (True, False, True, True)
     >>> equal(r"\frac{\pi}{3}", r"60^\circ"), equal(r"\sin 30^\circ", r"\frac12"), equal(r"180^\circ-60^\circ", "60")
     (True, True, False)
-    """
+    """  # noqa: E501
     try:
         return _same(answer, truth, budget or Budget())
     except (NotComputed, RecursionError):
@@ -120,7 +123,8 @@ def is_computable(tree: Tree) -> bool:
 
 
 def real_value(tree: Tree) -> tuple[Fraction, bool] | None:
-    r"""The real value of a tree without letters, and whether it is exact; else to 100 digits. None without such a value.
+    r"""The real value of a tree without letters, and whether it is exact; else to 100 digits. None without such a
+    value.
 
     >>> from maporl.tasks.grading.expressions import read
     >>> real_value(read("1/4")), float(real_value(read(r"\sqrt2"))[0]), real_value(read("x"))
@@ -244,7 +248,8 @@ def _is_name(tree: Tree) -> bool:
 
 
 def _told(relation: Tree, budget: Budget) -> Tree | None:
-    """What a relation such as ``x = 5`` tells about a name, or a true equation in numbers; None if it tells no value."""
+    """What a relation such as ``x = 5`` tells about a name, or a true equation in numbers; None if it tells no
+    value."""
     signs, sides = relation[1], relation[2:]
     if signs == ("∈",) and _is_name(sides[0]):
         return sides[1]
@@ -443,7 +448,8 @@ def _points(a: Tree, b: Tree) -> Iterator[dict[str, Fraction] | None]:
 
 
 def _whole_letters(tree: Any) -> set[str]:
-    """The letters that must stand for whole numbers: in a factorial, a binomial, a gcd, and the exponent of a negative number."""
+    """The letters that must stand for whole numbers: in a factorial, a binomial, a gcd, and the exponent of a negative
+    number."""
     if not isinstance(tree, tuple) or not tree:
         return set()
     if tree[0] == "pow" and tree[1][0] == "neg" and not _letters(tree[1]):

@@ -54,7 +54,8 @@ def plain(tokenizer, messages, generate=True):
 
 
 def spellings(tokenizer):
-    """The control tokens as an attacker may write them: whole, joined, in pieces, wide, upper case, with odd characters."""
+    """The control tokens as an attacker may write them: whole, joined, in pieces, wide, upper case, with odd
+    characters."""
     words = [t.content for t in tokenizer.added_tokens_decoder.values() if t.content.strip("\u2581 \n")][:12]
     wide = [w.translate({c: c + 0xFEE0 for c in range(0x21, 0x7F)}) for w in words]
     torn = [w[:2] + odd + w[2:] for w in words for odd in ("\u200b", "\x00", "\xad", words[0])]

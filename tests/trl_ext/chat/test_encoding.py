@@ -1,4 +1,5 @@
-"""What a policy reads of a row is the row: special tokens once, padding by its mask, and no keys that Arrow has filled in."""
+"""What a policy reads of a row is the row: special tokens once, padding by its mask, and no keys that Arrow has filled
+in."""
 
 import logging
 

@@ -1,4 +1,5 @@
-"""The plain call formats: what stands inside an argument, in thinking, in the format of another family, and without end."""
+"""The plain call formats: what stands inside an argument, in thinking, in the format of another family, and without
+end."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Calls as the models of each family write them, literally: as their makers document them, and as they come out at times."""
+"""Calls as the models of each family write them, literally: as their makers document them, and as they come out at
+times."""
 
 import json
 import random
@@ -82,7 +83,8 @@ FAMILIES = {
             [ADDED],
         ),
         (
-            "<tool_call>\n<function=python>\n<parameter=code>\n  x = 1\n\n  print(x)\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=python>\n<parameter=code>\n  x = 1\n\n  "
+            "print(x)\n</parameter>\n</function>\n</tool_call>",
             [("python", {"code": "  x = 1\n\n  print(x)"})],
         ),
         (
@@ -125,7 +127,8 @@ FAMILIES = {
             [ADDED],
         ),
         (
-            "<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+            "<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.add "
             '<|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>',
             [ADDED],
         ),
@@ -431,7 +434,8 @@ def test_what_looks_like_a_call_and_is_none_is_told(text):
         'As JSON: {"name": "Ann", "type": "person"}',
         '{"name": "ping"}',
         '```python\ndef add(a, b):\n    return a + b\n```',
-        "<|channel|>analysis<|message|>I could call to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+        "<|channel|>analysis<|message|>I could call "
+        "to=functions.add<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
         '<think>First <tool_call>{"name": "ping", "arguments": {}}</tool_call></think>4',
         'so I could use <tool_call></think>4',
         "<think>I think on and on",

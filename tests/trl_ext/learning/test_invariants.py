@@ -1,4 +1,5 @@
-"""No dropout, no noise: a first minibatch has ratio 1 and KL 0, or a run ends with the name of the layer that differs."""
+"""No dropout, no noise: a first minibatch has ratio 1 and KL 0, or a run ends with the name of the layer that
+differs."""
 
 import copy
 

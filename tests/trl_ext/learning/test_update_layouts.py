@@ -228,7 +228,8 @@ def lora_learner(tiny, folder, dtype=torch.bfloat16, **options):
 
 
 def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small_steps(tiny, tmp_path):
-    """A step of 1e-5 is lost in a bfloat16 weight of 0.1, whose neighbours are 5e-4 away; in its float32 copy it is not."""
+    """A step of 1e-5 is lost in a bfloat16 weight of 0.1, whose neighbours are 5e-4 away; in its float32 copy it is
+    not."""
     learner = lora_learner(tiny, tmp_path, learning_rate=1e-5, kl_coef=0.0)
     adapter = {n: p for n, p in learner.model.named_parameters() if "lora_A" in n}
     assert {p.dtype for p in adapter.values()} == {torch.bfloat16}

@@ -1,4 +1,7 @@
-"""What belongs to an adapter is what is trained, copied, sent, counted and saved. PEFT's own forward says what is right."""
+"""What belongs to an adapter is what is trained, copied, sent, counted and saved.
+
+PEFT's own forward says what is right.
+"""
 
 import copy
 

@@ -1,4 +1,5 @@
-"""``attn_implementation``: it reaches every model that a run loads, the numbers are eager's, and what cannot be is refused."""
+"""``attn_implementation``: it reaches every model that a run loads, the numbers are eager's, and what cannot be is
+refused."""
 
 import json
 import subprocess
@@ -17,7 +18,6 @@ from maporl.errors import ConfigError
 from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_trainer
 from maporl.team.loading import base_owners
-from maporl.team.saving import save_team
 from maporl.team.team import Team
 from maporl.validation import memory
 from maporl.validation.load import from_dict, load
@@ -94,7 +94,7 @@ def test_a_resumed_run_and_a_saved_team_keep_it(tmp_path, folder):
     again = build_trainer(load(str(tmp_path / "run/config.yaml")))
     again.train(resume_from_checkpoint=True)
     assert {kind_of(learner.model) for learner in again.learners.values()} == {"eager"}
-    save_team(again.team, tmp_path / "team")
+    again.team.save(tmp_path / "team")
     assert "attn_implementation: eager" in (tmp_path / "team/config.yaml").read_text()
     team = Team.from_pretrained(tmp_path / "team")
     assert {kind_of(policy.model) for policy in team.policies.values()} == {"eager"}
@@ -257,5 +257,8 @@ def test_servers_choose_their_own(tmp_path):
 
 def test_names_need_no_library():
     """A configuration is checked before torch is imported."""
-    code = "import sys, trl_ext.models.attention as a; a.check_name('sdpa'); assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = (
+        "import sys, trl_ext.models.attention as a; a.check_name('sdpa'); assert not {'torch', 'transformers'} & "
+        "set(sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,4 +1,5 @@
-"""Every causal architecture of transformers is trained as a plain forward says, or refused in one sentence (docs/models.md)."""
+"""Every causal architecture of transformers is trained as a plain forward says, or refused in one sentence
+(docs/models.md)."""
 
 import json
 from importlib.metadata import version

@@ -1,4 +1,5 @@
-"""A row's numbers are those of a plain forward over the row alone, whatever stands beside it, and however it was sampled."""
+"""A row's numbers are those of a plain forward over the row alone, whatever stands beside it, and however it was
+sampled."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were alone."""
+"""Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were
+alone."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Reward models of strangers: their own special tokens and templates, encoders, adapters, and what is refused at the door."""
+"""Reward models of strangers: their own special tokens and templates, encoders, adapters, and what is refused at the
+door."""
 
 import pytest
 import torch

@@ -556,7 +556,8 @@ def verifier_base(folder):
 
 
 def test_every_reading_names_its_trust_in_code():
-    """A call of ``from_pretrained`` outside of ``trl_ext.models.weights`` would ask on the terminal, if it can read code at all."""
+    """A call of ``from_pretrained`` outside of ``trl_ext.models.weights`` would ask on the terminal, if it can read
+    code at all."""
     only_json = ("LoraConfig.from_pretrained", "GenerationConfig.from_pretrained")
     root = ROOT
     files = [path for package in ("maporl", "trl_ext", "reward_server") for path in (root / package).rglob("*.py")]

@@ -1,4 +1,5 @@
-"""How many threads a process computes with, and how they wait: of the user's choice, of the machine's, of a launcher's."""
+"""How many threads a process computes with, and how they wait: of the user's choice, of the machine's, of a
+launcher's."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Every wait of the project ends soon after a signal: a list of all of them, the module that they go through, and real runs."""
+"""Every wait of the project ends soon after a signal: a list of all of them, the module that they go through, and real
+runs."""
 
 import ast
 import gc
@@ -60,7 +61,8 @@ from trl_ext.process.waits import (
 )
 from trl_ext.trainer.scoring import call_reward_functions
 
-# -- the list -------------------------------------------------------------------------------------------------------------
+# -- the list
+# -------------------------------------------------------------------------------------------------------------
 
 WAITING = {
     "accept", "acquire", "check_call", "check_output", "communicate", "connect", "create_connection", "flock", "input", "poll",
@@ -217,7 +219,8 @@ def test_the_list_finds_waits(text, found):
     assert waits_of(ast.parse(text)) == found
 
 
-# -- the module -----------------------------------------------------------------------------------------------------------
+# -- the module
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_waits_return_what_they_wait_for():
@@ -307,7 +310,8 @@ def threads_named(name):
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
 
 
-# -- each kind of wait, in this process -----------------------------------------------------------------------------------
+# -- each kind of wait, in this process
+# -----------------------------------------------------------------------------------
 
 
 class Hangs(BaseHTTPRequestHandler):
@@ -524,7 +528,8 @@ def test_a_signal_ends_every_kind_of_wait(kind, where, hangs, tmp_path):
         assert not thread.is_alive(), thread.name
 
 
-# -- real runs ------------------------------------------------------------------------------------------------------------
+# -- real runs
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Parts(BaseHTTPRequestHandler):
@@ -598,8 +603,8 @@ def ended(process, tmp_path, status, updates, seconds):
     assert "Traceback" not in said, said
     assert [own.name for own in list_checkpoints(folder)] == [f"checkpoint-{updates}"], said
     told = (
-        f"{name}: stopped after update {updates} of {UPDATES}; saved in {folder}/checkpoint-{updates}; to go on: maporl train "
-        f"{folder}/config.yaml --resume"
+        f"{name}: stopped after update {updates} of {UPDATES}; saved in {folder}/checkpoint-{updates}; to go on: "
+        f"maporl train {folder}/config.yaml --resume"
     )
     assert told in said, said
 
@@ -694,7 +699,10 @@ def test_a_loop_that_waits_keeps_its_complete_parts(parts, tmp_path):
     process.terminate()
     assert process.wait(60) == 143
     said = process.output()[1]
-    told = f"SIGTERM: stopped; the parts of the loop that are complete are kept; to go on: maporl train {folder}/config.yaml --resume"
+    told = (
+        "SIGTERM: stopped; the parts of the loop that are complete are kept; to go on: maporl train "
+        f"{folder}/config.yaml --resume"
+    )
     assert told in said and "Traceback" not in said, said
     assert (folder / "round-1/train-1").is_dir() and not (folder / "round-2/sample").exists()
     parts.most = 10**9

@@ -183,7 +183,10 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
 
 
 def test_a_step_of_decoding_copies_its_own_keys_only_and_equals_the_library_cache():
-    """Keys go into memory with room, which is moved once in 64 steps. The cache of transformers copies all in each step."""
+    """Keys go into memory with room, which is moved once in 64 steps.
+
+    The cache of transformers copies all in each step.
+    """
     torch.manual_seed(0)
     plain, roomy = DynamicLayer(), RoomyLayer()
     seen, rows = [], 3
@@ -203,7 +206,8 @@ def test_a_step_of_decoding_copies_its_own_keys_only_and_equals_the_library_cach
 
 @pytest.mark.skipif(not hasattr(sdpa_attention, "pack_gqa"), reason="this transformers repeats the keys itself")
 def test_heads_that_share_keys_read_them_once_in_a_step_of_decoding(monkeypatch):
-    """Without a mask, torch's kernel for processors reads the keys once for each head of queries, six times as slowly."""
+    """Without a mask, torch's kernel for processors reads the keys once for each head of queries, six times as
+    slowly."""
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
                          num_key_value_heads=1, max_position_embeddings=64)  # fmt: skip
@@ -285,7 +289,10 @@ def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
 
 
 def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(monkeypatch):
-    """An accelerator adds up in parallel. Neighbouring sums may then differ although the token between has probability 0."""
+    """An accelerator adds up in parallel.
+
+    Neighbouring sums may then differ although the token between has probability 0.
+    """
     probabilities = torch.tensor([[0.5, 0.0, 0.3, 0.2], [0.1, 0.2, 0.0, 0.7]])
     sums = torch.tensor([[0.5, 0.5001, 0.8001, 1.0001], [0.1, 0.3, 0.3001, 1.0001]])
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, dim: sums)
@@ -295,7 +302,8 @@ def test_sums_that_rounding_makes_grow_never_take_a_token_of_probability_zero(mo
 
 
 def test_the_output_head_reads_one_whole_row_for_each_prompt(tiny):
-    """torch multiplies a slice of a batch of hidden states by as many copies of the head's weights as there are rows."""
+    """torch multiplies a slice of a batch of hidden states by as many copies of the head's weights as there are
+    rows."""
     model, _ = build(tiny, "llama")
     reading_of(model)  # by forwards of its own
     seen = []

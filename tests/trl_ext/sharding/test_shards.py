@@ -1,4 +1,5 @@
-"""Checkpoints in shards (trl_ext/sharding/shards.py): written by any number of processes, in the background, and read by any."""
+"""Checkpoints in shards (trl_ext/sharding/shards.py): written by any number of processes, in the background, and read
+by any."""
 
 import shutil
 
@@ -63,7 +64,8 @@ def test_a_checkpoint_is_of_the_moment_in_which_it_was_begun(tmp_path, dtype, cr
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run of three updates that saves after each in the background, and what its callbacks saw when they were told."""
+    """A run of three updates that saves after each in the background, and what its callbacks saw when they were
+    told."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     config = config_of(folder, 3, {"evaluation": {"questions": 16}, "warm_start": {"steps": 0}}, async_save=True)
     trainer = build_trainer(config, quiet=True)

@@ -1,4 +1,5 @@
-"""The bytes that one of two processes keeps for a whole team, frozen agents and past opponents too (docs/scaling.md)."""
+"""The bytes that one of two processes keeps for a whole team, frozen agents and past opponents too
+(docs/scaling.md)."""
 
 import json
 import os

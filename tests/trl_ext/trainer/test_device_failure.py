@@ -1,4 +1,7 @@
-"""A device that fails or is full in the middle of a run. No device is here: its error is raised where a device would raise it."""
+"""A device that fails or is full in the middle of a run.
+
+No device is here: its error is raised where a device would raise it.
+"""
 
 import pytest
 import torch
@@ -61,8 +64,8 @@ def test_a_device_that_disappears_in_an_update_leaves_a_whole_checkpoint_to_resu
         [line] = error_of(train(tmp_path, "--set", lost))
     newest = tmp_path / "lost/checkpoint-2"
     assert (
-        f"the device failed after 2 complete updates (CUDA error: unspecified launch failure); its newest checkpoint is {newest}"
-        in line
+        "the device failed after 2 complete updates (CUDA error: unspecified launch failure); its newest checkpoint "
+        f"is {newest}" in line
     )
     assert "--resume" in line and "asynchronously" not in line
     assert train(tmp_path, "--set", lost, "--resume").exit_code == 0

@@ -1,4 +1,5 @@
-"""What users of PPO asked for beyond TRL's trainer: a loop of one's own, several completions a prompt, critics that learn first."""
+"""What users of PPO asked for beyond TRL's trainer: a loop of one's own, several completions a prompt, critics that
+learn first."""
 
 import copy
 import json
@@ -286,7 +287,8 @@ def test_a_reward_that_fails_in_the_main_process_ends_both(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_end_with_the_weights_and_the_metrics_of_one(tmp_path):
-    """Per-token rewards, several completions a prompt, stop strings and a critic that learns first, by real processes."""
+    """Per-token rewards, several completions a prompt, stop strings and a critic that learns first, by real
+    processes."""
     found = []
     for number in (1, 2):
         out = tmp_path / str(number)

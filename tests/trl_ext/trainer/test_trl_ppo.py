@@ -168,7 +168,10 @@ def mamba(tiny):
     "architecture", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "gemma2", "mamba"))]
 )
 def test_a_pad_token_without_an_embedding_changes_nothing(tiny, tmp_path, architecture, side):
-    """TRL masks it. Here no id of padding reaches a model: not in sampling, in training, or in reward and value models."""
+    """TRL masks it.
+
+    Here no id of padding reaches a model: not in sampling, in training, or in reward and value models.
+    """
     texts, scores = [], []
     for new in (False, True):
         model, tokenizer = mamba(tiny) if architecture == "mamba" else build(tiny, architecture)
