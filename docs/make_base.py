@@ -147,7 +147,10 @@ def rows(
 
 def entries(registry: Mapping[str, Any], place: str, indent: int, shown: dict[type, str]) -> Iterator[str]:
     """Yield comments with what a registry names, and with the options of each class."""
-    sentences = {name: re.sub(r"^`\w+`: ", "", make_api.described(part)) for name, part in registry.items()}
+    sentences = {
+        name: re.sub(r"^(Return (the source `\w+`: )?|`\w+`: )", "", make_api.described(part))
+        for name, part in registry.items()
+    }
     if not any(sentences.values()):
         yield from comment(", ".join(registry), indent, 2)
         return

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from maporl.config.imports import Parts, kind_of, look_up, must_take
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
-from maporl.rewards.base import FunctionSource, RewardSource
+from maporl.rewards.base import FunctionSource, RewardSource, Values
 from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import (
     Brevity,
@@ -22,7 +22,8 @@ from maporl.rewards.labels import (
 )
 from maporl.rewards.likelihood import Likelihood
 from maporl.rewards.verifiers_rewards import VerifiersReward
-from maporl.types import Message, Utterance
+from maporl.tasks.base import Task
+from maporl.types import Dialogue, Message, Utterance
 
 
 class Voices(Protocol):
@@ -36,6 +37,7 @@ class Voices(Protocol):
 
 
 def _verifier(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the score of a trained verifier, here or behind a server (``reward.verifier``)."""
     from maporl.rewards.verifier.source import load_verifier  # needs torch
 
     if section.verifier is None:
@@ -43,19 +45,37 @@ def _verifier(section: RewardSection, voices: Voices | None) -> RewardSource:
     return load_verifier(section.verifier)
 
 
+def _function(function: Callable[[list[Dialogue], Task], Values], answers_only: bool = False) -> "Builder":
+    """Return the builder of a source that is a function, with the function's docstring."""
+
+    def build(section: RewardSection, voices: Voices | None) -> RewardSource:
+        return FunctionSource(function, answers_only=answers_only)
+
+    build.__doc__ = function.__doc__
+    return build
+
+
+def _verifiers(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the sum of the weighted rewards that a task of the library verifiers gives an answer."""
+    return VerifiersReward()
+
+
 def _brevity(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return how short an answer is, against ``reward.brevity.tokens``."""
     if section.brevity is None:
         raise ConfigError("reward.brevity: the source 'brevity' needs it; for example reward.brevity: {tokens: 512}")
     return Brevity(section.brevity.tokens)
 
 
 def _judge(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return the score that an agent which does not play gives (``reward.judge``)."""
     if section.judge is None or voices is None:
         raise ConfigError("reward.judge: the source 'judge' needs it; give it an agent, or use another source")
     return PointwiseJudge(section.judge, voices.speak)
 
 
 def _likelihood(section: RewardSection, voices: Voices | None) -> RewardSource:
+    """Return how unlikely an utterance is to the weights before training, in nats a token."""
     if voices is None:
         raise ConfigError(
             "reward.sources: nll asks the weights before training, and only a team that is played has them"
@@ -67,15 +87,15 @@ Builder = Callable[[RewardSection, Voices | None], RewardSource]
 
 SOURCES = Parts(
     {
-        "label": lambda section, voices: FunctionSource(label, answers_only=True),
-        "format": lambda section, voices: FunctionSource(readable, answers_only=True),
-        "near": lambda section, voices: FunctionSource(near, answers_only=True),
-        "f1": lambda section, voices: FunctionSource(f1, answers_only=True),
+        "label": _function(label, answers_only=True),
+        "format": _function(readable, answers_only=True),
+        "near": _function(near, answers_only=True),
+        "f1": _function(f1, answers_only=True),
         "faithful": "maporl.methods.prover_verifier:build",
-        "verdict": lambda section, voices: FunctionSource(verdict),
-        "critical_steps": lambda section, voices: FunctionSource(critical_steps),
+        "verdict": _function(verdict),
+        "critical_steps": _function(critical_steps),
         "repeats": "maporl.methods.r_zero:build",
-        "verifiers": lambda section, voices: VerifiersReward(),
+        "verifiers": _verifiers,
         "brevity": _brevity,
         "verifier": _verifier,
         "judge": _judge,
