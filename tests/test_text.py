@@ -209,7 +209,7 @@ def test_an_api_s_half_of_a_pair_is_written_down():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     section = ApiSection(model="m", base_url=f"http://127.0.0.1:{server.server_port}/v1", retries=0, cache=False)
     [reply] = OpenAIEngine({"ann": section}, 8).generate([request()], GREEDY)
     server.shutdown()

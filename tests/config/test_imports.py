@@ -580,7 +580,7 @@ def test_looking_at_a_run_imports_nothing(tmp_path, write, monkeypatch):
         told = CliRunner().invoke(app, words)
         assert told.exit_code == 0, told.output
     page = LivePage(tmp_path / "run", 0)
-    threading.Thread(target=page.serve_forever, daemon=True).start()
+    threading.Thread(target=page.serve_forever, args=(0.02,), daemon=True).start()
     try:
         assert b"maporl" in urllib.request.urlopen(page.url).read()
     finally:

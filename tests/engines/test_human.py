@@ -128,7 +128,7 @@ def test_a_person_plays_on_the_page(tmp_path, settings):
     config = load(QUICK, settings)
     game = Game(config, "ann", None, tmp_path / "played", seat.show, seat.read)
     page = LivePage(tmp_path / "played", 0, seat)
-    threading.Thread(target=page.serve_forever, daemon=True).start()
+    threading.Thread(target=page.serve_forever, args=(0.02,), daemon=True).start()
     played = []
     thread = threading.Thread(target=lambda: played.extend(game.play(1)))
     thread.start()

@@ -68,7 +68,7 @@ def api():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
     server.asked, server.says = [], []
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

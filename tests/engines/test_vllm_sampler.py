@@ -59,7 +59,7 @@ def server(tiny):
     server.lock = threading.Lock()
     server.keys = {number_of((3, n)) % 2**63: (3, n) for n in range(200)}
     server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

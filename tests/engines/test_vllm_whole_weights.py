@@ -80,7 +80,7 @@ def stage(monkeypatch):
         "/reset_prefix_cache": (200, {"success": True}),
         **dict.fromkeys([*server.together, "/start_weight_update", "/finish_weight_update"], done),
     }
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     group, met = Group(server), []
 
     def trainer_init(meeting):

@@ -390,9 +390,12 @@ def test_the_reference_of_a_stage_may_be_the_weights_of_the_round_or_of_the_loop
 
 def test_questions_of_a_round_are_numbered_on_however_many_are_played_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(loops, "CHUNK", 5)
-    config = looped(tmp_path / "run", [STAGES[0]], questions=13, evaluation={"questions": 0})
-    loops.run_loop(config, False, True, lambda line: None)
-    lines = (tmp_path / "run/round-1/sample/dialogues.jsonl").read_text().splitlines()
+    config = looped(tmp_path / "run", [STAGES[0]], questions=13, evaluation={"questions": 0}, warm_start={"steps": 0})
+    loop, folder = loops.Loop(ResolvedRun(config), [], True, print), tmp_path / "sample"
+    folder.mkdir()
+    loop._write_initial(tmp_path / "initial")
+    loop._sample(folder, 1, tmp_path / "initial")
+    lines = (folder / "dialogues.jsonl").read_text().splitlines()
     assert sorted({json.loads(line)["prompt"] for line in lines}) == list(range(13))
 
 

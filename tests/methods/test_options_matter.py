@@ -65,9 +65,9 @@ NAMED = {
 @pytest.mark.parametrize("name", recipe_files())
 def test_what_a_card_calls_exact_is_set_in_its_file(name):
     values = read_yaml(recipe_file(name))
-    options = {".".join(map(str, path)) for path in leaves(values) if is_option(path)}
+    options, exact = {".".join(map(str, path)) for path in leaves(values) if is_option(path)}, card_of(name).exact
     for words, keys in NAMED.items():
-        if re.search(words, card_of(name).exact):
+        if re.search(words, exact):
             for key in keys:
                 assert options & set(key.split("|")), (
                     f"{name}: its card says {words!r}, and its file does not set {key}"

@@ -596,7 +596,7 @@ def live(tmp_path):
     """(folder, seat, url) of a run that is watched."""
     folder, seat = write_run(tmp_path / "run", dialogues=AFTER[:2], after=None), PageSeat()
     page = LivePage(folder, 0, seat)
-    thread = threading.Thread(target=page.serve_forever, daemon=True)
+    thread = threading.Thread(target=page.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield folder, seat, page.url
     seat.close()

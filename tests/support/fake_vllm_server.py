@@ -153,7 +153,7 @@ def fake(tiny):
         "token": 5,
         "logprob": lambda body: here,
     }
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 
     def engine(folder, **section):
         url = f"http://127.0.0.1:{server.server_port}"

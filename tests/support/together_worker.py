@@ -49,7 +49,7 @@ def serve(model, tokenizer):
     server.says = {
         "version": "0.32.0", "models": [{"id": "base", "parent": None}], "tokens": ids, "token": 5, "logprob": lambda body: here,
     }  # fmt: skip
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     port = distributed.broadcast_from_main(server.server_port)
     return server, f"http://127.0.0.1:{port}"
 

@@ -297,7 +297,7 @@ def test_headings_labels_and_contrast_serve_a_screen_reader(browser, report):
 def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
     folder, seat = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None), PageSeat()
     page = LivePage(folder, 0, seat)
-    threading.Thread(target=page.serve_forever, daemon=True).start()
+    threading.Thread(target=page.serve_forever, args=(0.02,), daemon=True).start()
     answers = []
     seat.show("[ann, turn 1]")
     threading.Thread(target=lambda: answers.append(seat.read("ann> ")), daemon=True).start()
@@ -324,7 +324,7 @@ def test_a_page_follows_a_run_and_lets_a_person_speak(browser, tmp_path):
 def test_a_page_that_is_only_watched_asks_for_no_seat(browser, tmp_path):
     folder = write_run(tmp_path / "run", dialogues=AFTER[:2], before=None, after=None)
     page = LivePage(folder, 0)
-    threading.Thread(target=page.serve_forever, daemon=True).start()
+    threading.Thread(target=page.serve_forever, args=(0.02,), daemon=True).start()
     try:
         open_page(browser, page.url)
         WebDriverWait(browser, 10).until(lambda b: count(b) == 2)

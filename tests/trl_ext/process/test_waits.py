@@ -330,7 +330,7 @@ class Hangs(BaseHTTPRequestHandler):
 def hangs():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hangs)
     server.daemon_threads, server.end = True, threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.end.set()
     server.shutdown()
@@ -499,7 +499,7 @@ def test_a_signal_ends_every_kind_of_wait(kind, where, hangs, tmp_path):
     waits, before = partial(KINDS[kind], hangs, tmp_path), set(threading.enumerate())
 
     def interrupt():
-        time.sleep(0.3)  # it should wait by then; if not, it is ended before it does
+        time.sleep(0.1)  # it should wait by then; if not, it is ended before it does
         os.kill(os.getpid(), signal.SIGTERM)
 
     sender = threading.Thread(target=interrupt)
@@ -571,7 +571,7 @@ def parts():
     server.daemon_threads, server.count, server.most = True, 0, 0
     server.lock, server.waits, server.end = threading.Lock(), threading.Event(), threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.end.set()
     server.shutdown()
