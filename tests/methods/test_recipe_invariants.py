@@ -26,6 +26,7 @@ from invariant_runs import (
 )
 from scripted_training import recipe_values, sampled, scripted_trainer
 
+from maporl.config.loops import PolicyStage
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import card_of, recipe_file, recipe_files
 from maporl.loops.plan import stages_of
@@ -379,7 +380,11 @@ def drawn_from(name, folder):
     """The builders of a loop's stages with their roles, and random dialogues with credits."""
     values = recipe_values(name, folder / "run") | {"evaluation": {"questions": 0}}
     config = from_dict(values, name)
-    stages = [(section.roles, builder) for section, builder in stages_of(config) if builder is not None]
+    stages = [
+        (section.roles if isinstance(section, PolicyStage) else (), builder)
+        for section, builder in stages_of(config)
+        if builder is not None
+    ]
     return stages, sampled(values, folder, random_words(9))
 
 
