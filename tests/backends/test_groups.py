@@ -123,8 +123,7 @@ def test_weights_arrive_as_they_were_or_are_refused(dtype):
         unpack(pack(named.items(), size), {**there, "b": torch.zeros(6, dtype=dtype)})
 
 
-# -- processes, as threads
-# ------------------------------------------------------------------------------------------------
+# -- processes, as threads ---------------------------------------------------------------------------------------------
 
 
 class VLLM(Engine):
@@ -409,8 +408,7 @@ def test_processes_of_a_group_meet_at_the_address_of_their_machine_alone(monkeyp
     assert LearnerProcess(spec(devices=1), 0, "127.0.0.1").meeting_place() == ("127.0.0.1", 0)
 
 
-# -- the configuration
-# ----------------------------------------------------------------------------------------------------
+# -- the configuration -------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_the_base_models():

@@ -235,8 +235,7 @@ def test_what_processes_are_placed_on():
         kind_of(CountedPlaces(cpu=2), False, {"maporl_place": 1.0})
 
 
-# -- Ray, made up
-# ---------------------------------------------------------------------------------------------------------
+# -- Ray, made up ------------------------------------------------------------------------------------------------------
 
 
 class MadeUpRay:
@@ -306,8 +305,7 @@ def test_devices_that_others_use_are_named(monkeypatch):
         Places(ray, Plan([Block("ann to train", 2)]), {}, GPU).take()
 
 
-# -- turns
-# ----------------------------------------------------------------------------------------------------------------
+# -- turns -------------------------------------------------------------------------------------------------------------
 
 
 def test_who_asks_first_is_first_and_nobody_holds_what_it_does_not_use():
@@ -411,8 +409,7 @@ def test_no_two_processes_of_a_device_work_at_once_in_turns(tmp_path):
     assert clashes == []
 
 
-# -- places that are lost
-# -------------------------------------------------------------------------------------------------
+# -- places that are lost ----------------------------------------------------------------------------------------------
 
 
 def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog):

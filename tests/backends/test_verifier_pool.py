@@ -162,8 +162,7 @@ def test_a_model_that_is_no_verifier_is_named(tmp_path):
         pool_of(tmp_path, config, 1)
 
 
-# -- the configuration
-# ----------------------------------------------------------------------------------------------------
+# -- the configuration -------------------------------------------------------------------------------------------------
 
 TWO = {"backend": "ray", "scoring": {"verifier": {"replicas": 2}}}
 

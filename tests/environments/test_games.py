@@ -263,8 +263,7 @@ def test_games_that_cannot_be_are_refused(kind, options, message):
         kind(**options)
 
 
-# -- puzzles that are solved by plans
-# -----------------------------------------------------------------------------------
+# -- puzzles that are solved by plans ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -356,8 +356,7 @@ class TestTextArena:
             play(PlayGame("textarena"), 1, anything)
 
 
-# -- what follows an illegal move
-# ---------------------------------------------------------------------------------------
+# -- what follows an illegal move --------------------------------------------------------------------------------------
 
 
 def test_a_player_is_asked_again_and_fined():
@@ -454,8 +453,7 @@ def test_observations_are_printed_by_rows():
     assert in_words("\x1b[41mS\x1b[0mFF") == "[S]FF"
 
 
-# -- recipes and a fixed opponent
-# -----------------------------------------------------------------------------------------
+# -- recipes and a fixed opponent --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "method"), [("marshal_pettingzoo", "marshal"), ("spiral_textarena", "spiral")])

@@ -184,8 +184,7 @@ def test_ids_masks_and_advantages_are_those_of_trl(tmp_path):
     assert [advantage for *_, advantage in theirs] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-# -- reward functions that read environments
-# ----------------------------------------------------------------------------
+# -- reward functions that read environments ---------------------------------------------------------------------------
 
 
 def states_of(batch):

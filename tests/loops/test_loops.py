@@ -149,8 +149,7 @@ def test_a_manifest_describes_rows_and_pairs():
     assert described([])["rows"] == 0
 
 
-# -- training by TRL
-# -----------------------------------------------------------------------------------------------------
+# -- training by TRL ---------------------------------------------------------------------------------------------------
 
 STAGES = [
     {"train": "sft", "build": "threshold", "learning_rate": 1e-3},
@@ -260,8 +259,7 @@ def test_the_published_dpo_loss_of_malt(tmp_path, monkeypatch):
     assert loss == pytest.approx(0.6256, abs=1e-4)
 
 
-# -- joint answers (MADPO)
-# -----------------------------------------------------------------------------------------------
+# -- joint answers (MADPO) ---------------------------------------------------------------------------------------------
 
 
 def joint_answers(rewards=(0.9, 0.2, 0.5, 0.2), prompt=0):
@@ -399,8 +397,7 @@ def test_questions_of_a_round_are_numbered_on_however_many_are_played_at_once(tm
     assert sorted({json.loads(line)["prompt"] for line in lines}) == list(range(13))
 
 
-# -- good and bad without pairs (KTO), and earlier rounds
-# ----------------------------------------------------------------
+# -- good and bad without pairs (KTO), and earlier rounds --------------------------------------------------------------
 
 
 def signed(good=1, bad=1):
@@ -599,8 +596,7 @@ def test_a_round_that_made_the_team_worse_is_not_kept(tmp_path):
     assert (tmp_path / "run/evaluation_after.json").read_text() == (tmp_path / "run/evaluation_before.json").read_text()
 
 
-# -- the loop
-# ------------------------------------------------------------------------------------------------------------
+# -- the loop ----------------------------------------------------------------------------------------------------------
 
 
 def weights(folder):

@@ -105,8 +105,7 @@ def test_an_answer_is_faithful_if_the_task_reads_the_same_answer_in_it():
     assert faithful(dialogues[:1], TASK) == [[None, None]]
 
 
-# -- through the trainer's own steps
-# -----------------------------------------------------------------------------------------
+# -- through the trainer's own steps -----------------------------------------------------------------------------------
 
 LOGITS = {"faithful": (3, 1, -1, -3), "sneaky": (8, 6, 4, 2)}
 
@@ -183,8 +182,7 @@ def test_the_verifier_learns_from_translations_of_all_rounds_by_cross_entropy(tm
     assert float(learning._loss([(None, [7]), ([8], None)])) == pytest.approx(0.3028, abs=1e-4)
 
 
-# -- the verifier's options
-# --------------------------------------------------------------------------------------------------
+# -- the verifier's options --------------------------------------------------------------------------------------------
 
 
 def learner(**options):

@@ -55,8 +55,7 @@ def planned(request):
     return f"Walk. #### {plan}"
 
 
-# -- AT-GRPO: a candidate earns what it earned itself
-# -------------------------------------------------------------------
+# -- AT-GRPO: a candidate earns what it earned itself ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", AT_GRPO)
@@ -119,8 +118,7 @@ def test_the_published_recipe_takes_several_steps_a_batch(recipe):
     assert config.branching.group == 8 and config.protocol["options"] == {"size": 10, "blocked": 0.22, "rounds": 5}
 
 
-# -- who is paid for an illegal move
-# ------------------------------------------------------------------------------------
+# -- who is paid for an illegal move -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", [*AT_GRPO, "salt", "spa_rl"])
@@ -210,8 +208,7 @@ def test_every_game_says_who_is_paid_when(name):
             assert {player: got.get(player, 0) for player in (0, 1)} == pytest.approx(paid)
 
 
-# -- games that go on after an illegal move
-# -----------------------------------------------------------------------------
+# -- games that go on after an illegal move ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n > 3 else ()) for n in range(10)])
@@ -264,8 +261,7 @@ def test_a_move_that_replaces_an_illegal_one_is_drawn_from_the_seed(tmp_path):
         PlayGame("textarena", after_illegal="replace")
 
 
-# -- SALT merges moves, and not spellings
-# -------------------------------------------------------------------------------
+# -- SALT merges moves, and not spellings ------------------------------------------------------------------------------
 
 
 def test_salt_merges_one_move_in_eight_wordings(tmp_path):
@@ -291,8 +287,7 @@ def test_wordings_of_one_answer_are_one_action(tmp_path):
     assert {answer for answer, _ in actions} == {"5", "6"} and len(actions) == 2
 
 
-# -- equal moves in equal states earn equal advantages
-# ------------------------------------------------------------------
+# -- equal moves in equal states earn equal advantages -----------------------------------------------------------------
 
 
 @dataclass

@@ -271,8 +271,7 @@ def test_comas_draws_other_speakers_whenever_a_question_is_asked(tmp_path):
     assert first | second == alone and len(first) == len(second) == 4
 
 
-# -- RLAnything
-# ---------------------------------------------------------------------------------------------------------
+# -- RLAnything --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["ann", "judge"])

@@ -29,8 +29,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.models.forward import completion_logprobs as completion_logprobs_of
 
-# -- Agent-RLVR
-# ------------------------------------------------------------------------------------------------------------
+# -- Agent-RLVR --------------------------------------------------------------------------------------------------------
 
 
 def attempt(prompt, rollout, *values):
@@ -144,8 +143,7 @@ def test_help_for_wrong_answers_is_help_with_answers(tmp_path):
         Loop(ResolvedRun(from_dict(values, "test")), [], True, print)._player(tmp_path)
 
 
-# -- Optima
-# ----------------------------------------------------------------------------------------------------------------
+# -- Optima ------------------------------------------------------------------------------------------------------------
 
 
 def talk(rollout, right, tokens, nll):

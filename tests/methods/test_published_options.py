@@ -31,8 +31,7 @@ def of(batch, agent):
     return [round(row.advantage, 4) for row in rows(batch) if row.utterance.agent == agent]
 
 
-# -- Dr. MAS
-# ------------------------------------------------------------------------------------------------------------
+# -- Dr. MAS -----------------------------------------------------------------------------------------------------------
 
 VERDICTS = ["<verify>reject</verify>", "?", "<verify>approve</verify>", "<verify>reject</verify>"]
 
@@ -95,8 +94,7 @@ def test_a_verdict_of_dr_mas_needs_its_tags_and_no_chinese(tmp_path, words, cost
         assert {u.rewards["credit"] for u in dialogue.utterances if u.agent == "solver"} == {1.0}
 
 
-# -- CoMLRL: IAC, MAAC and MAGRPO
-# ---------------------------------------------------------------------------------------
+# -- CoMLRL: IAC, MAAC and MAGRPO --------------------------------------------------------------------------------------
 
 RIGHT = [[2], [1, 2], [0, 1], [1, 0]]
 """How many of the two agents are right in each turn of four questions. The first ends after its first turn."""
@@ -176,8 +174,7 @@ def test_magrpo_normalises_among_siblings(tmp_path):
     assert sorted(second) == pytest.approx(expected, abs=1e-4)
 
 
-# -- AgentPO
-# ------------------------------------------------------------------------------------------------------------
+# -- AgentPO -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_critiques_of_a_group_are_of_one_draft(tmp_path):
@@ -222,8 +219,7 @@ def test_answers_are_as_long_as_published_or_the_card_says_so(name):
         assert f"{SHORTER[name]:,}" in differs and re.search("here (each answer )?512|have 512 tokens, not", differs)
 
 
-# -- CoMLRL: MADPO and MARLHF
-# -------------------------------------------------------------------------------------------
+# -- CoMLRL: MADPO and MARLHF ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["madpo", "marlhf"])

@@ -16,8 +16,7 @@ from maporl.validation.load import from_dict, load
 from maporl.validation.memory import estimate
 from maporl.validation.preflight import check_run
 
-# -- G-RA
-# -----------------------------------------------------------------------------------------------------------------
+# -- G-RA --------------------------------------------------------------------------------------------------------------
 
 LENGTHS = (2, 8, 1, 9)
 """Of each rollout, the tokens of its answer with the one that ends it. Of ten tokens, brevity is .8 .2 .9 .1."""
@@ -92,8 +91,7 @@ def test_behind_an_open_gate_the_lower_reward_varies(tmp_path):
     assert from_dict(values).reward.rules == ({"gate": {"order": ["label", "format"], "threshold": -1}},)
 
 
-# -- MAPoRL's numbers
-# -----------------------------------------------------------------------------------------------------
+# -- MAPoRL's numbers --------------------------------------------------------------------------------------------------
 
 CONFIGS = ROOT / "configs" / "ppo"
 PUBLISHED = {
@@ -212,8 +210,7 @@ def test_maporl_trains_the_debate_and_credits_a_turn_with_what_follows(tmp_path)
     assert credits == pytest.approx(expected)
 
 
-# -- what maporl check counts
-# ---------------------------------------------------------------------------------------------
+# -- what maporl check counts ------------------------------------------------------------------------------------------
 
 COUNTED = [
     # (branching, dialogues of a question in a debate of two agents and two turns)
@@ -249,8 +246,7 @@ def test_the_memory_of_forwards_that_are_kept_depends_on_the_group(tmp_path):
     assert one == 2 * two, "the forwards of both policies are kept, or those of one at a time"
 
 
-# -- what recipes pay and compare, by hand
-# --------------------------------------------------------------------------------
+# -- what recipes pay and compare, by hand -----------------------------------------------------------------------------
 
 
 def paid(name, folder, script, group):

@@ -21,8 +21,7 @@ def weights_of(config, batch):
     return estimate_all(batch, config).weights.tolist()
 
 
-# -- WideSeek-R1
-# --------------------------------------------------------------------------------------------------------
+# -- WideSeek-R1 -------------------------------------------------------------------------------------------------------
 
 
 def rollouts_of_two():
@@ -221,8 +220,7 @@ def test_in_wideseek_equal_rollouts_earn_equal_advantages_and_a_batch_may_be_cut
             assert alone.weights.tolist() == pytest.approx([float(whole.weights[i]) for i in own])
 
 
-# -- PARL
-# ---------------------------------------------------------------------------------------------------------------
+# -- PARL --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("update", "expected"), [(1, 1.32), (51, 1.16), (101, 1.0), (200, 1.0)])

@@ -45,8 +45,7 @@ def coder_of(tmp_path):
     return Team.from_config(from_dict(tiny_config(tmp_path), "test")).policies["coder"]
 
 
-# -- the published numbers
-# ----------------------------------------------------------------------------------------------
+# -- the published numbers ---------------------------------------------------------------------------------------------
 
 
 def test_the_published_advantages_and_losses_of_sweet_rl(tmp_path):
@@ -118,8 +117,7 @@ def test_critic_and_reference_begin_equal(tmp_path):
     assert found["loss"] == pytest.approx(0.6931, abs=1e-4) and found["pairs"] == 1
 
 
-# -- builders
-# ------------------------------------------------------------------------------------------------------------
+# -- builders ----------------------------------------------------------------------------------------------------------
 
 
 def chat(rollout, value, turns=2):
@@ -194,8 +192,7 @@ def test_equal_candidates_make_no_pair():
     assert {(p.chosen.value, p.rejected.value) for p in RankHalves().paired(odd)} == {(2.0, 0.0)}
 
 
-# -- what the critic reads
-# -----------------------------------------------------------------------------------------------
+# -- what the critic reads ---------------------------------------------------------------------------------------------
 
 
 def test_the_critic_reads_the_answer_and_the_policy_does_not(tmp_path):
@@ -255,8 +252,7 @@ def test_a_critic_that_knows_the_answer_finds_the_turn_that_helped(privileged, k
     assert (found["pair_accuracy"] > 0.9) if knows else (found["pair_accuracy"] < 0.75)
 
 
-# -- the loop
-# ------------------------------------------------------------------------------------------------------------
+# -- the loop ----------------------------------------------------------------------------------------------------------
 
 
 def loop_values(tmp_path, **loop):

@@ -290,8 +290,7 @@ def test_a_stated_answer_that_cannot_be_compared_makes_no_question(tmp_path):
     }
 
 
-# -- reward sources
-# -----------------------------------------------------------------------------------------------------
+# -- reward sources ----------------------------------------------------------------------------------------------------
 
 WORTH = {"1": 0.8, "2": 0.4, "3": 0.1, "4": 0.3}
 """What a reward model says of two answers to a first query, and two to a second."""

@@ -39,8 +39,7 @@ def outputs(source, dialogue):
     return [math.log(s / (1 - s)) for s in scores]
 
 
-# -- Cooper
-# ------------------------------------------------------------------------------------------------------------------
+# -- Cooper ------------------------------------------------------------------------------------------------------------
 
 
 def test_coopers_rewards_and_advantages(tmp_path):
@@ -100,8 +99,7 @@ def test_a_verifier_that_liked_what_is_wrong_learns_better_and_does_not_agree_wi
     assert max(scores) - min(scores) > 0.5, "it does not agree with everything"
 
 
-# -- prover-verifier games
-# -----------------------------------------------------------------------------------------------------
+# -- prover-verifier games ---------------------------------------------------------------------------------------------
 
 
 def sigmoid(x):

@@ -138,8 +138,7 @@ def test_a_dialogue_does_not_wait_for_a_server_that_is_slow_for_another(fake, tm
     assert [len(d.utterances) for d in dialogues] == [2, 2] and second_turn.is_set()
 
 
-# -- vLLM in this process, which plays its part here: tests/engines/test_vllm_here.py has the real one
-# ----------------------
+# -- vLLM in this process, which plays its part here: tests/engines/test_vllm_here.py has the real one -----------------
 
 
 def test_vllm_sleeps_after_the_dialogues_and_wakes_for_weights_and_requests(fake_vllm, tiny):

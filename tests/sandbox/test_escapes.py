@@ -251,8 +251,7 @@ def test_no_snippet_finds_another_ones_text_or_tests_or_verdict_in_its_memory(ki
         assert [outcome.reason for outcome in outcomes] == ["ok", "error:AssertionError"]
 
 
-# -- what the kernel leaves a snippet's process
-# ------------------------------------------------------------------------------
+# -- what the kernel leaves a snippet's process ------------------------------------------------------------------------
 
 
 def escaped(body, descriptor=3):
@@ -385,8 +384,7 @@ def test_landlock_takes_every_path_from_the_worker(tmp_path):
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-# -- a machine without these walls
-# ------------------------------------------------------------------------------------------
+# -- a machine without these walls -------------------------------------------------------------------------------------
 
 
 def test_nothing_runs_where_the_kernel_filters_no_system_calls(monkeypatch):

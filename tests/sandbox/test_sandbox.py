@@ -347,8 +347,7 @@ def test_a_verdict_that_no_process_of_ours_writes_is_no_verdict(payload):
     assert decode(whole) == decode(payload) == Outcome(None, "killed")
 
 
-# -- the kernel's part, each wall by itself
-# -------------------------------------------------------------------------------
+# -- the kernel's part, each wall by itself ----------------------------------------------------------------------------
 
 KERNEL = {
     "read": "os.open('/etc/passwd', 0)",
@@ -436,8 +435,7 @@ def test_the_kind_is_logged_once(caplog, monkeypatch):
     assert [r.getMessage() for r in caplog.records] == ["sandbox for untrusted code: restricted (none for this test)"]
 
 
-# -- the cache
-# ------------------------------------------------------------------------------------------------------------
+# -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 def test_verdicts_are_kept_by_content_and_timeouts_are_not(tmp_path, monkeypatch):

@@ -378,8 +378,7 @@ def test_the_quickstart_makes_two_updates_on_the_device(sim, tmp_path, sizes):
     assert len(list((tmp_path / "run/final").rglob("*.safetensors"))) >= 2
 
 
-# -- how often the host waits for the device
-# ----------------------------------------------------------------------------
+# -- how often the host waits for the device ---------------------------------------------------------------------------
 
 CONVERSATIONS = [([3, 4 + n], [5, 6 + n % 3, 7, 8][: 2 + n % 3], n // 2) for n in range(8)]
 

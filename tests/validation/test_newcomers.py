@@ -56,8 +56,7 @@ def written(folder, changes=None):
     return file
 
 
-# -- what a bare word in YAML and in an override means
-# ------------------------------------------------------------------
+# -- what a bare word in YAML and in an override means -----------------------------------------------------------------
 
 WORDS = {
     "0123": "0123", "-012": "-012", "00": "00", "0": 0, "7": 7, "+7": 7, "1_000": 1000, "0x1F": 31, "0b11": "0b11",
@@ -120,8 +119,7 @@ def test_a_text_that_needs_quotes_is_told_so(tmp_path, override, key, got):
     from_dict(read_values(written(tmp_path), [quoted])) if "alphabet" in key or "role" in key else None
 
 
-# -- names of a protocol's rewards and columns
-# ---------------------------------------------------------------------------
+# -- names of a protocol's rewards and columns -------------------------------------------------------------------------
 
 
 def protocol_with(**names):
@@ -180,8 +178,7 @@ def test_what_a_rule_and_a_slot_need_is_told_apart_from_letters(monkeypatch):
         must_be_protocol(protocol_with(between_turns=lambda self: ["label"])(), "protocol")
 
 
-# -- groups of one row
-# ---------------------------------------------------------------------------------------------------
+# -- groups of one row -------------------------------------------------------------------------------------------------
 
 FROZEN = {"agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY, "trainable": False}}}
 GAME = {"task": {"name": "episodes"}, "protocol": {"name": "game"}, "reward": {"sources": {"env": 1.0}}}
@@ -248,8 +245,7 @@ def test_no_recipe_is_alarmed(name, tmp_path):
     world.close()
 
 
-# -- who is shown what, and who is asked what
-# ----------------------------------------------------------------------------
+# -- who is shown what, and who is asked what --------------------------------------------------------------------------
 
 
 def warned(changes):
@@ -293,8 +289,7 @@ def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refu
         from_dict({**BASE, "task": {"name": "episodes"}})
 
 
-# -- what a machine lacks
-# ------------------------------------------------------------------------------------------------
+# -- what a machine lacks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
@@ -371,8 +366,7 @@ def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message)
         from_dict({**BASE, **GAME, "protocol": {"name": "game", "game": "textarena", "agents": ["ann"]}})
 
 
-# -- commands that install
-# ----------------------------------------------------------------------------------------------
+# -- commands that install ---------------------------------------------------------------------------------------------
 
 
 class Installed:
@@ -428,8 +422,7 @@ def test_no_text_tells_to_install_what_is_on_no_index():
     assert wrong == [] and len(texts) > 300
 
 
-# -- keys in the wrong place, and models over tiny ones
-# ------------------------------------------------------------------
+# -- keys in the wrong place, and models over tiny ones ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,8 +467,7 @@ def test_a_model_takes_the_place_of_a_tiny_one_and_a_tiny_one_that_of_a_model(tm
     assert from_dict(read_values(both, ["agents.ann.tiny=null"])).agents["ann"].model == "org/name"
 
 
-# -- a first look at a method
-# --------------------------------------------------------------------------------------------
+# -- a first look at a method ------------------------------------------------------------------------------------------
 
 
 def test_a_tried_recipe_shows_rewards_and_leaves_its_page(monkeypatch, tmp_path):
@@ -495,8 +487,7 @@ def test_a_tried_recipe_shows_rewards_and_leaves_its_page(monkeypatch, tmp_path)
     assert refused.exit_code == 2 and "did you mean 'cory'" in refused.output and len(list(tmp_path.iterdir())) == 1
 
 
-# -- what is printed at every start
-# --------------------------------------------------------------------------------------
+# -- what is printed at every start ------------------------------------------------------------------------------------
 
 START = """
 import sys, torch
@@ -521,8 +512,7 @@ def test_a_start_in_python_does_not_import_deepspeed(tmp_path):
     assert "accelerator" not in done.stdout + done.stderr
 
 
-# -- values of the wrong kind
-# --------------------------------------------------------------------------------------------
+# -- values of the wrong kind ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ ACTS: dict[str, Callable[..., Any]] = {
 """What tests can do with things of the program."""
 
 
-# -- the program's side
-# -------------------------------------------------------------------------------------------------
+# -- the program's side ------------------------------------------------------------------------------------------------
 
 
 def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
@@ -118,8 +117,7 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
         act, values, named = read_json(CALLS)
 
 
-# -- the tests' side
-# ------------------------------------------------------------------------------------------------------
+# -- the tests' side ---------------------------------------------------------------------------------------------------
 
 
 class Remote:

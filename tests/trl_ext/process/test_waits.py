@@ -61,8 +61,7 @@ from trl_ext.process.waits import (
 )
 from trl_ext.trainer.scoring import call_reward_functions
 
-# -- the list
-# -------------------------------------------------------------------------------------------------------------
+# -- the list ----------------------------------------------------------------------------------------------------------
 
 WAITING = {
     "accept", "acquire", "check_call", "check_output", "communicate", "connect", "create_connection", "flock", "input", "poll",
@@ -219,8 +218,7 @@ def test_the_list_finds_waits(text, found):
     assert waits_of(ast.parse(text)) == found
 
 
-# -- the module
-# -----------------------------------------------------------------------------------------------------------
+# -- the module --------------------------------------------------------------------------------------------------------
 
 
 def test_waits_return_what_they_wait_for():
@@ -310,8 +308,7 @@ def threads_named(name):
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
 
 
-# -- each kind of wait, in this process
-# -----------------------------------------------------------------------------------
+# -- each kind of wait, in this process --------------------------------------------------------------------------------
 
 
 class Hangs(BaseHTTPRequestHandler):
@@ -528,8 +525,7 @@ def test_a_signal_ends_every_kind_of_wait(kind, where, hangs, tmp_path):
         assert not thread.is_alive(), thread.name
 
 
-# -- real runs
-# ------------------------------------------------------------------------------------------------------------
+# -- real runs ---------------------------------------------------------------------------------------------------------
 
 
 class Parts(BaseHTTPRequestHandler):

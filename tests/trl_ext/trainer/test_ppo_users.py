@@ -260,8 +260,7 @@ def test_padding_that_nothing_tells_from_the_end_is_said(tiny, tmp_path, caplog)
     assert not warned(input_ids=[end, end, *ids], attention_mask=[0, 0, *([1] * len(ids))])
 
 
-# -- options that do nothing
-# --------------------------------------------------------------------------------------------
+# -- options that do nothing -------------------------------------------------------------------------------------------
 
 USED = {
     *DECIDING, "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "seed",
@@ -319,8 +318,7 @@ def test_a_strategy_is_named_as_it_was_given():
         PPOv2Config(output_dir="x", save_strategy="epoch", use_cpu=True, report_to=[])
 
 
-# -- resuming with other options
-# ----------------------------------------------------------------------------------------
+# -- resuming with other options ---------------------------------------------------------------------------------------
 
 
 def test_a_run_resumes_with_its_own_options_only(tiny, tmp_path, capfd):
