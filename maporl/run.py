@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from maporl.config import Config, validated
+from maporl.config.schema import TinySection
 from maporl.decoding import Sampling, TeamSampling
 from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError
@@ -50,6 +51,12 @@ class ResolvedRun:
         """The agents that play and are trained, with their own roles."""
         playing = {name: self.config.agents[name] for name in self.speakers}
         return {name: agent.role for name, agent in playing.items() if agent.trainable and agent.weights}
+
+    @cached_property
+    def tinies(self) -> dict[str, TinySection]:
+        """The tiny models of the agents that play, by agent."""
+        sections = {name: self.config.agents[name].tiny for name in self.speakers}
+        return {name: tiny for name, tiny in sections.items() if tiny is not None}
 
     @cached_property
     def sampling(self) -> TeamSampling:

@@ -45,6 +45,8 @@ class AgentPool:
     def __init__(self, entrants: Sequence[Entrant], device: torch.device):
         self.entrants, self.device = entrants, device
         self.tokenizers = [load_tokenizers(entrant.config) for entrant in entrants]
+        protocol = ResolvedRun(entrants[0].config).protocol
+        self._scored = bool(protocol.between_turns()) or protocol.score_between_turns
         self.loaded: dict[Weights, Loaded] = {}
         self._bases: Bases = {}
 
@@ -54,12 +56,11 @@ class AgentPool:
         ``sources`` are the reward sources of an earlier player, or None.
         """
         config = self.entrants[0].config
-        protocol = ResolvedRun(config).protocol
         loaded = {name: self._load_once(self._weights(name, run)) for name, run in cast.items()}
         team = Team([own.agents[name] for name, own in loaded.items()])
         sections = {name: self._sections(self._weights(name, run))[name] for name, run in cast.items()}
-        scored = protocol.between_turns() or protocol.score_between_turns
-        reward = config.reward if scored else RewardSection()  # an evaluation needs no verifier
+        # an evaluation needs no verifier, unless the protocol shows scores or decides by them
+        reward = config.reward if self._scored else RewardSection()
         by_policy = {p: own.untrained for own in loaded.values() if own.untrained for p in own.untrained.team.policies}
         rows = config.ppo.local_rollout_forward_batch_size
         untrained = UntrainedWeights(team, lambda p: by_policy[p].model_of(p), rows) if by_policy else None

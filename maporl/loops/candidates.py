@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from maporl.config.schema import Config
 from maporl.loops.rows import Row
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
@@ -14,18 +13,18 @@ from trl_ext.sampling.sample import sample
 
 
 def sample_candidates(
-    config: Config, policy: Policy, states: Sequence[tuple[Row, Utterance]], count: int, key: tuple[Any, ...]
+    run: ResolvedRun, policy: Policy, states: Sequence[tuple[Row, Utterance]], count: int, key: tuple[Any, ...]
 ) -> list[list[Row]]:
     """Return ``count`` candidates for each of ``states``, as rows without a value.
 
     Args:
-        config: the run's configuration. Candidates are sampled as its training samples the agent's answers.
+        run: the run. Candidates are sampled as its training samples the agent's answers.
         policy: the policy that speaks. Its stop ids are known.
         states: what was said in each state, as a row and as the utterance that it was made of.
         count: the number of candidates of a state.
         key: begins the keys of all random numbers.
     """
-    sampled_as = [_sampling(config, policy, row, said) for row, said in states]
+    sampled_as = [_sampling(run, policy, row, said) for row, said in states]
     each = [own for own in sampled_as for _ in range(count)]
     prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
     keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
@@ -38,10 +37,10 @@ def sample_candidates(
     ]
 
 
-def _sampling(config: Config, policy: Policy, row: Row, said: Utterance) -> Sampling:
+def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sampling:
     """Return how an answer is sampled in the state of ``row``."""
-    decoding = config.ppo.decoding
-    found = ResolvedRun(config).sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
+    config, decoding = run.config, run.config.ppo.decoding
+    found = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
     drawn = decoding if found is None else found.decoding
     longest = None if found is None else found.max_tokens
     stop = None if found is None else found.stop

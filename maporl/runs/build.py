@@ -118,7 +118,17 @@ def build_player(config: Config, checkpoint: Path | None = None) -> Player:
         ConfigError: the configuration cannot run.
         CheckpointError: ``checkpoint`` lacks a policy.
     """
-    run = ResolvedRun(config)
+    return loaded_player(ResolvedRun(config), checkpoint)
+
+
+def loaded_player(run: ResolvedRun, checkpoint: Path | None = None) -> Player:
+    """Build the player of a run; see :func:`build_player`.
+
+    Raises:
+        ConfigError: the configuration cannot run.
+        CheckpointError: ``checkpoint`` lacks a policy.
+    """
+    config = run.config
     set_seed(config.seed)
     device = find_device(config)
     team = Team.from_config(config)

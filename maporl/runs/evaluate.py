@@ -12,7 +12,7 @@ from maporl.rollout.baselines import play_baselines
 from maporl.rollout.player import Player
 from maporl.rollout.suite import play_suite
 from maporl.run import ResolvedRun
-from maporl.runs.build import build_player
+from maporl.runs.build import loaded_player
 from maporl.tasks import Task, build_task
 from maporl.team.exchange import exchanged as faults_of_exchange
 
@@ -58,8 +58,9 @@ def evaluate_suite(
 
 def _player(config: Config, checkpoint: Path | None, exchanged: Sequence[str]) -> Player:
     """Return the player of the team, after checking that the agents in ``exchanged`` can take each other's place."""
+    run = ResolvedRun(config)
     if exchanged:
-        refuse(faults_of_exchange(ResolvedRun(config), exchanged))
-    player = build_player(config, checkpoint)
+        refuse(faults_of_exchange(run, exchanged))
+    player = loaded_player(run, checkpoint)
     player.exchange(exchanged)
     return player

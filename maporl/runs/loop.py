@@ -28,7 +28,7 @@ from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.rollout.suite import CHUNK
 from maporl.run import ResolvedRun
-from maporl.runs.build import build_player, find_device, player_of, ready_to_play
+from maporl.runs.build import find_device, loaded_player, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop_stage import StageRun, save_team, team_with
 from maporl.storage.run_folder import FINAL, INITIAL, RunFolder, has_final
@@ -180,7 +180,7 @@ class Loop:
         return player_of(self.resolved, team, untrained)
 
     def _write_initial(self, folder: Path) -> None:
-        save_team(build_player(self.config).team, folder)
+        save_team(loaded_player(self.resolved).team, folder)
 
     def _sample(self, folder: Path, number: int, weights: Path) -> None:
         """Play the round's questions, score what was said, and write the dialogues with their token ids."""

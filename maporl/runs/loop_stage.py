@@ -177,7 +177,7 @@ class StageRun:
                 load_weights(critic.model, critic.adapter, below(trained / TURN_CRITIC, name))
                 key = (config.seed, "rank_halves", self.number, self.position)
                 found = sample_candidates(
-                    config, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key
+                    self.run, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key
                 )
                 flat = [row for group in found for row in group]
                 reads = [

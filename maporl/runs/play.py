@@ -9,12 +9,10 @@ from maporl.config.schema import Config
 from maporl.engines.human import HumanEngine
 from maporl.errors import ConfigError
 from maporl.evaluation.metrics import majority_credit
-from maporl.protocols import turns_of
 from maporl.report.dialogues import game_of, outcome_of
 from maporl.run import ResolvedRun
-from maporl.runs.build import build_player
+from maporl.runs.build import loaded_player
 from maporl.storage.run_folder import RunFolder
-from maporl.tasks import build_task
 from maporl.text import visible
 from maporl.types import Dialogue, Example
 from trl_ext.files.atomic import replace_file
@@ -46,18 +44,17 @@ class Game:
         show: Callable[[str], None],
         read: Callable[[str], str],
     ):
-        run = ResolvedRun(config)
-        players = run.speakers
+        self.run = ResolvedRun(config)
+        players = self.run.speakers
         self.person = person or players[0]
         if self.person not in players:
             raise ConfigError(f"--as: {unknown(self.person, players)}")
         self.output, self.show = output, show
         self._claim(config)
-        self.player = build_player(config, checkpoint)
+        self.player = loaded_player(self.run, checkpoint)
         self.player.use_engine(self.person, HumanEngine(show, read))
         self.config = config
-        split = "eval" if config.evaluation.questions else "train"
-        self.task = build_task(config.task, split, config.seed)
+        self.task = self.run.held_out or self.run.task
 
     def play(self, questions: int) -> Iterator[Dialogue]:
         """Play one dialogue on each of ``questions`` questions. Each is recorded as soon as it has ended.
@@ -103,7 +100,8 @@ class Game:
 def welcome(game: Game, config: Config) -> str:
     """Return the text that greets a person who joins the team."""
     others = [name for name in config.agents if name != game.person]
-    turns = f" of {turns_of(config)} turns" if turns_of(config) > 1 else ""
+    number = game.run.protocol.turns
+    turns = f" of {number} turns" if number > 1 else ""
     return (
         f"You are {game.person}, beside {', '.join(others) or 'nobody'}: {config.protocol['name']}{turns} on "
         f"{config.task['name']}.\nYou read what the model in your place would read, with the others' answers. Enter "

@@ -7,7 +7,7 @@ from pathlib import Path
 from maporl.config import Config
 from maporl.evaluation.metrics import Evaluation
 from maporl.run import ResolvedRun
-from maporl.runs.build import build_player, trainer_of
+from maporl.runs.build import loaded_player, trainer_of
 from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import FINAL, has_final
@@ -77,7 +77,7 @@ def _train(run: ResolvedRun, folder: Path, resume: bool, quiet: bool) -> tuple[E
 def _ended(run: ResolvedRun, folder: Path) -> tuple[Evaluation | None, Evaluation | None]:
     """Return the evaluations of a run that has its final weights. If the last one is missing, it is made now."""
     if run.held_out is not None and not (folder / AFTER).exists():
-        player, section = build_player(run.config, folder / FINAL), run.config.evaluation
+        player, section = loaded_player(run, folder / FINAL), run.config.evaluation
         evaluation = player.play_evaluation(run.held_out, section.questions, section.decoding, run.config.seed)
         record_evaluation(evaluation, folder / AFTER)
     return _evaluations(folder)

@@ -107,12 +107,10 @@ def check_alphabets(run: ResolvedRun) -> None:
     Raises:
         ConfigError: a question has a character that a player's alphabet lacks.
     """
-    players = ((name, run.config.agents[name].tiny) for name in run.speakers)
-    tinies = {name: tiny for name, tiny in players if tiny is not None}
-    if not tinies:
-        return
+    if not run.tinies:
+        return  # the questions need not be read
     used = {character for task in run.splits for example in task for character in task.question(example)}
-    for name, tiny in tinies.items():
+    for name, tiny in run.tinies.items():
         if missing := used - set(tiny.alphabet):
             raise ConfigError(
                 f"agents.{name}.tiny.alphabet: questions have characters that {tiny.alphabet!r:.80} lacks: "

@@ -57,11 +57,12 @@ def check_reward_functions(run: ResolvedRun) -> None:
 
 def label_warnings(run: ResolvedRun) -> Iterator[Fault]:
     """Yield a warning for each tiny model whose alphabet lacks characters of the right answers."""
+    if not run.tinies:
+        return  # the answers need not be read
     labelled = (task for task in run.splits if task.labelled and task.has_questions)
     used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
-    for name in run.speakers:
-        tiny = run.config.agents[name].tiny
-        if tiny is not None and (lacking := used - set(tiny.alphabet)):
+    for name, tiny in run.tinies.items():
+        if lacking := used - set(tiny.alphabet):
             yield Fault(
                 f"agents.{name}.tiny.alphabet",
                 f"right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so {name} can never "

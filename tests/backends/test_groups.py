@@ -10,7 +10,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fake_groups import Engine, Learner, Thread, config_of, row, spec
+from fake_groups import (
+    Engine,
+    Learner,
+    Thread,
+    config_of,
+    newest_ray,  # noqa: F401  # a fixture
+    row,
+    spec,
+)
 from torch.distributed import TCPStore
 
 from maporl.backends.engine_pool import Answer, EnginePool
@@ -474,12 +482,6 @@ def test_groups_that_do_not_fit_are_refused(sections, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         others = {name: value for name, value in sections.items() if name != "agents"}
         check_cluster(ResolvedRun(config_of(sections.get("agents"), **others)))
-
-
-@pytest.fixture(autouse=True)
-def newest_ray(monkeypatch):
-    """These tests need no Ray, so that its version is told to be one that works."""
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
 
 
 def test_ray_that_is_missing_or_old_is_named_before_anything_is_loaded(monkeypatch):

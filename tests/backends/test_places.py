@@ -11,7 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fake_groups import Engine, Learner, Thread, config_of, row, spec
+from fake_groups import (
+    Engine,
+    Learner,
+    Thread,
+    config_of,
+    newest_ray,  # noqa: F401  # a fixture
+    row,
+    spec,
+)
 from folders import ROOT
 
 from maporl.backends import ray_places
@@ -28,12 +36,6 @@ from maporl.run import ResolvedRun
 from maporl.validation.cluster import check_cluster
 
 POOLS = {"fast": PoolSection(accelerator="H100"), "cheap": PoolSection(resource="cheap")}
-
-
-@pytest.fixture(autouse=True)
-def newest_ray(monkeypatch):
-    """These tests need no Ray, so that its version is told to be one that works."""
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
 
 
 def plan(groups, **agents):

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_groups import Thread, config_of
+from fake_groups import (
+    Thread,
+    config_of,
+    newest_ray,  # noqa: F401  # a fixture
+)
 
 from maporl import Arithmetic
 from maporl.backends.ray_backend import RayBackend
@@ -28,12 +32,6 @@ CHATS = [
     [{"role": "user", "content": f"{n}+{n}=?"}, {"role": "assistant", "content": str(n) * (1 + n % 5)}]
     for n in range(11)
 ]
-
-
-@pytest.fixture(autouse=True)
-def newest_ray(monkeypatch):
-    """These tests need no Ray, so that its version is told to be one that works."""
-    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 from folders import SUPPORT
+from launches import free_port
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
@@ -163,12 +164,6 @@ class TestAServerThatDies:
         box.close()
         box.close()
         assert children() == [] and call(box, "price", fruit="fig") == DEAD
-
-
-def free_port():
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return place.getsockname()[1]
 
 
 def serve(port):

@@ -7,16 +7,12 @@ import re
 
 import pytest
 import torch
+from recipe_rollouts import rollout_of
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl.config.recipes import card_of
 from maporl.loops.stages import trainer_options
 from maporl.validation.load import from_dict, load
-
-
-def rollout_of(request):
-    """Return the number of a request's dialogue among those on the same question."""
-    return int(request.label.rsplit(".", 1)[1])
 
 
 def one_question(name, tmp_path, script, **sections):

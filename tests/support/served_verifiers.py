@@ -1,23 +1,17 @@
 """A verifier behind a real server."""
 
 import json
-import socket
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 import torch
+from launches import free_port
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from reward_server.options import ServerOptions
 from reward_server.serve import server
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @contextmanager
