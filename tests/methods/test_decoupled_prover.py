@@ -7,21 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from learning_verifiers import learner
 from scripted_training import played, recipe_values, rows, scripted_trainer
 
 from maporl import Arithmetic
-from maporl.config.schema import RewardSection, TinySection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.methods.prover_verifier import faithful
 from maporl.protocols import build_protocol
-from maporl.rewards import build_sources
 from maporl.rewards.rules import build_rules
 from maporl.rewards.verifier import cotraining
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 
 TASK = Arithmetic(largest=9)
-TINY = TinySection(alphabet="0123456789+=", hidden_size=32, layers=1, heads=2)
 EXAMPLE = Example("1+3=", "1+3=", "4")
 
 
@@ -183,12 +181,6 @@ def test_the_verifier_learns_from_translations_of_all_rounds_by_cross_entropy(tm
 
 
 # -- the verifier's options --------------------------------------------------------------------------------------------
-
-
-def learner(**options):
-    """A random tiny verifier that learns."""
-    section = VerifierSection(tiny=TINY, learn_every=1, learning_rate=3e-3, **options)
-    return build_sources(RewardSection(sources={"verifier": 1.0}, verifier=section), ["verifier"])["verifier"]
 
 
 def answered(question, label, *texts):

@@ -10,6 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from notebook_runs import names
 from stopping import StopAfter
 from tiny_run import assert_same_end, config_of, end_of, start
 
@@ -66,10 +67,6 @@ def damage(checkpoint):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def steps(file):
