@@ -457,6 +457,38 @@ def two_agents(run: Run) -> None:
     run.check("two_agents.base", most, most == 0, "a base that did not move")
 
 
+def team(run: Run) -> None:
+    """One update of two policies with weights of their own, which debate over two turns, and how long its phases take.
+
+    The engine's probabilities are the trainer's for both, after weights of both have moved.
+    """
+    from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
+
+    questions, new = (4, 8) if run.small else (32, 256)
+    models = {"ann": run.model(run.big, torch.bfloat16), "bob": run.model(run.middle, torch.bfloat16)}
+    agents = [Agent(name, model, tokenizer()) for name, model in models.items()]
+    args = MultiAgentPPOConfig(
+        output_dir=tempfile.mkdtemp(dir=run.folder), per_device_train_batch_size=questions, num_ppo_epochs=2,
+        total_episodes=2 * questions, response_length=new, temperature=1.0, stop_token="none", learning_rate=1e-5,
+        report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=run.cpu, gradient_checkpointing=True,
+    )  # fmt: skip
+
+    def score(dialogues: list, task: Any) -> list[list[float]]:
+        return [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]
+
+    trainer = MultiAgentPPOTrainer(
+        args, Team(agents), Arithmetic(largest=9), Debate(turns=2), None, RewardSection(), sources={"label": score}
+    )
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "time/collect" in entry][-1]
+    run.figures["team.seconds"] = {key[5:]: value for key, value in last.items() if key.startswith("time/")}
+    run.figures["team.rollout_tokens_s"] = questions * 2 * 2 * new / last["time/collect"]
+    run.figures["team.peak_bytes"] = devices.peak_bytes([run.device])
+    for agent in models:
+        gap = last[f"{agent}/policy/engine_gap"]
+        run.check(f"team.{agent}.engine_gap", gap, gap < 0.03, "under 0.03 nats in bfloat16")
+
+
 def vllm(run: Run) -> None:
     """vLLM in the trainer's process takes new weights, and its probabilities are the trainer's after an update."""
     if importlib.util.find_spec("vllm") is None:
@@ -517,8 +549,8 @@ def static(run: Run) -> None:
 PARTS: dict[str, Callable[[Run], None]] = {
     part.__name__: part
     for part in (
-        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, speed, adapters, trees, two_agents, vllm, trl,  # noqa: E501
-        static,
+        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, speed, adapters, trees, two_agents, team,
+        vllm, trl, static,
     )
 }  # fmt: skip
 
