@@ -315,28 +315,58 @@ def logprobs(run: Run) -> None:
     logits = torch.randn(rows, words, device=run.device, dtype=torch.bfloat16).requires_grad_()
     wanted = torch.arange(rows, device=run.device) % words
     found = maths.token_logprobs(logits, wanted)
+    found.sum().backward()  # the first call asks the device for memory
     expected = logits[:64].detach().float().log_softmax(-1).gather(1, wanted[:64, None])[:, 0]
     far = (found[:64].detach().float() - expected).abs().max().item()
     run.check("logprobs.exact", far, far < 1e-2, "under 0.01 nats from log_softmax in float32")
-    took = run.timed(lambda: maths.token_logprobs(logits, wanted).sum().backward())[0]
+    took = min(run.timed(lambda: maths.token_logprobs(logits, wanted).sum().backward())[0] for _ in range(3))
     times = took * run.figures["ceilings.copy_tb_s"] * 1e12 / (6 * rows * words)
     run.speed("logprobs.times_of_bandwidth", times, times < 8, "under 8")
+
+
+def recorded(run: Run) -> None:
+    """Recorded steps of decoding choose the tokens of steps that the host launches, and are faster.
+
+    The host launches 1,900 kernels a step. Recorded, they leave the device no time to wait.
+    """
+    rows, prompt, new = (8, 24, 16) if run.small else (64, 256, 128)
+    model = run.model("tiny", torch.float32).eval()
+    prompts, keys = [ids(5 + n % 9, n) for n in range(24)], [(0, n) for n in range(24)]
+    stop = frozenset(range(0, 1024, 40))  # rows end at different times
+    ways = {"launched": False, "recorded": True}
+
+    def sampled(way: str, *arguments: Any) -> Any:
+        with patch("trl_ext.sampling.batch.records", lambda base, steps: ways[way]):
+            return sample(*arguments)
+
+    found = {way: [s.ids for s in sampled(way, model, prompts, Sampling(64, 1.0, stop), keys)] for way in ways}
+    same = sum(a == b for a, b in zip(found["recorded"], found["launched"], strict=True)) / 24
+    run.check("recorded.rows", same, same >= 0.95, "at least 95% of rows as launched steps sample them")
+    model, prompts = run.model(run.big, torch.bfloat16).eval(), [ids(prompt, n) for n in range(rows)]
+    took = {
+        way: min(run.timed(lambda way=way: sampled(way, model, prompts, Sampling(new, 1.0)))[0] for _ in range(2))
+        for way in ways
+    }
+    run.figures["recorded.tokens_s"] = {way: rows * new / seconds for way, seconds in took.items()}
+    ratio = took["launched"] / took["recorded"]
+    run.speed("recorded.times_as_fast", ratio, ratio > 2, "above 2")
 
 
 def speed(run: Run) -> None:
     """Rollouts and updates of a model of Qwen3-1.7B's shape.
 
     3,000 tokens a second is a twentieth of what reading the weights once a step for 64 rows allows. 35% of the peak is
-    what well-kept trainers reach with sequences of this length.
+    what well-kept trainers reach with sequences of this length. ``speed.times_of_bare`` compares the update with the
+    forwards and backwards of the model alone.
     """
     if "ceilings.tflops" not in run.figures:
         ceilings(run)
-    batch, prompt, new, epochs = (8, 24, 16, 2) if run.small else (64, 256, 256, 2)
+    batch, micro, prompt, new, epochs = (8, 8, 24, 16, 2) if run.small else (64, 16, 256, 256, 2)
     width, layers, heads, _, head, _, words = SIZES[run.big]
     model = run.model(run.big, torch.bfloat16)
     body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
     trainer = run.trainer(
-        model, batch=batch, micro=min(16, batch), prompt=prompt, new=new, num_ppo_epochs=epochs, learning_rate=1e-6
+        model, batch=batch, micro=micro, prompt=prompt, new=new, num_ppo_epochs=epochs, learning_rate=1e-6
     )
     for _ in range(2):  # the first time warms up
         collect, scored = run.timed(lambda: trainer.collect(trainer.next_batch()))
@@ -347,11 +377,22 @@ def speed(run: Run) -> None:
     flops = epochs * batch * (6 * body * read + 6 * width * words * new + 6 * layers * heads * head * read**2)
     run.figures["speed.seconds"] = {"collect": collect, "advantage": advantage, "update": update}
     run.figures["speed.peak_bytes"] = devices.peak_bytes([run.device])
+    trained = trainer.learners["policy"].model
+    one = min(run.timed(lambda: bare(run, trained, micro, prompt + new - 1, new))[0] for _ in range(2))
+    run.figures["speed.times_of_bare"] = update / (epochs * batch / micro * one)
     run.speed("speed.rollout_tokens_s", batch * new / collect, batch * new / collect > 3000, "above 3,000")
     name = device_name(run)
     peak = next((tflops for known, tflops in PEAK_TFLOPS.items() if known in name), run.figures["ceilings.tflops"])
     used = flops / update / 1e12 / peak
     run.speed("speed.update_mfu", used, used > 0.35, f"above 0.35 of {peak:.0f} TFLOP/s")
+
+
+def bare(run: Run, model: Any, rows: int, length: int, trained: int) -> None:
+    """Read rows of equal lengths forward and backward, with a loss at the last ``trained`` tokens of each."""
+    read = torch.tensor([ids(length, number) for number in range(rows)], device=run.device)
+    logits = model(input_ids=read, logits_to_keep=trained, use_cache=False).logits.flatten(0, 1)
+    torch.nn.functional.cross_entropy(logits, read[:, -trained:].flatten()).backward()
+    model.zero_grad()
 
 
 def adapters(run: Run) -> None:
@@ -413,7 +454,8 @@ def grouped_updates(run: Run, way: str) -> float:
     if not folder.exists():
         run.model(run.middle, torch.bfloat16).save_pretrained(folder)
         tokenizer().save_pretrained(folder)
-    sizes = (2, 4, 24, 8, 8) if run.small else (8, 8, 256, 64, 16)
+    # small micro-batches would measure how fast the host launches kernels
+    sizes = (2, 4, 24, 8, 8) if run.small else (8, 8, 512, 128, 64)
     names = ("groups", "answers", "prompt_len", "answer_len", "micro")
     work = argparse.Namespace(
         **dict(zip(names, sizes, strict=True)), model=str(folder), dtype="bfloat16", epochs=2, updates=2, variants=[way],  # noqa: E501
@@ -549,8 +591,8 @@ def static(run: Run) -> None:
 PARTS: dict[str, Callable[[Run], None]] = {
     part.__name__: part
     for part in (
-        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, speed, adapters, trees, two_agents, team,
-        vllm, trl, static,
+        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, recorded, speed, adapters, trees,
+        two_agents, team, vllm, trl, static,
     )
 }  # fmt: skip
 

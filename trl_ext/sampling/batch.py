@@ -12,6 +12,7 @@ from trl_ext.ppo.batch import PADDING
 from trl_ext.sampling.drawing import draw
 from trl_ext.sampling.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
 from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.recorded_step import RecordedStep, records
 
 Choose = Callable[[Sequence[str]], None] | None
 """Takes the adapter of each row of a batch, if rows have adapters of their own."""
@@ -82,6 +83,8 @@ class Batch:
         self._find_draws()
         self.reading = reading_of(self.base)
         self.masks = _takes_masks(self.base)
+        self.records = self.masks and records(self.base, self.longest)
+        self.step: RecordedStep | None = None
 
     def run(self) -> None:
         """Sample every row to its end, or to where its positions need other angles.
@@ -98,12 +101,18 @@ class Batch:
             running = [position for position in running if not ended[position]]
             if not running:
                 break
-            if len(running) <= (0.75 * len(self.rows) if self.rows[0].longest is None else len(self.rows) - 1):
+            if len(running) <= self._few():
                 self._keep_only(running)
                 tokens = tokens[torch.tensor(running, device=self.device)]
                 running, ended = list(range(len(running))), [False] * len(running)
-            logits = self._forward(tokens.unsqueeze(1))
+            logits = self._read(tokens, self.longest - step - 1)
         self._keep_only([])
+
+    def _few(self) -> float:
+        """Return how many running rows are so few that the ones that have ended leave the batch."""
+        if self.rows[0].longest is not None:
+            return len(self.rows) - 1
+        return (0.5 if self.records else 0.75) * len(self.rows)  # other rows are another step to record
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -138,6 +147,23 @@ class Batch:
         self.cache.batch_select_indices(index)
         self.mask = self.mask[index]
         return logits[index]
+
+    def _read(self, tokens: Tensor, steps: int) -> Tensor:
+        """Read a token of each row, [B], and return the logits of the next one, [B, V]. At most ``steps`` are to come,
+        this one included."""
+        if not self.records:
+            return self._forward(tokens.unsqueeze(1))
+        if self.step is not None and self.step.full:
+            self._end_recording()
+        if self.step is None:
+            if self.choose_adapters is not None:
+                self.choose_adapters([str(row.adapter) for row in self.rows])
+            self.step = RecordedStep(self.model, self.cache, self.mask, steps, self.reading.first)
+        return self.step(tokens)
+
+    def _end_recording(self) -> None:
+        if self.step is not None:
+            self.mask, self.step = self.step.mask_of_keys(), None
 
     def _forward(self, ids: Tensor, fresh: Tensor | None = None) -> Tensor:
         """Append ``ids`` [B, n] to the cache and return the logits of the next token, [B, V].
@@ -201,6 +227,7 @@ class Batch:
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""
+        self._end_recording()
         if self.states is not None:
             leaving = sorted(set(range(len(self.rows))) - set(positions))
             self.states.keep(
