@@ -29,7 +29,7 @@ LIGHT = (
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
-OUTSIDE_TRL_EXT = HEAVY | {"huggingface_hub", "safetensors", "numpy", "deepspeed", "filelock", "psutil"}
+OUTSIDE_TRL_EXT = HEAVY | {"huggingface_hub", "liger_kernel", "safetensors", "numpy", "deepspeed", "filelock", "psutil"}
 
 
 class Import(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from trl_ext.files.manifest import CheckpointError
+from trl_ext.models.liger import check_liger
 
 DECIDING = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
@@ -35,7 +36,6 @@ REFUSED = {
     "include_for_metrics": "evaluations have no compute_metrics",
     "include_num_input_tokens_seen": "tokens_per_second is logged",
     "label_smoothing_factor": "PPO has no labels",
-    "liger_kernel_config": "logits_chunk saves the memory of logits",
     "load_best_model_at_end": "use save_strategy='steps' and choose among the checkpoints",
     "metric_for_best_model": "use save_strategy='steps' and choose among the checkpoints",
     "neftune_noise_alpha": "PPO's ratios need the log-probabilities of the weights without noise",
@@ -47,7 +47,6 @@ REFUSED = {
     "torch_compile_mode": NOT_COMPILED,
     "torch_empty_cache_steps": "lower max_tokens_per_microbatch, or set logits_chunk",
     "train_sampling_strategy": "the order of the data is drawn from seed",
-    "use_liger_kernel": "logits_chunk saves the memory of logits",
 }
 """The arguments that would do nothing although they promise other results, speed or memory, and what to do instead."""
 
@@ -74,6 +73,7 @@ def check_training_arguments(args: TrainingArguments) -> None:
             raise ValueError(f"{field.name}: would do nothing here; leave it out: {REFUSED[field.name]}")
         if field.name in COUNTS and value is not None:
             raise ValueError(f"{field.name}: the trainer fills it in; set {COUNTS[field.name]} instead")
+    check_liger(args)
 
 
 def deciding_options(args: Any) -> dict[str, Any]:

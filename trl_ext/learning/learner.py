@@ -49,6 +49,7 @@ from trl_ext.models.forward import (
     states_of,
     tree_limits,
 )
+from trl_ext.models.liger import use_liger
 from trl_ext.models.randomness import quiet
 from trl_ext.models.recomputation import recomputes, set_recomputation
 from trl_ext.models.value_head import ValueHead
@@ -298,6 +299,10 @@ class Learner:
                 _check_device(self.name, module, self.device)
             elif not kind.distributes(accelerator):
                 place(module, self.device)
+        if self.args.use_liger_kernel:
+            # the reference too, because its probabilities must be the policy's where their weights are equal
+            for module in filter(None, (self.model, self.value_model, self.reference)):
+                use_liger(module, self.args.liger_kernel_config)  # type: ignore[arg-type]  # a text was parsed
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             for module in filter(None, (self.model, self.value_model)):

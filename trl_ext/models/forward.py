@@ -77,6 +77,14 @@ def _parameters(function: Callable) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
+def cache_arguments(model: Any, cache: Any) -> dict[str, Any]:
+    """Return the arguments with which ``model`` reads and fills a cache of keys and values.
+
+    transformers 5.24 calls it ``cache``, and older versions and models call it ``past_key_values``.
+    """
+    return {"cache" if accepts(model, "cache") else "past_key_values": cache, "use_cache": True}
+
+
 def tree_limits(model: Any) -> TreeLimits | None:
     """Return how far ``model`` can read trees, or None if it must read rows.
 
@@ -180,7 +188,7 @@ def _ask_reading(model: Any) -> Reading:
         """The last token after the others are in a cache, and then a gap, or None if the model has no such cache."""
         mask = [1, 1, 1, *[0] * gap, 1]
         places = [] if start is None else [start + n for n in (0, 1, 2, *[2] * gap, 3)]
-        options: dict[str, Any] = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+        options = cache_arguments(model, DynamicCache(config=model.config))
         try:
             for part in (slice(0, 3), slice(3, None)):
                 given = {

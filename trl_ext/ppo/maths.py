@@ -220,9 +220,12 @@ def _flat(temperature: float | Tensor) -> float | Tensor:
     return temperature.flatten() if isinstance(temperature, Tensor) else temperature
 
 
-def _column(temperature: float | Tensor, part: slice) -> float | Tensor:
-    """Return what divides the logits of a part of the rows."""
-    return temperature[part].unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+def _scaled(logits: Tensor, dtype: torch.dtype, temperature: float | Tensor, part: slice) -> Tensor:
+    """Return the logits of a part of the rows, divided by their temperatures, in memory of its own."""
+    scaled = logits[part].to(dtype, copy=True)
+    if isinstance(temperature, Tensor):
+        return scaled.div_(temperature[part].unsqueeze(-1))
+    return scaled if temperature == 1 else scaled.div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -237,7 +240,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(logits), dtype=exact, device=logits.device)
         normaliser = torch.empty_like(logprobs)
         for part in _parts(logits):
-            scaled = logits[part].to(exact) / _column(temperature, part)
+            scaled = _scaled(logits, exact, temperature, part)
             normaliser[part] = scaled.logsumexp(-1)
             logprobs[part] = scaled.gather(-1, token_ids[part].unsqueeze(-1)).squeeze(-1) - normaliser[part]
         ctx.save_for_backward(logits, token_ids, normaliser)
@@ -252,7 +255,7 @@ class _TokenLogprobs(torch.autograd.Function):
         scaled_gradient = (gradient / ctx.temperature).unsqueeze(-1)
         for part in _parts(logits):
             # d log p(token) / d logits = (1[token] - p) / temperature
-            scaled = logits[part].to(normaliser.dtype) / _column(ctx.temperature, part)
+            scaled = _scaled(logits, normaliser.dtype, ctx.temperature, part)
             rows = scaled.sub_(normaliser[part].unsqueeze(-1)).exp_()
             rows.mul_(-scaled_gradient[part])
             result[part] = rows.scatter_add_(-1, token_ids[part].unsqueeze(-1), scaled_gradient[part])
@@ -293,7 +296,7 @@ def token_entropies(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor
     rows, flat = logits.flatten(0, -2), _flat(temperature)
     parts = []
     for part in list(_parts(rows)) or [slice(0)]:  # to avoid a copy of all logits
-        logprobs = torch.log_softmax(rows[part].float() / _column(flat, part), dim=-1)
+        logprobs = torch.log_softmax(_scaled(rows, torch.float32, flat, part), dim=-1)
         # a token that a model rules out has probability 0 and adds 0, not 0 times infinity
         logprobs = logprobs.clamp(min=torch.finfo(torch.float32).min)
         parts.append(-(logprobs.exp() * logprobs).sum(-1))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_ext.models.forward import accepts, base_of, reading_of, tree_limits
+from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sampling.drawing import draw
 from trl_ext.sampling.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
@@ -172,7 +172,7 @@ class Batch:
         """
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
-        options: dict[str, Any] = {}
+        options = cache_arguments(self.base, self.cache)
         if self.reading.positions:
             options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :] + self.reading.first
         if accepts(self.base, "logits_to_keep"):
@@ -185,7 +185,7 @@ class Batch:
             # transformers would look for padding, which a device waits for. Without padding it would take a kernel that
             # reads keys and values once for every head that shares them.
             mask = mask.bool()[:, None, None]
-        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **options)
+        output = self.model(input_ids=ids, attention_mask=mask, **options)
         return output.logits[:, -1].float()
 
     # -- choosing tokens ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from trl_ext.models.forward import angles_depend_on_length, base_of
+from trl_ext.models.forward import angles_depend_on_length, base_of, cache_arguments
 
 ROOM = 512
 """Most steps that a recording has room for. Attention reads the room too, so a long one costs time in every step."""
@@ -92,7 +92,7 @@ class RecordedStep:
     def __init__(self, model: Any, cache: DynamicCache, mask: Tensor, steps: int, first: int) -> None:
         rows, self.used = mask.shape
         self.capacity = -(-(self.used + min(steps, ROOM)) // LINED_UP) * LINED_UP
-        self.model, self.cache = model, cache
+        self.model, self.options = model, cache_arguments(base_of(model), cache)
         self.column = torch.tensor([self.used], device=mask.device)
         self.mask = torch.zeros(rows, 1, 1, self.capacity, dtype=torch.bool, device=mask.device)
         self.mask[:, 0, 0, : self.used] = mask.bool()
@@ -106,7 +106,7 @@ class RecordedStep:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another token."""
+        """Return whether every column is taken."""
         return self.used == self.capacity
 
     def mask_of_keys(self) -> Tensor:
@@ -123,10 +123,7 @@ class RecordedStep:
 
     def _read(self) -> Tensor:
         self.mask.index_fill_(3, self.column, True)
-        output = self.model(
-            input_ids=self.ids, attention_mask=self.mask, position_ids=self.positions, past_key_values=self.cache,
-            use_cache=True,
-        )  # fmt: skip
+        output = self.model(input_ids=self.ids, attention_mask=self.mask, position_ids=self.positions, **self.options)
         logits = output.logits[:, -1].float()
         self.column += 1
         self.positions += 1
