@@ -80,9 +80,11 @@ def _parameters(function: Callable) -> frozenset[str]:
 def cache_arguments(model: Any, cache: Any) -> dict[str, Any]:
     """Return the arguments with which ``model`` reads and fills a cache of keys and values.
 
-    transformers 5.24 calls it ``cache``, and older versions and models call it ``past_key_values``.
+    transformers 5.24 calls it ``cache``, and also what models with recurrent states keep. Older versions call it
+    ``past_key_values``.
     """
-    return {"cache" if accepts(model, "cache") else "past_key_values": cache, "use_cache": True}
+    name = "cache" if accepts(model, "cache") and not model._is_stateful else "past_key_values"
+    return {name: cache, "use_cache": True}
 
 
 def tree_limits(model: Any) -> TreeLimits | None:

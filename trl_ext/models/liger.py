@@ -5,15 +5,19 @@ activations. Each of these kernels does several of them at once. The kernels tha
 the loss are left out, because a policy's loss needs the log-probability of each token.
 """
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-import torch
+from torch import Tensor
 from transformers import TrainingArguments
 from transformers.integrations.liger import apply_liger_kernel
 
 from trl_ext.models.forward import base_of
+from trl_ext.process.devices import accelerator
 
 LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
@@ -37,12 +41,16 @@ def check_liger(args: TrainingArguments) -> None:
         )
     if args.use_liger_kernel and find_spec("liger_kernel") is None:
         raise ValueError("use_liger_kernel: the package liger-kernel is not installed; pip install liger-kernel")
-    if args.use_liger_kernel and (args.use_cpu or torch.accelerator.current_accelerator(check_available=True) is None):
+    if args.use_liger_kernel and (args.use_cpu or accelerator() is None):
         raise ValueError("use_liger_kernel: its kernels run on accelerators only; leave it out on a CPU")
 
 
 def use_liger(model: Any, config: dict[str, bool] | None) -> None:
     """Let ``model`` compute by Liger's kernels, which is done in place. It may have adapters.
+
+    Liger also changes the architecture's module in transformers, for all models of the process. Classes are put back
+    here. Functions, which the model calls by their names, go to Liger for tensors on an accelerator only, because
+    models begin their lives on a CPU.
 
     Args:
         model: a model of transformers, with or without a PEFT wrapper.
@@ -60,4 +68,22 @@ def use_liger(model: Any, config: dict[str, bool] | None) -> None:
             f"use_liger_kernel: Liger {version('liger-kernel')} has no kernels for models of type {kind!r}; leave it "
             f"out, or use one of: {known}"
         )
+    module = sys.modules[type(base_of(model)).__module__]
+    before = dict(vars(module))
     apply_liger_kernel(model, LOSSES | (config or {}))
+    for name, plain in before.items():
+        kernel = getattr(module, name)
+        if kernel is not plain:
+            back = isinstance(plain, type | _OnAccelerators)
+            setattr(module, name, plain if back else _OnAccelerators(kernel, plain))
+
+
+@dataclass(frozen=True)
+class _OnAccelerators:
+    """A function of tensors that a kernel computes, if they are on an accelerator."""
+
+    kernel: Callable[..., Any]
+    plain: Callable[..., Any]
+
+    def __call__(self, first: Tensor, *arguments: Any, **options: Any) -> Any:
+        return (self.plain if first.device.type == "cpu" else self.kernel)(first, *arguments, **options)

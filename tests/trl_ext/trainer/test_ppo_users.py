@@ -263,6 +263,7 @@ def test_padding_that_nothing_tells_from_the_end_is_said(tiny, tmp_path, caplog)
 # -- options that do nothing -------------------------------------------------------------------------------------------
 
 USED = {
+    "use_liger_kernel", "liger_kernel_config",
     *DECIDING, "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "seed",
     "full_determinism", "activation_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "fp16", "tf32", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
