@@ -78,7 +78,7 @@ class Activity:
     def _add_up(self) -> None:
         now = self._clock()
         passed, self._until = now - self._until, now
-        doing = [own[-1] if own else IDLE for own in self._doing.values()]
+        doing = [begun[-1] if begun else IDLE for begun in self._doing.values()]
         for what in [*doing, *[DEAD] * (self.processes - len(doing))]:
             self._spent[what] = self._spent.get(what, 0.0) + passed
 

@@ -43,8 +43,7 @@ class Answer:
 
 @dataclass
 class _Counts:
-    """What was counted since the last record: the rows of each call, sampled tokens, the longest queue, and sent
-    bytes."""
+    """Counts since the last record: the rows of each call, sampled tokens, the longest queue, and sent bytes."""
 
     calls: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -86,7 +85,7 @@ class EnginePool:
         """The number of processes whose place is lost."""
         self._stacks: dict[Member, Path] = {}
         """What was written of processes that did not answer in time."""
-        self._known: dict[str, tuple[int, Any]] = {}
+        self._latest: dict[str, tuple[int, Any]] = {}
         """The version and the handle of each policy's present weights."""
         self._background = Threads(spec.replicas, f"engines of {spec.name}", for_all=True)
         self._failed: Exception | None = None
@@ -128,7 +127,7 @@ class EnginePool:
         wait for it. If weights do not fit, :meth:`ask` raises it.
         """
         with self._lock:  # nothing is asked of a version before the process is told to load it
-            self._known[policy] = (version, weights)
+            self._latest[policy] = (version, weights)
             for member in list(self._members):
                 self._send(member, policy, version, weights).add_done_callback(partial(self._loaded, member))
 
@@ -152,7 +151,7 @@ class EnginePool:
                 raise self._failed
             self._rows.waiting += asked
             self._dispatch()
-        return [own.answer for own in asked]
+        return [each.answer for each in asked]
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of one process, and return its result.
@@ -183,10 +182,10 @@ class EnginePool:
             counts, self._counts = self._counts, _Counts()
             spent = self._activity.take()
         sampled = spent.get(SAMPLING, 0.0) * self.spec.replicas
-        own = shown(spent, (SAMPLING, SENDING, DEAD))
+        activity = shown(spent, (SAMPLING, SENDING, DEAD))
         return {
             "seconds": sum(spent.values()),
-            **{f"engines/{name}": value for name, value in own.items()},
+            **{f"engines/{name}": value for name, value in activity.items()},
             "rows_per_call": sum(counts.calls) / max(len(counts.calls), 1),
             "tokens_per_second": counts.tokens / sampled if sampled else 0.0,
             "waiting": float(counts.waiting),
@@ -214,10 +213,7 @@ class EnginePool:
         return member, self._call(member, "build")
 
     def _call(self, member: Member, method: str, *arguments: Any, what: str | None = None) -> Future[Any]:
-        """Begin a call when the process's device is free. A process that does not answer in time is ended.
-
-        The time counts as that of ``what``.
-        """
+        """Begin a call of the kind ``what`` when the device is free. A process that answers too late is ended."""
 
         def begin() -> Future[Any]:
             watch = threading.Timer(self.failures.deadline, self._hung, [member])
@@ -273,17 +269,17 @@ class EnginePool:
         """Give waiting rows to free processes. The lock is held."""
         if self._failed is not None:
             waiting, self._rows.waiting = self._rows.waiting, []
-            for own in waiting:
-                own.answer.set_exception(self._failed)
+            for asked in waiting:
+                asked.answer.set_exception(self._failed)
             return
-        while (given := self._rows.next()) is not None:
-            member, new, running = given
+        while (work := self._rows.next()) is not None:
+            member, new, running = work
             self._count_waiting()
-            versions = {own.row.policy: self._version(own.row.policy) for own in new.values()}
-            for own in new.values():
-                own.version = versions[own.row.policy]
+            versions = {asked.row.policy: self._version(asked.row.policy) for asked in new.values()}
+            for asked in new.values():
+                asked.version = versions[asked.row.policy]
             self._counts.calls.append(running)
-            rows = {number: own.row for number, own in new.items()}
+            rows = {number: asked.row for number, asked in new.items()}
             call = self._call(member, "sample", rows, versions, what=SAMPLING)
             call.add_done_callback(partial(self._done, member))
         self._count_waiting()
@@ -293,7 +289,7 @@ class EnginePool:
             self._counts.waiting = max(self._counts.waiting, len(self._rows.waiting))
 
     def _version(self, policy: str) -> int:
-        return self._known[policy][0] if policy in self._known else 0
+        return self._latest[policy][0] if policy in self._latest else 0
 
     def _done(self, member: Member, call: Future[dict[int, Sampled]]) -> None:
         error = call.exception()
@@ -302,18 +298,18 @@ class EnginePool:
             return
         with self._lock:
             if error is None:
-                found = self._rows.answered(member, call.result())
-                self._counts.tokens += sum(len(sampled.ids) for _, sampled in found)
+                answered = self._rows.answered(member, call.result())
+                self._counts.tokens += sum(len(sampled.ids) for _, sampled in answered)
             else:
                 failed = self._rows.given_up(member)
             self._rows.free(member)
             self._dispatch()
         if error is None:
-            for own, sampled in found:
-                own.answer.set_result(Answer(sampled, own.version))
+            for asked, sampled in answered:
+                asked.answer.set_result(Answer(sampled, asked.version))
         else:
-            for own in failed:
-                own.answer.set_exception(self._failed or error)
+            for asked in failed:
+                asked.answer.set_exception(self._failed or error)
 
     def _hung(self, member: Member) -> None:
         if member not in self._begun:  # it has ended, and Ray perhaps with it
@@ -360,11 +356,11 @@ class EnginePool:
             loaded: Mapping[str, int] = {}
             while True:
                 with self._lock:
-                    known = dict(self._known)
-                    if all(loaded.get(name) == version for name, (version, _) in known.items()):
+                    latest = dict(self._latest)
+                    if all(loaded.get(name) == version for name, (version, _) in latest.items()):
                         self._ready(member, place)  # nobody can load another version in between
                         return
-                for name, (version, weights) in known.items():
+                for name, (version, weights) in latest.items():
                     if loaded.get(name) != version:
                         result(self._send(member, name, version, weights))
                         loaded = {**loaded, name: version}

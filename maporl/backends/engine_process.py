@@ -82,22 +82,22 @@ class EngineProcess:
         on_cpu = options.use_cpu or not torch.cuda.is_available() or in_vllm
         self.device = torch.device("cpu" if on_cpu else "cuda")
         self.team = load_part(self.spec, ())
-        own = {name: self.team.policies[name] for name in self.spec.policies}
-        own |= {name: past_of(own[policy], []) for name, policy in self.spec.past.items()}
-        self.team.policies |= own
-        for policy in own.values():
+        policies = {name: self.team.policies[name] for name in self.spec.policies}
+        policies |= {name: past_of(policies[policy], []) for name, policy in self.spec.past.items()}
+        self.team.policies |= policies
+        for policy in policies.values():
             if not policy.is_quantized:
                 policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
             policy.model.eval()
         rows = options.local_rollout_forward_batch_size
-        self._untrained = UntrainedWeights(self.team, lambda name: own[name].active(), rows)
-        self.versions = {name: 0 for name in own if name not in self.spec.trained}
+        self._untrained = UntrainedWeights(self.team, lambda name: policies[name].active(), rows)
+        self.versions = {name: 0 for name in policies if name not in self.spec.trained}
         self.rows: TransformersRows | VLLMRows
         if in_vllm:
-            sections = {name: self.spec.vllm[self.spec.past.get(name, name)] for name in own}
-            self.rows = VLLMRows(own, sections, options, Path(mkdtemp(prefix="maporl-adapters-")))
+            sections = {name: self.spec.vllm[self.spec.past.get(name, name)] for name in policies}
+            self.rows = VLLMRows(policies, sections, options, Path(mkdtemp(prefix="maporl-adapters-")))
         else:
-            self.rows = TransformersRows(own, options, self.device)
+            self.rows = TransformersRows(policies, options, self.device)
         for name in self.versions:
             self.rows.sync(name)
 

@@ -45,8 +45,12 @@ class Hung(MemberDied):
 
 def resume_from(folder: Path) -> str:
     """Return what to do when a run in ``folder`` has ended with an error."""
-    found = list_checkpoints(folder)
-    return f"resume from {found[-1]}" if found else f"{folder} has no checkpoint yet (training.save_steps); start again"
+    checkpoints = list_checkpoints(folder)
+    return (
+        f"resume from {checkpoints[-1]}"
+        if checkpoints
+        else f"{folder} has no checkpoint yet (training.save_steps); start again"
+    )
 
 
 class LearnerGroup:
@@ -95,20 +99,20 @@ class LearnerGroup:
 
     def annotate(self, arguments: Sequence[tuple]) -> list[Any]:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.annotate` with each process's arguments."""
-        found = self._safely(lambda: self._each("annotate", arguments), LEARNING)
+        annotations = self._safely(lambda: self._each("annotate", arguments), LEARNING)
         self._annotated = list(arguments)
-        return found
+        return annotations
 
     def update(self, arguments: Sequence[tuple]) -> Any:
         """Call :meth:`maporl.backends.learner_process.LearnerProcess.update`. Return what the first process returns."""
 
         def work() -> tuple[Any, list[Any]]:
-            found = self._each("update", arguments)[0]
-            return found, self._each("snapshot", kept=True) if self.failures.snapshots else []
+            answer = self._each("update", arguments)[0]
+            return answer, self._each("snapshot", kept=True) if self.failures.snapshots else []
 
-        found, self._snapshots = self._safely(work, LEARNING)
+        answer, self._snapshots = self._safely(work, LEARNING)
         self._annotated = None
-        return found
+        return answer
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of every process with the same arguments, and return what each returns."""
@@ -124,8 +128,8 @@ class LearnerGroup:
 
     def take_counts(self) -> dict[str, float]:
         """Return what the processes did since the last time, and how often they were started again so far."""
-        own = shown(self._activity.take(), (LEARNING, SENDING, SAVING, DEAD))
-        return {**{f"learner/{name}": value for name, value in own.items()}, "restarts": float(self.restarts)}
+        activity = shown(self._activity.take(), (LEARNING, SENDING, SAVING, DEAD))
+        return {**{f"learner/{name}": value for name, value in activity.items()}, "restarts": float(self.restarts)}
 
     def load(self, folder: Path) -> None:
         """Load every policy from ``folder/NAME``. A group that is started again before the next update begins there."""
@@ -150,9 +154,11 @@ class LearnerGroup:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def _each(self, method: str, arguments: Sequence[tuple] | None = None, kept: bool = False) -> list[Any]:
-        given = [()] * len(self.members) if arguments is None else arguments
+        arguments = [()] * len(self.members) if arguments is None else arguments
         with self._working():
-            calls = [member.call(method, *own, kept=kept) for member, own in zip(self.members, given, strict=True)]
+            calls = [
+                member.call(method, *each, kept=kept) for member, each in zip(self.members, arguments, strict=True)
+            ]
             return self._wait(calls, method)
 
     @contextmanager
@@ -172,12 +178,7 @@ class LearnerGroup:
             self.turns.give(places)
 
     def _wait(self, calls: list[Future[Any]], method: str = "start") -> list[Any]:
-        """Return the results of calls, one for each process or for the first ones.
-
-        Raises:
-            MemberDied: a process died.
-            Hung: one has not answered within the deadline.
-        """
+        """Return the results of calls, one for each process or for the first ones, or raise MemberDied or Hung."""
         until = time.monotonic() + self.failures.deadline
         finished(calls, self.failures.deadline, FIRST_EXCEPTION)
         failed = [call.exception() for call in calls if call.done() and call.exception() is not None]
@@ -199,13 +200,7 @@ class LearnerGroup:
         return write_stacks(self.folder, f"{self.spec.name}-{method}-{self.restarts}", text)
 
     def _safely(self, work: Callable[[], Result], what: str) -> Result:
-        """Return what ``work`` returns, whose kind is ``what``.
-
-        If a process dies, the group is built again as it was, and the work repeated.
-
-        Raises:
-            GroupFailed: this has happened too often.
-        """
+        """Return what ``work`` returns. If a process dies, the group is built again and the work repeated."""
         while True:
             try:
                 with self._activity.doing(self, what):

@@ -44,17 +44,17 @@ def vllm_of(config: Config, groups: Mapping[str, GroupSection]) -> dict[str, dic
             may not.
     """
     speakers = _speakers(config)
-    given: dict[str, dict[str, VLLMSection]] = {}
+    options: dict[str, dict[str, VLLMSection]] = {}
     for name, group in groups.items():
-        found = {p: own.vllm for p in group.policies if (own := speakers[p]).engine == "vllm" and own.vllm is not None}
-        if found and (other := [policy for policy in group.policies if policy not in found]):
+        sections = {p: s.vllm for p in group.policies if (s := speakers[p]).engine == "vllm" and s.vllm is not None}
+        if sections and (other := [policy for policy in group.policies if policy not in sections]):
             raise ConfigError(
-                f"cluster.groups.{name}: vLLM samples from {next(iter(found))!r} and transformers from {other[0]!r}; "
-                "give their agents the same engine, or put them into groups of their own"
+                f"cluster.groups.{name}: vLLM samples from {next(iter(sections))!r} and transformers from "
+                f"{other[0]!r}; give their agents the same engine, or put them into groups of their own"
             )
-        if found:
-            given[name] = {p: replace(own, colocate=_here(name, group, p, own)) for p, own in found.items()}
-    return given
+        if sections:
+            options[name] = {p: replace(s, colocate=_here(name, group, p, s)) for p, s in sections.items()}
+    return options
 
 
 def _here(name: str, group: GroupSection, policy: str, section: VLLMSection) -> ColocateSection:
@@ -85,11 +85,11 @@ def trained_policies(config: Config) -> set[str]:
 
 def _speakers(config: Config) -> dict[str, AgentSection]:
     """Return the section of the first agent that each policy speaks for."""
-    found: dict[str, AgentSection] = {}
+    speakers: dict[str, AgentSection] = {}
     for name, section in config.agents.items():
         for policy in policy_names(name, section, config) if section.weights else ():
-            found.setdefault(policy, section)
-    return found
+            speakers.setdefault(policy, section)
+    return speakers
 
 
 def _bases(config: Config) -> dict[str, tuple]:

@@ -65,8 +65,8 @@ def code_digest() -> str:
     """Return a digest of the names and the contents of all Python files of :data:`PACKAGES`."""
     digest = hashlib.sha256()
     for name in PACKAGES:
-        found = find_spec(name)
-        for root in found.submodule_search_locations or () if found is not None else ():
+        spec = find_spec(name)
+        for root in spec.submodule_search_locations or () if spec is not None else ():
             for path in sorted(Path(root).rglob("*.py")):
                 digest.update(f"{name}/{path.relative_to(root).as_posix()}\0".encode())
                 digest.update(path.read_bytes() + b"\0")
@@ -107,10 +107,10 @@ def check_facts(
     warnings = []
     for name, (there, told) in machines.items():
         where = f"cluster: machine {name}"
-        for package, own in here.versions.items():
-            if there.versions[package] != own:
+        for package, expected in here.versions.items():
+            if there.versions[package] != expected:
                 raise ConfigError(
-                    f"{where} has {package} {there.versions[package]}, and this one has {own}; install the same "
+                    f"{where} has {package} {there.versions[package]}, and this one has {expected}; install the same "
                     "everywhere"
                 )
         if there.code != here.code:

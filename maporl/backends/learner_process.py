@@ -51,23 +51,27 @@ def open_store(address: str) -> tuple[TCPStore, int]:
 
     It listens on ``address`` alone. One that ``torch.distributed`` opens itself listens on every interface.
     """
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as own:
-        own.bind((address, 0))
-        own.listen()
-        port = own.getsockname()[1]
-        opened = partial(TCPStore, address, port, None, True, wait_for_workers=False, master_listen_fd=own.fileno())
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        opened = partial(
+            TCPStore, address, port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno()
+        )
         try:
             store = opened()
         except NotImplementedError:  # the libuv store of torch 2.7 takes no open socket
             store = opened(use_libuv=False)
-        own.detach()  # the store closes it
+        listener.detach()  # the store closes it
     return store, port
 
 
 def interface_of(address: str) -> str | None:
     """Return the network interface that has ``address``, or None."""
-    found = [name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own)]
-    return found[0] if found else None
+    names = [
+        name for name, addresses in psutil.net_if_addrs().items() if any(each.address == address for each in addresses)
+    ]
+    return names[0] if names else None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class LearnerProcess:
         )  # from here on, from_pretrained would shard what it loads under ZeRO-3
         unset_hf_deepspeed_config()
         distributed.check_launcher()
-        check_bases({name: own.model for name, own in learners.items()}, accelerator)
+        check_bases({name: learner.model for name, learner in learners.items()}, accelerator)
         for learner in learners.values():
             learner.prepare(accelerator, spec.updates)
         if central is not None:
@@ -151,9 +155,11 @@ class LearnerProcess:
         told = {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank) if on_cpu else "0", "WORLD_SIZE": count}
         told |= {"LOCAL_WORLD_SIZE": count, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
         told |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the store is open already
-        own = interface_of(self.address)
+        interface = interface_of(self.address)
         # otherwise gloo takes the interface to which the machine's name leads
-        return told | ({"GLOO_SOCKET_IFNAME": own} if own and "GLOO_SOCKET_IFNAME" not in os.environ else {})
+        return told | (
+            {"GLOO_SOCKET_IFNAME": interface} if interface and "GLOO_SOCKET_IFNAME" not in os.environ else {}
+        )
 
     def annotate(
         self, samples: Mapping[str, Samples], critic_only: bool
@@ -167,7 +173,7 @@ class LearnerProcess:
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
         """
-        completions = {name: own.completions() for name, own in samples.items()}
+        completions = {name: packed.completions() for name, packed in samples.items()}
         self.batches, metrics = self.learning.token_batches(completions, critic_only)
         return {name: numbers_of(batch, COMPUTED) for name, batch in self.batches.items()}, metrics
 
@@ -184,24 +190,24 @@ class LearnerProcess:
         if self._updated is not None and self._updated[0] == step:
             return self._updated[1]
         batches = {}
-        for name, own in assigned.items():
+        for name, share in assigned.items():
             batch = self.batches[name]
-            if len(own.rows) < len(batch):
-                batch = batch.take(torch.from_numpy(own.rows))
-            put_numbers(batch, range(len(batch)), own.tokens)
-            batch.weight = torch.from_numpy(own.weights).to(batch.weight.device, batch.weight.dtype)
-            batch.rollouts = own.rollouts
+            if len(share.rows) < len(batch):
+                batch = batch.take(torch.from_numpy(share.rows))
+            put_numbers(batch, range(len(batch)), share.tokens)
+            batch.weight = torch.from_numpy(share.weights).to(batch.weight.device, batch.weight.dtype)
+            batch.rollouts = share.rollouts
             batches[name] = batch
-        found = self.learning.update(batches, step)
-        self._updated, self.batches = (step, found), {}
-        return found
+        outcome = self.learning.update(batches, step)
+        self._updated, self.batches = (step, outcome), {}
+        return outcome
 
     def weights(self, policy: str) -> Packed | None:
         """Return the weights of a policy, or None in all processes but the first. All of them are called together."""
-        own, strategy = sent_parameters(self.team.policies[policy]), self.learning.learners[policy].strategy
-        stream = strategy.stream(own)
+        parameters, strategy = sent_parameters(self.team.policies[policy]), self.learning.learners[policy].strategy
+        stream = strategy.stream(parameters)
         if self.rank == 0:
-            return pack(stream, strategy.streamed_bytes(own))
+            return pack(stream, strategy.streamed_bytes(parameters))
         for _ in stream:  # the first process gathers each weight from all of them
             pass
         return None
@@ -284,17 +290,17 @@ class LearnerProcess:
         """Return a copy of what this process holds of trained weights and optimizers, from which :meth:`restore` goes
         on."""
         return Snapshot(
-            {name: _arrays(own.shards(trained_only=True)) for name, own in self._strategies().items()},
-            {name: own.optimizer_rest() for name, own in self._strategies().items()},
-            {name: own.optimizer_groups() for name, own in self._strategies().items()},
-            {name: own.state_dict() for name, own in self._schedulers().items()},
+            {name: _arrays(strategy.shards(trained_only=True)) for name, strategy in self._strategies().items()},
+            {name: strategy.optimizer_rest() for name, strategy in self._strategies().items()},
+            {name: strategy.optimizer_groups() for name, strategy in self._strategies().items()},
+            {name: scheduler.state_dict() for name, scheduler in self._schedulers().items()},
         )
 
     def restore(self, *parts: "Snapshot") -> None:
         """Go on from the snapshots of all processes of the group. All processes do this together."""
         for name, strategy in self._strategies().items():
             held = Shards.held(
-                [{key: torch.from_numpy(own) for key, own in part.entries[name].items()} for part in parts]
+                [{key: torch.from_numpy(array) for key, array in part.entries[name].items()} for part in parts]
             )
             strategy.load_shards(held, parts[0].rest[name], parts[0].groups[name])
         for name, scheduler in self._schedulers().items():
@@ -303,10 +309,10 @@ class LearnerProcess:
 
     def _strategies(self) -> dict[str, Replicated]:
         central = self.learning.central
-        own: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
-        return own if central is None else own | {"central critic": central.strategy}
+        strategies: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
+        return strategies if central is None else strategies | {"central critic": central.strategy}
 
     def _schedulers(self) -> dict[str, Any]:
         central = self.learning.central
-        own = {name: learner.scheduler for name, learner in self.learning.learners.items()}
-        return own if central is None else own | {"central critic": central.scheduler}
+        schedulers = {name: learner.scheduler for name, learner in self.learning.learners.items()}
+        return schedulers if central is None else schedulers | {"central critic": central.scheduler}

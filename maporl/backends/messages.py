@@ -49,32 +49,37 @@ class Samples:
         logprobs: list[float] = []
         lengths, places = [], []
         trajectories: dict[tuple, int] = {}
-        for number, own in enumerate(completions):
-            critic = own.critic_prompt_ids
-            ids += [*own.prompt_ids, *own.response_ids, *(critic or ())]
-            lengths.append((len(own.prompt_ids), len(own.response_ids), -1 if critic is None else len(critic)))
-            logprobs += own.sampled_logprobs or [float("nan")] * len(own.response_ids)
-            places.append((own.head, trajectories.setdefault(own.trajectory or (number,), number)))
+        for number, completion in enumerate(completions):
+            critic = completion.critic_prompt_ids
+            ids += [*completion.prompt_ids, *completion.response_ids, *(critic or ())]
+            lengths.append(
+                (len(completion.prompt_ids), len(completion.response_ids), -1 if critic is None else len(critic))
+            )
+            logprobs += completion.sampled_logprobs or [float("nan")] * len(completion.response_ids)
+            places.append((completion.head, trajectories.setdefault(completion.trajectory or (number,), number)))
         nan = float("nan")
         return cls(
             np.asarray(ids, dtype=np.int32),
             np.asarray(lengths, dtype=np.int32).reshape(-1, 3),
             np.asarray(logprobs, dtype=np.float32),
             np.asarray(places, dtype=np.int32).reshape(-1, 2),
-            np.asarray([nan if own.temperature is None else own.temperature for own in completions], dtype=np.float64),
-            np.asarray([own.ended for own in completions], dtype=bool),
-            [own.label for own in completions],
+            np.asarray(
+                [nan if completion.temperature is None else completion.temperature for completion in completions],
+                dtype=np.float64,
+            ),
+            np.asarray([completion.ended for completion in completions], dtype=bool),
+            [completion.label for completion in completions],
         )
 
     def completions(self) -> list[Completion]:
         """Return the completions, with a score of 0."""
-        found, start, drawn = [], 0, 0
+        completions, start, drawn = [], 0, 0
         for number, (prompt, response, critic) in enumerate(self.lengths.tolist()):
             middle, end = start + prompt, start + prompt + response
             logprobs = self.logprobs[drawn : drawn + response]
             temperature = float(self.temperatures[number])
             head, trajectory = self.places[number].tolist()
-            found.append(
+            completions.append(
                 Completion(
                     prompt_ids=self.ids[start:middle].tolist(),
                     response_ids=self.ids[middle:end].tolist(),
@@ -89,7 +94,7 @@ class Samples:
                 )
             )
             start, drawn = end + max(critic, 0), drawn + response
-        return found
+        return completions
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,8 @@ def dealt(batch: TokenBatch, processes: int) -> list[list[int]]:
     groups = batch.inseparable()
     sizes = [sum(batch.tree.lengths[row] for row in group) for group in groups]
     total, reached = max(sum(sizes), 1), 0
-    found: list[list[int]] = [[] for _ in range(processes)]
+    shares: list[list[int]] = [[] for _ in range(processes)]
     for group, size in zip(groups, sizes, strict=True):
-        found[min(processes * (2 * reached + size) // (2 * total), processes - 1)] += group
+        shares[min(processes * (2 * reached + size) // (2 * total), processes - 1)] += group
         reached += size
-    return [sorted(rows) for rows in found]
+    return [sorted(rows) for rows in shares]

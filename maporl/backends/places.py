@@ -72,11 +72,11 @@ class Plan:
 
     def sharers(self, place: Place) -> int:
         """Return how many processes are on a device."""
-        return sum(own == place for places in self.places.values() for own in places)
+        return sum(other == place for places in self.places.values() for other in places)
 
     def said(self, blocks: Collection[Block] | None = None) -> str:
         """Return who asks for how many devices."""
-        return ", ".join(f"{own.owner} {own.devices}" for own in (self.blocks if blocks is None else blocks))
+        return ", ".join(f"{block.owner} {block.devices}" for block in (self.blocks if blocks is None else blocks))
 
     def add(self, block: Block) -> list[Place]:
         """Add a block, and return the places of its devices."""
@@ -109,8 +109,8 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
             _add_shared(plan, f"{name} to train and sample", group.engines.pool, {name: group}, trained)
             continue
         if learns:
-            own = group.learner
-            block = Block(f"{name} to train", own.devices, own.pool, own.node == "one")
+            learner = group.learner
+            block = Block(f"{name} to train", learner.devices, learner.pool, learner.node == "one")
             plan.places[name, "learner"] = plan.add(block)
         plan.places[name, "engine"] = [  # one block for each, so that each is replaced by itself
             plan.add(Block(f"{name} to sample", 1, group.engines.pool))[0] for _ in range(group.engines.replicas)
@@ -123,16 +123,15 @@ def plan_of(groups: Mapping[str, GroupSection], trained: Collection[str], verifi
 def _add_shared(
     plan: Plan, owner: str, pool: str | None, groups: Mapping[str, GroupSection], trained: Collection[str]
 ) -> None:
-    """Add the devices that ``groups`` share. The first ones are on one machine if a learner wants that.
-
-    Engines of successive groups are on successive devices, so that groups sample at the same time where there is room.
-    """
+    """Add the devices that ``groups`` share. The first ones are on one machine if a learner wants that."""
     learners = {n: g.learner for n, g in groups.items() if not set(g.policies).isdisjoint(trained)}
-    together = max((own.devices for own in learners.values() if own.node == "one"), default=0)
-    count = max([own.devices for own in learners.values()] + [group.engines.replicas for group in groups.values()])
+    together = max((learner.devices for learner in learners.values() if learner.node == "one"), default=0)
+    count = max(
+        [learner.devices for learner in learners.values()] + [group.engines.replicas for group in groups.values()]
+    )
     places = plan.add(Block(owner, together, pool, one=True)) if together else []
     places += plan.add(Block(owner, count - together, pool)) if count > together else []
-    engines = cycle(places)
+    engines = cycle(places)  # successive groups on successive devices, to sample at the same time where there is room
     for name, group in groups.items():
         if name in learners:
             plan.places[name, "learner"] = places[: group.learner.devices]
@@ -179,9 +178,9 @@ def check_places(
             )
         for key, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):
             if pool is not None and pool not in section.pools:
-                known = ", ".join(section.pools) or "none"
+                pools = ", ".join(section.pools) or "none"
                 raise ConfigError(
-                    f"cluster.groups.{name}.{key}.pool: no pool {pool!r}; cluster.pools has: {known}; add it there"
+                    f"cluster.groups.{name}.{key}.pool: no pool {pool!r}; cluster.pools has: {pools}; add it there"
                 )
             used.add(pool)
     if unused := [name for name in section.pools if name not in used]:
@@ -219,7 +218,7 @@ def lay(
     whole = sorted((n for n, b in enumerate(blocks) if b.one), key=lambda n: -blocks[n].devices)
     single = [n for n, block in enumerate(blocks) if not block.one for _ in range(block.devices)]
     free = [machine.devices for machine in machines]
-    kinds = [tuple(own[m] for own in allowed) for m in range(len(machines))]
+    kinds = [tuple(row[m] for row in allowed) for m in range(len(machines))]
     hopeless: set[tuple] = set()
 
     def search(chosen: dict[int, int]) -> list[list[str]] | None:
@@ -227,10 +226,10 @@ def lay(
             spread = _spread([allowed[n] for n in single], free)
             if spread is None:
                 return None
-            found = [[machines[chosen[n]].id] * block.devices if block.one else [] for n, block in enumerate(blocks)]
+            ids = [[machines[chosen[n]].id] * block.devices if block.one else [] for n, block in enumerate(blocks)]
             for n, machine in zip(single, spread, strict=True):
-                found[n].append(machines[machine].id)
-            return found
+                ids[n].append(machines[machine].id)
+            return ids
         state = (len(chosen), *sorted(zip(free, kinds, strict=True)))
         if state in hopeless:
             return None
@@ -250,8 +249,7 @@ def lay(
 
 
 def _spread(singles: Sequence[Sequence[bool]], free: Sequence[int]) -> list[int] | None:
-    """Give each single device a machine that it may be on, or return None if one must stay without (augmenting
-    paths)."""
+    """Give each single device a machine that it may be on, or return None if one stays without (augmenting paths)."""
     held: list[list[int]] = [[] for _ in free]
 
     def put(one: int, tried: set[int]) -> bool:
@@ -284,21 +282,21 @@ def check_fits(plan: Plan, pools: Mapping[str, PoolSection], machines: Sequence[
         ConfigError: it cannot. The message has the sum, block by block, and what each machine has.
     """
     for name, pool in [(None, None), *pools.items()]:
-        own = [machine for machine in machines if belongs(machine, pool)]
+        members = [machine for machine in machines if belongs(machine, pool)]
         blocks = [block for block in plan.blocks if name is None or block.pool == name]
-        asked, there = sum(block.devices for block in blocks), sum(machine.devices for machine in own)
+        asked, there = sum(block.devices for block in blocks), sum(machine.devices for machine in members)
         if asked > there:
             where = "" if name is None else f" in pool {name} ({pool})"
             raise ConfigError(
                 f"cluster.groups: they ask for {asked} devices{where} ({plan.said(blocks)}), and Ray has {there} "
-                f"({_told(own)}); lower learner.devices or engines.replicas, let groups share with sharing: turns, or "
-                "set training.use_cpu"
+                f"({_told(members)}); lower learner.devices or engines.replicas, let groups share with sharing: turns, "
+                "or set training.use_cpu"
             )
         for block in blocks:
-            if block.one and block.devices > max(machine.devices for machine in own):
+            if block.one and block.devices > max(machine.devices for machine in members):
                 raise ConfigError(
                     f"cluster.groups: {block.owner} asks for {block.devices} devices on one machine (learner.node: "
-                    f"one), and Ray has {_told(own)}; set learner.node: any, or lower learner.devices"
+                    f"one), and Ray has {_told(members)}; set learner.node: any, or lower learner.devices"
                 )
     if lay(plan.blocks, pools, machines) is None:
         raise ConfigError(

@@ -96,7 +96,7 @@ class RayBackend:
         """For each policy that speaks with past weights, the name of the one that had them."""
         self._handles: dict[str, Any] = {}
         """A handle of the weights that each policy has sent last."""
-        self._given: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
         """How often each policy that is not trained was given weights."""
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
@@ -146,7 +146,7 @@ class RayBackend:
         self._vllm = vllm_of(config, self.groups)
         trained = [name for name, policy in team.policies.items() if policy.trainable]
         check_places(self.section, self.groups, trained, self._vllm, args.async_depth)
-        found = {
+        learners = {
             name: RemoteLearner(
                 name,
                 policy.tokenizer,
@@ -156,8 +156,8 @@ class RayBackend:
             for name, policy in team.policies.items()
             if policy.trainable
         }
-        self._sent = {name: list(sent_parameters(team.policies[name]).values()) for name in found}
-        if not found:
+        self._sent = {name: list(sent_parameters(team.policies[name]).values()) for name in learners}
+        if not learners:
             raise ValueError("no policy of the team is trainable; set trainable=True for at least one agent")
         stops = {
             name: (policy.stop_ids, () if policy.stop_strings is None else policy.stop_strings.strings)
@@ -167,7 +167,7 @@ class RayBackend:
         self._owner = {policy: name for name, group in self.groups.items() for policy in group.policies}
         self._past = {past_name(policy): policy for policy in self._owner if past_name(policy) in team.policies}
         self._owner |= {past: self._owner[policy] for past, policy in self._past.items()}
-        return found
+        return learners
 
     def start(self, learners: Mapping[str, RemoteLearner], updates: int, critics: bool, outputs: int) -> RemoteLearning:
         """Start Ray and the processes that train. All groups load their models at the same time.
@@ -183,10 +183,10 @@ class RayBackend:
             GroupFailed: processes died too often.
         """
         self._end_groups()
-        self.pools, self.learners, self._given, self._handles = {}, {}, {}, {}
+        self.pools, self.learners, self._versions, self._handles = {}, {}, {}, {}
         cluster = self.cluster = self.cluster or self._begin()
         try:
-            if not cluster.own:
+            if not cluster.started_here:
                 self._check_machines(cluster)
             verifiers = 0 if self.verifier is None else self.verifier.replicas
             plan = plan_of(self.groups, learners, verifiers)
@@ -237,8 +237,8 @@ class RayBackend:
         if places is None or section is None:
             return {}
         config = self._away(config)
-        own: dict[str, Any] = {"args": None, "objective": None, "stops": {}, "seed": config.seed}
-        spec = GroupSpec(SCORING, config, (), (), 0, False, 1, 0, "replicated", places.replicas, None, **own)
+        told: dict[str, Any] = {"args": None, "objective": None, "stops": {}, "seed": config.seed}
+        spec = GroupSpec(SCORING, config, (), (), 0, False, 1, 0, "replicated", places.replicas, None, **told)
         start, failures = self._starter("verifier", spec), self.section.failures
         self.verifier = VerifierPool(section, places.replicas, start, failures.deadline, Path(config.output_dir))
         return {"verifier": ServedVerifier(self.verifier, section.on_failure == "label")}
@@ -273,8 +273,8 @@ class RayBackend:
 
     def give(self, policy: str, weights: Any) -> None:
         """Let a policy that is not trained speak with ``weights``, a handle, from now on."""
-        self._given[policy] = self._given.get(policy, 0) + 1
-        self.pools[self._owner[policy]].load(policy, self._given[policy], weights)
+        self._versions[policy] = self._versions.get(policy, 0) + 1
+        self.pools[self._owner[policy]].load(policy, self._versions[policy], weights)
 
     def last_sent(self, policy: str) -> Any:
         """Return a handle of the weights that a trained policy has sent last."""
@@ -357,24 +357,20 @@ class RayBackend:
     def _starter(self, part: Part, spec: GroupSpec) -> Callable[..., Member]:
         def start(number: int, place: int | None = None) -> Member:
             assert self.cluster is not None and self.places is not None, "start() has made them"
-            own = self.places.plan.places[spec.name, part][number if place is None else place]
-            return self.cluster.start(f"{spec.name} {part} {number}", part, spec, number, self.places, own)
+            device = self.places.plan.places[spec.name, part][number if place is None else place]
+            return self.cluster.start(f"{spec.name} {part} {number}", part, spec, number, self.places, device)
 
         return start
 
     def _begin(self) -> Cluster:
-        """Start Ray here, or join a cluster.
-
-        Raises:
-            ConfigError: it cannot be joined, or this machine's shared memory is too small.
-        """
+        """Start Ray here, or join a cluster."""
         if self.section.address is not None:
             self._tell(f"joining the Ray cluster at {self.section.address}")
             return Cluster(self.section.address)
         self._tell("starting Ray on this machine")
-        sent = [own for parameters in self._sent.values() for own in parameters]
+        sent = [parameter for parameters in self._sent.values() for parameter in parameters]
         # of each policy the present weights and the next ones, and of each snapshot weights and two moments in float32
-        asked = max(OBJECT_STORE, 2 * sum(own.nbytes + 12 * own.numel() for own in sent))
+        asked = max(OBJECT_STORE, 2 * sum(parameter.nbytes + 12 * parameter.numel() for parameter in sent))
         free = free_shared_memory()
         memory = asked if free is None else min(asked, free)
         check_shared_memory(memory, self._largest(), "cluster: this machine")
@@ -389,14 +385,10 @@ class RayBackend:
 
     def _largest(self) -> int:
         """Return the bytes of the largest weights that are sent."""
-        return max(sum(own.nbytes for own in parameters) for parameters in self._sent.values())
+        return max(sum(parameter.nbytes for parameter in parameters) for parameters in self._sent.values())
 
     def _check_machines(self, cluster: Cluster) -> None:
-        """Check that the machines of a cluster that was joined fit each other.
-
-        Raises:
-            ConfigError: one does not fit the others.
-        """
+        """Check that the machines of a cluster that was joined fit each other."""
         with marked(self.folder) as mark:
             facts = cluster.facts(self.folder)
             for warning in check_facts(facts_here(str(self.folder)), facts, mark, self.folder, self._largest()):

@@ -64,14 +64,14 @@ def check_installed() -> None:
         ConfigError: it is not.
     """
     try:
-        found = version("ray")
+        installed = version("ray")
     except PackageNotFoundError:
         raise ConfigError(
             f"cluster.backend: ray needs the package ray; install it with: {install_command('ray')}"
         ) from None
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
         raise ConfigError(
-            f"cluster.backend: ray needs Ray {'.'.join(map(str, OLDEST))} or newer, got {found}; update it with: "
+            f"cluster.backend: ray needs Ray {'.'.join(map(str, OLDEST))} or newer, got {installed}; update it with: "
             f"{install_command('ray')}"
         )
 
@@ -95,11 +95,7 @@ def check_reached(address: str) -> None:
 
 
 def _make_safe() -> None:
-    """Set what Ray reads from the environment when it is first imported.
-
-    Raises:
-        ConfigError: it was imported before, without these settings.
-    """
+    """Set what Ray reads from the environment when it is first imported, which must not have happened yet."""
     decided = {key: value for key, value in _SAFE.items() if key.startswith(("RAY_ENABLE", "RAY_AUTH"))}
     if "ray" in sys.modules and any(os.environ.get(key) != value for key, value in decided.items()):
         settings = " ".join(f"{key}={value}" for key, value in decided.items())
@@ -112,10 +108,7 @@ def _make_safe() -> None:
 
 @cache
 def _own_folder() -> Path:
-    """Return the folder of the clusters that this process starts.
-
-    Ray reads the token once in a process, so that all have the same.
-    """
+    """Return the one folder of all clusters of this process, because Ray reads the token once in a process."""
     return make_folder()
 
 
@@ -142,8 +135,8 @@ class Cluster:
         variables: Collection[str] = (),
         reads_hub: Collection[str] = (),
     ):
-        self.own, self._reads_hub = address is None, frozenset(reads_hub)
-        if self.own:
+        self.started_here, self._reads_hub = address is None, frozenset(reads_hub)
+        if self.started_here:
             _make_safe()
             folder = _own_folder()
             os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / TOKEN)
@@ -161,12 +154,12 @@ class Cluster:
         if self.ray.is_initialized():
             raise ConfigError("cluster.backend: Ray runs in this process already; call ray.shutdown() before")
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-        if self.own:
+        if self.started_here:
             options |= {"include_dashboard": False, "object_store_memory": memory, "_temp_dir": str(folder)}
             options |= {"resources": {COUNTED: places}} if places else {}
-        with _signals_kept(), only_inherited(variables) if self.own else nullcontext():
-            self.ray.init(address=None if self.own else address, **options)
-        if self.own:
+        with _signals_kept(), only_inherited(variables) if self.started_here else nullcontext():
+            self.ray.init(address=None if self.started_here else address, **options)
+        if self.started_here:
             folder.chmod(0o700)  # Ray opens it to all users, who cannot reach it where it is
         self.host = self.ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1})(Host)
 
@@ -188,7 +181,7 @@ class Cluster:
         options = places.options(place)
         device = options["num_gpus"] > 0
         # machines of a cluster that was joined have tokens of their own, and this one's would travel over the network
-        reads = self.own and spec.name in self._reads_hub
+        reads = self.started_here and spec.name in self._reads_hub
         tokens = {key: os.environ[key] for key in HUB_TOKENS if reads and key in os.environ}
         actor = self.host.options(**options).remote(part, spec, number, name, log, os.getcwd(), device, tokens)
         return RayMember(self.ray, name, actor, log, place)
@@ -216,7 +209,7 @@ class Cluster:
             for node in self.ray.nodes()
             if node["Alive"]
         }
-        found, waiting, until = {}, list(nodes), time.monotonic() + FACTS
+        machines, waiting, until = {}, list(nodes), time.monotonic() + FACTS
         while waiting:
             done, waiting = self.ray.wait(waiting, timeout=max(until - time.monotonic(), 0))
             name = node_name(nodes[(done or waiting)[0]])
@@ -231,8 +224,8 @@ class Cluster:
                 ) from error
             store = int(nodes[done[0]]["Resources"].get("object_store_memory", 0))
             free = store if facts.shared_memory is None else min(store, facts.shared_memory)
-            found[name] = (replace(facts, shared_memory=free), now)
-        return found
+            machines[name] = (replace(facts, shared_memory=free), now)
+        return machines
 
     def devices(self) -> dict[str, dict[str, float]]:
         """Return how many of each device every machine has, by its name: processors, GPUs, and counted places on
@@ -359,8 +352,7 @@ class RayMember:
         return result
 
     def _told(self, error: BaseException) -> BaseException:
-        """Return what the method raised, or that the process is gone, with the process's name and the end of its
-        log."""
+        """Return what the method raised, or that the process is gone, with its name and the end of its log."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.RayActorError) and error.actor_init_failed:  # another one would fail as well
             said = str(error).strip().splitlines()[-1]
@@ -397,5 +389,5 @@ class RayMember:
         self.ray.kill(self.actor, no_restart=True)
         with self._lock:
             left, self._unanswered = self._unanswered, set()
-        for own in left:
-            own.set_exception(MemberDied(f"{self.name}: the process was ended before it answered"))
+        for answer in left:
+            answer.set_exception(MemberDied(f"{self.name}: the process was ended before it answered"))

@@ -41,8 +41,8 @@ def make_folder() -> Path:
     _LOCKS.append(locked)
     # its standard input ends with this process, however that ends
     command = [sys.executable, "-m", "maporl.backends.watchdog", str(outer)]
-    own = {name: value for name, value in inherited().items() if name != "RAY_AUTH_TOKEN_PATH"}
-    _WATCHING.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=own, start_new_session=True))
+    environment = {name: value for name, value in inherited().items() if name != "RAY_AUTH_TOKEN_PATH"}
+    _WATCHING.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True))
     folder = outer / "ray"
     folder.mkdir(mode=0o700)
     token = folder / TOKEN

@@ -46,10 +46,10 @@ def kind_of(devices: str | CountedPlaces, use_cpu: bool, resources: Mapping[str,
         ConfigError: there are fewer places on CPUs than the configuration says.
     """
     if isinstance(devices, CountedPlaces):
-        found = int(resources.get(COUNTED, 0))
-        if found < devices.cpu:
+        places = int(resources.get(COUNTED, 0))
+        if places < devices.cpu:
             raise ConfigError(
-                f"cluster.devices: expected {devices.cpu} places on CPUs, and Ray has {found}; start its machines "
+                f"cluster.devices: expected {devices.cpu} places on CPUs, and Ray has {places}; start its machines "
                 "with: "
                 f"ray start --resources='{{\"{COUNTED}\": N}}'"
             )
@@ -129,35 +129,33 @@ class Places:
         """Return the machines that are alive, with the number of all of their devices or of those that are ``free``."""
         # no public function tells what is free on each machine
         left = self.ray._private.state.available_resources_per_node() if free else {}
-        found = []
+        machines = []
         for node in self.ray.nodes():
             if node["Alive"]:
-                own = left.get(node["NodeID"], {}) if free else node["Resources"]
-                count = int(own.get(self.kind.resource, 0) / self.kind.amount + 1e-6)
-                found.append(Machine(node["NodeID"], node_name(node), count, frozenset(node["Resources"])))
-        return found
+                resources = left.get(node["NodeID"], {}) if free else node["Resources"]
+                count = int(resources.get(self.kind.resource, 0) / self.kind.amount + 1e-6)
+                machines.append(Machine(node["NodeID"], node_name(node), count, frozenset(node["Resources"])))
+        return machines
 
     def _reserve(self, numbers: list[int]) -> None:
-        """Make the placement groups of blocks. The lock is held.
-
-        Raises:
-            NoPlace: they do not fit what is free.
-        """
+        """Make the placement groups of blocks, or raise NoPlace. The lock is held."""
         blocks = [self.plan.blocks[number] for number in numbers]
         end = time.monotonic() + PATIENCE
         while True:
             machines = self.machines(free=True)
-            found = lay(blocks, self.pools, machines)
-            if found is not None and self._made(numbers, blocks, found):
+            layout = lay(blocks, self.pools, machines)
+            if layout is not None and self._made(numbers, blocks, layout):
                 return
             if time.monotonic() > end:
-                asked, there = self.plan.said(blocks), ", ".join(f"{own.name}: {own.devices}" for own in machines)
+                asked, there = (
+                    self.plan.said(blocks),
+                    ", ".join(f"{machine.name}: {machine.devices}" for machine in machines),
+                )
                 raise NoPlace(f"no machine has free devices for it: asked for {asked}; free: {there or 'nothing'}")
             pause(0.5)
 
     def _made(self, numbers: list[int], blocks: list[Block], machines: list[list[str]]) -> bool:
-        """Make placement groups on the given machines, or none and return False if Ray has given the devices to
-        others."""
+        """Make placement groups on the given machines, or none and return False if the devices are taken by now."""
         made = {}
         for number, block, where in zip(numbers, blocks, machines, strict=True):
             made[number] = self.ray.util.placement_group(

@@ -52,14 +52,14 @@ class RemoteEngine(Engine):
         rows = [token_row(r, self.policies[r.policy], decoding, self.max_new_tokens) for r in requests]
         answers: dict[int, Future[Answer]] = {}
         for pool in dict.fromkeys(self.pools.values()):
-            own = [number for number, row in enumerate(rows) if self.pools[row.policy] is pool]
-            answers |= zip(own, pool.ask([rows[number] for number in own]), strict=True)
+            numbers = [number for number, row in enumerate(rows) if self.pools[row.policy] is pool]
+            answers |= zip(numbers, pool.ask([rows[number] for number in numbers]), strict=True)
         return [self._pending(answers[n], requests[n], rows[n]) for n in range(len(rows))]
 
     def _pending(self, answer: Future[Answer], request: Request, row: TokenRow) -> Pending:
-        def read(found: Answer) -> Reply:
-            reply = reply_of(request, self.policies[row.policy], row.prompt, found.sampled)
-            return replace(reply, version=found.version)
+        def read(answered: Answer) -> Reply:
+            reply = reply_of(request, self.policies[row.policy], row.prompt, answered.sampled)
+            return replace(reply, version=answered.version)
 
         return Pending(answer, read)
 

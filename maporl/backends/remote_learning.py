@@ -58,10 +58,10 @@ class _SavingGroups:
         return all(saved for group in self.learning.groups for saved in group.all("saved"))
 
     def finish(self) -> dict[Path, str]:
-        found = self.learning.on_all(lambda group: group.all("finish_saving")[0])
-        if any(own is None for own in found):
+        written = self.learning.on_all(lambda group: group.all("finish_saving")[0])
+        if any(digests is None for digests in written):
             raise SavingLost(f"{self.folder.parent}: a process died while it wrote this checkpoint, which is left out")
-        return {path: digest for own in found for path, digest in own.items()}
+        return {path: digest for digests in written for path, digest in digests.items()}
 
 
 @dataclass
@@ -104,7 +104,7 @@ class RemoteLearning:
         Raises:
             GroupFailed: the processes of a group died too often.
         """
-        batches = {name: build_token_batch(own, self.device, critic_only) for name, own in completions.items()}
+        batches = {name: build_token_batch(rows, self.device, critic_only) for name, rows in completions.items()}
         metrics: dict[str, Metrics] = {}
         self._rows = {}
 
@@ -118,11 +118,11 @@ class RemoteLearning:
             ]
             return group.annotate([(share, critic_only) for share in shares]) if names else []
 
-        for found in self.on_all(annotate):
-            for rank, (numbers, own) in enumerate(found):
+        for annotations in self.on_all(annotate):
+            for rank, (numbers, measured) in enumerate(annotations):
                 for name, values in numbers.items():
                     put_numbers(batches[name], self._rows[name][rank], values)
-                metrics |= own if rank == 0 else {}
+                metrics |= measured if rank == 0 else {}
         return batches, {name: metrics[name] for name in batches}
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
@@ -141,21 +141,21 @@ class RemoteLearning:
             ]
             return group.update(arguments)
 
-        found = self.on_all(update)
-        merged = {name: own for metrics, _ in found for name, own in metrics.items()}
-        return merged, found[0][1]
+        updates = self.on_all(update)
+        merged = {name: values for metrics, _ in updates for name, values in metrics.items()}
+        return merged, updates[0][1]
 
     def _assigned(self, batch: TokenBatch, name: str, rank: int) -> Assigned:
         """Return what the driver computed of the rows that the process ``rank`` was given."""
-        given = self._rows[name][rank]
-        place = {row: number for number, row in enumerate(given)}
+        rows = self._rows[name][rank]
+        place = {row: number for number, row in enumerate(rows)}
         # batch.sample has the row that each row was before those without a weight were left out
-        kept = [n for n, row in enumerate(batch.sample.tolist()) if row in place]
-        own = batch.take(torch.tensor(kept, dtype=torch.long))
+        indices = [n for n, row in enumerate(batch.sample.tolist()) if row in place]
+        share = batch.take(torch.tensor(indices, dtype=torch.long))
         return Assigned(
-            np.asarray([place[row] for row in own.sample.tolist()], dtype=np.int64),
-            numbers_of(own, ASSIGNED),
-            own.weight.numpy(),
+            np.asarray([place[row] for row in share.sample.tolist()], dtype=np.int64),
+            numbers_of(share, ASSIGNED),
+            share.weight.numpy(),
             batch.rollouts,
         )
 

@@ -50,9 +50,9 @@ class RemotePast(PastPolicies):
 
     def _frozen(self) -> Policy:
         """Return the frozen policy with the text side alone. The engines of the group have a model for it."""
-        own = self.policy
-        voice = replace(own.voice, name=past_name(own.name))
-        return Policy(voice, own.model, own.adapter, False, None, None, [self.section.agent])
+        policy = self.policy
+        voice = replace(policy.voice, name=past_name(policy.name))
+        return Policy(voice, policy.model, policy.adapter, False, None, None, [self.section.agent])
 
     def take_snapshot(self) -> None:
         """Keep the weights that the policy has sent last, which are its present ones."""

@@ -55,7 +55,7 @@ class RowQueue(Generic[Process]):
     def remove(self, process: Process) -> None:
         """Remove a process. What it has not answered waits again, before everything else."""
         self.waiting[:0] = self._running.pop(process).values()
-        self._free = [own for own in self._free if own is not process]
+        self._free = [other for other in self._free if other is not process]
 
     def next(self) -> tuple[Process, dict[int, Asked], int] | None:
         """Return a process that is free no longer, its new rows by number, and how many rows it then works on.
@@ -67,15 +67,15 @@ class RowQueue(Generic[Process]):
             if size or running:
                 self._free.remove(process)
                 part, self.waiting = self.waiting[:size], self.waiting[size:]
-                new = {next(self._numbers): own for own in part}
+                new = {next(self._numbers): asked for asked in part}
                 running |= new
                 return process, new, len(running)
         return None
 
-    def answered(self, process: Process, found: Mapping[int, Any]) -> list[tuple[Asked, Any]]:
+    def answered(self, process: Process, answers: Mapping[int, Any]) -> list[tuple[Asked, Any]]:
         """Return the rows that a process has answered with their answers. Rows that it has lost are left out."""
         running = self._running.get(process, {})
-        return [(running.pop(number), own) for number, own in found.items() if number in running]
+        return [(running.pop(number), answer) for number, answer in answers.items() if number in running]
 
     def given_up(self, process: Process) -> Iterable[Asked]:
         """Return what a process was asked, and forget it."""
@@ -85,12 +85,10 @@ class RowQueue(Generic[Process]):
         return left
 
     def _room(self, process: Process) -> int:
-        """Return how many waiting rows a free process takes.
-
-        Free processes share what waits. Where rows join others, all processes share what waits and what runs.
-        """
+        """Return how many waiting rows a free process takes."""
+        # free processes share what waits; where rows join others, all processes share what waits and what runs
         sharing: Sequence[Process] = list(self._running) if self.joining else self._free
-        running = sum(len(self._running[own]) for own in sharing)
+        running = sum(len(self._running[other]) for other in sharing)
         size = math.ceil((len(self.waiting) + running) / len(sharing))
         size = size if self.rows is None else min(size, self.rows)
         return min(max(size - len(self._running[process]), 0), len(self.waiting))

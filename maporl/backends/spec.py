@@ -53,7 +53,7 @@ class GroupSpec:
 
 def without_devices(args: Any) -> Any:
     """Return a copy of a trainer's arguments without what they have found out about this process and its devices."""
-    own = copy.copy(args)
+    copied = copy.copy(args)
     for name in ("_setup_devices", "distributed_state"):
-        vars(own).pop(name, None)
-    return own
+        vars(copied).pop(name, None)
+    return copied

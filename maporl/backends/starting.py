@@ -36,15 +36,17 @@ def build(part: LearnerGroup | EnginePool, tell: Callable[[str], None]) -> None:
 
 def reads_hub(config: Config, policies: Collection[str]) -> bool:
     """Return whether something that ``policies`` begin from is a name on the hub, and no folder of this machine."""
-    named = [(own.model, own.tokenizer, own.adapter) for own in _speaking(config, policies)]
+    named = [(section.model, section.tokenizer, section.adapter) for section in _speaking(config, policies)]
     return any(name is not None and not Path(name).is_dir() for names in named for name in names)
 
 
 def _models(config: Config, policies: Collection[str]) -> list[str]:
     """Return the names of the models that ``policies`` begin from, in the order of the agents."""
     speaking = _speaking(config, policies)
-    return list(dict.fromkeys(own.model or "a tiny model" for own in speaking if own.weights))
+    return list(dict.fromkeys(section.model or "a tiny model" for section in speaking if section.weights))
 
 
 def _speaking(config: Config, policies: Collection[str]) -> list[AgentSection]:
-    return [own for name, own in config.agents.items() if set(policy_names(name, own, config)) & set(policies)]
+    return [
+        section for name, section in config.agents.items() if set(policy_names(name, section, config)) & set(policies)
+    ]

@@ -37,7 +37,9 @@ def load_part(spec: GroupSpec, trained: Collection[str], receives: bool = False)
         replace(
             agent,
             trainable=agent.trainable and (agent.policy or agent.name) in trained,
-            by_turn=tuple(replace(own, trainable=own.trainable and own.name in trained) for own in agent.by_turn),
+            by_turn=tuple(
+                replace(entry, trainable=entry.trainable and entry.name in trained) for entry in agent.by_turn
+            ),
         )
         for agent in agents
     ]

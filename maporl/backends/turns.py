@@ -52,7 +52,7 @@ class Turns:
             result(asked)
         except BaseException:
             with self._lock:
-                waiting = [own for own in self._waiting if own[1] is not asked]
+                waiting = [entry for entry in self._waiting if entry[1] is not asked]
                 granted, self._waiting = len(waiting) == len(self._waiting), waiting
             self.give(devices if granted else ())
             raise

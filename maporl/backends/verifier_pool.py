@@ -78,12 +78,12 @@ class VerifierPool(Counted):
             return each_once(chats, [None] * len(chats), lambda once, _: self._scores(once))
 
     def _scores(self, chats: Sequence[list[Message]]) -> list[Outcome]:
-        found: dict[int, float | str] = {}
+        scores: dict[int, float | str] = {}
         failed: dict[int, MemberDied] = {}
         waiting, tries = list(range(self.replicas if chats else 0)), 0
         while waiting:
             answers, failed = self._ask(chats, waiting)
-            found |= answers
+            scores |= answers
             waiting = list(failed)
             tries += 1
             if waiting and tries > self.section.retries:
@@ -93,7 +93,7 @@ class VerifierPool(Counted):
                 self.count("waits", len(waiting))
             self.count("retries", len(waiting))
         died = f"{next(iter(failed.values()))}; asked {tries} times (reward.verifier.retries)" if failed else ""
-        return [self._outcome(found.get(place, died)) for place in range(len(chats))]
+        return [self._outcome(scores.get(place, died)) for place in range(len(chats))]
 
     def end(self) -> None:
         """End the processes."""
@@ -108,23 +108,23 @@ class VerifierPool(Counted):
         calls = {part: self.members[part].call("score", list(chats), part, self.replicas) for part in parts}
         self.count("requests", len(calls))
         until = time.monotonic() + self.deadline
-        found: dict[int, float | str] = {}
+        scores: dict[int, float | str] = {}
         failed: dict[int, MemberDied] = {}
         for part, call in calls.items():
             try:
-                found |= result(call, max(0.0, until - time.monotonic()))
+                scores |= result(call, max(0.0, until - time.monotonic()))
             except MemberDied as error:
                 failed[part] = error
             except TimeoutError:
                 failed[part] = self._hung(self.members[part])
         for part, died in failed.items():
             self._replace(part, died)
-        return found, failed
+        return scores, failed
 
-    def _outcome(self, found: float | str) -> Outcome:
-        if isinstance(found, float):
-            return found
-        failure = RewardFailure(f"verifier {self.urls[0]}: could not score an answer: {found}")
+    def _outcome(self, score: float | str) -> Outcome:
+        if isinstance(score, float):
+            return score
+        failure = RewardFailure(f"verifier {self.urls[0]}: could not score an answer: {score}")
         if self.section.on_failure != "label":
             raise failure
         return failure

@@ -60,15 +60,15 @@ class VerifierProcess:
             By the place of a chat, its score in [0, 1]. For a chat that is too long, what is wrong with it, in every
             part.
         """
-        found: dict[int, float | str] = {}
+        scores: dict[int, float | str] = {}
         rows: dict[int, list[int]] = {}
         for place, chat in enumerate(chats):
             try:
                 rows[place] = encode(self.verifier.tokenizer, chat, self.verifier.longest)
             except TooLong as error:
-                found[place] = str(error)
+                scores[place] = str(error)
         places = list(rows)
         for batch in self.verifier.batches(list(rows.values()))[part::parts]:
-            own = [places[number] for number in batch]
-            found |= zip(own, self.verifier.score_batch([rows[place] for place in own]), strict=True)
-        return found
+            batched = [places[number] for number in batch]
+            scores |= zip(batched, self.verifier.score_batch([rows[place] for place in batched]), strict=True)
+        return scores

@@ -64,8 +64,8 @@ class VLLMRows:
             self._changed.wait_for(lambda: not self._running or self._failed is not None, PAUSE)
             if self._failed is not None:
                 raise self._failed
-            found, self._finished = self._finished, {}
-        return found
+            finished, self._finished = self._finished, {}
+        return finished
 
     def finish(self) -> None:
         """Let what has begun end. Its completions are returned by the next :meth:`sample`."""
@@ -112,10 +112,10 @@ class VLLMRows:
 
     def _step(self) -> None:
         self._engine.advance()
-        done = {number: own for number, own in self._running.items() if own[1].done()}
-        found = {number: self._engine.read(wanted, future.result()) for number, (wanted, future) in done.items()}
+        done = {number: running for number, running in self._running.items() if running[1].done()}
+        sampled = {number: self._engine.read(wanted, future.result()) for number, (wanted, future) in done.items()}
         with self._changed:
-            self._finished |= found
+            self._finished |= sampled
             for number in done:
                 del self._running[number]
             self._changed.notify_all()

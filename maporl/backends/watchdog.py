@@ -24,16 +24,16 @@ def processes_of(folder: str) -> list[int]:
 
     Some processes of Ray write their titles, such as ``ray::DashboardAgent``, over the beginning of their environments.
     """
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             variables = (process / "environ").read_bytes().split(b"\0")
-            named = any(own.startswith(f"RAY_AUTH_TOKEN_PATH={folder}/".encode()) for own in variables)
+            named = any(variable.startswith(f"RAY_AUTH_TOKEN_PATH={folder}/".encode()) for variable in variables)
             titled = (process / "cmdline").read_bytes().startswith(b"ray::")
             files = [os.readlink(file) for file in (process / "fd").iterdir()] if titled else []
             if named or any(file.startswith(f"{folder}/") for file in files):
-                found.append(int(process.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(process.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def end_all(folder: str) -> set[int]:

@@ -50,12 +50,12 @@ def pack(named: Iterable[tuple[str, Tensor]], size: int) -> Packed:
     buffer = torch.empty(size, dtype=torch.uint8)
     start, entries, sums = 0, [], []
     for name, tensor in named:
-        own = tensor.detach()
-        buffer[start : start + own.nbytes].copy_(own.contiguous().view(-1).view(torch.uint8))
-        start += own.nbytes
-        entries.append((name, str(own.dtype).removeprefix("torch."), tuple(own.shape)))
-        sums.append(_sum(own))
-        del tensor, own
+        values = tensor.detach()
+        buffer[start : start + values.nbytes].copy_(values.contiguous().view(-1).view(torch.uint8))
+        start += values.nbytes
+        entries.append((name, str(values.dtype).removeprefix("torch."), tuple(values.shape)))
+        sums.append(_sum(values))
+        del tensor, values
     assert start == size, f"the tensors have {start} bytes, and {size} were announced"
     return Packed(entries, sums, buffer.numpy())
 
@@ -84,13 +84,13 @@ def unpack(packed: Packed, parameters: dict[str, Any]) -> None:
             f"weights: {other!r} is on one side only; expected {len(parameters)} tensors, got {len(names)}"
         )
     for (name, values), expected in zip(tensors_of(packed), packed.sums, strict=True):
-        own = parameters[name]
-        if own.shape != values.shape:
-            raise WeightsDiffer(f"weights: {name!r} has shape {tuple(own.shape)}, got {tuple(values.shape)}")
-        own.copy_(values)
-        found = _sum(own.detach())
-        if not np.isclose(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True):
-            raise WeightsDiffer(f"weights: {name!r} sums to {found} after loading, expected {expected}")
+        parameter = parameters[name]
+        if parameter.shape != values.shape:
+            raise WeightsDiffer(f"weights: {name!r} has shape {tuple(parameter.shape)}, got {tuple(values.shape)}")
+        parameter.copy_(values)
+        total = _sum(parameter.detach())
+        if not np.isclose(total, expected, rtol=1e-9, atol=1e-9, equal_nan=True):
+            raise WeightsDiffer(f"weights: {name!r} sums to {total} after loading, expected {expected}")
 
 
 def _sum(tensor: Tensor) -> float:

@@ -116,7 +116,7 @@ def test_an_engine_that_does_not_load_its_model_in_time_is_named(tmp_path):
 class FakeCluster:
     """Starts threads in place of processes."""
 
-    own = True
+    started_here = True
 
     def __init__(self, memory, places, variables, reads_hub):
         pass

@@ -61,7 +61,7 @@ class Cluster:
     running = 0
     """How many clusters have been started, and not ended."""
 
-    own = True
+    started_here = True
 
     def __init__(self, address=None, memory=0, places=0, variables=(), reads_hub=()):
         type(self).running += 1
