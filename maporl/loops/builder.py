@@ -64,7 +64,7 @@ def said(
 
     With ``turn``, only for what was said in this turn of its agent.
     """
-    found: dict[tuple, tuple[Row, tuple]] = {}
+    rows: dict[tuple, tuple[Row, tuple]] = {}
     for dialogue in in_order(dialogues):
         for u in dialogue.utterances:
             role = u.role or u.agent
@@ -74,8 +74,8 @@ def said(
                 continue
             before = (dialogue.prompt, *(_identity(dialogue, v) for v in dialogue.utterances if v.order < u.order))
             key = (dialogue.prompt, *_identity(dialogue, u))
-            found.setdefault(key, (_row(dialogue, u, role), before))
-    return list(found.values())
+            rows.setdefault(key, (_row(dialogue, u, role), before))
+    return list(rows.values())
 
 
 def _row(dialogue: Dialogue, u: Utterance, role: str) -> Row:

@@ -25,25 +25,28 @@ def sample_candidates(
         key: begins the keys of all random numbers.
     """
     sampled_as = [_sampling(run, policy, row, said) for row, said in states]
-    each = [own for own in sampled_as for _ in range(count)]
+    each = [sampling for sampling in sampled_as for _ in range(count)]
     prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
     keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
     with policy.active() as model:
         completions = sample(model, prompts, each[0], keys, own=each)
     flat = iter(completions)
     return [
-        [replace(row, completion_ids=(ids := next(flat).ids), cut=not own.ends(ids), value=0.0) for _ in range(count)]
-        for (row, _), own in zip(states, sampled_as, strict=True)
+        [
+            replace(row, completion_ids=(ids := next(flat).ids), cut=not sampling.ends(ids), value=0.0)
+            for _ in range(count)
+        ]
+        for (row, _), sampling in zip(states, sampled_as, strict=True)
     ]
 
 
 def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sampling:
     """Return how an answer is sampled in the state of ``row``."""
     config, decoding = run.config, run.config.ppo.decoding
-    found = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
-    drawn = decoding if found is None else found.decoding
-    longest = None if found is None else found.max_tokens
-    stop = None if found is None else found.stop
+    settings = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
+    drawn = decoding if settings is None else settings.decoding
+    longest = None if settings is None else settings.max_tokens
+    stop = None if settings is None else settings.stop
     return Sampling(
         longest or config.ppo.response_length,
         drawn.temperature if said.temperature is None else said.temperature,

@@ -19,8 +19,10 @@ def round_metrics(
         stages: what the manifest of each stage says of each policy.
         held_out: the evaluation after the round.
     """
-    found = evaluate_everywhere(list(dialogues))
-    metrics = found.metrics() | (found.rewards or mean_rewards([reward_sums(list(dialogues))])) | lengths(dialogues)
+    evaluation = evaluate_everywhere(list(dialogues))
+    metrics = (
+        evaluation.metrics() | (evaluation.rewards or mean_rewards([reward_sums(list(dialogues))])) | lengths(dialogues)
+    )
     for number, stage in enumerate(stages, 1):
         for policy, about in stage.items():
             numbers = {key: value for key, value in about.items() if isinstance(value, int | float)}
@@ -49,6 +51,6 @@ def lengths(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     metrics = {}
     for policy, answers in said.items():
         for name, column in (("mean_length", 0), ("clipped_ratio", 1)):
-            own = [answer[column] for answer in answers.values()]
-            metrics[f"{policy}/completions/{name}"] = sum(own) / len(own)
+            numbers = [answer[column] for answer in answers.values()]
+            metrics[f"{policy}/completions/{name}"] = sum(numbers) / len(numbers)
     return metrics

@@ -39,10 +39,10 @@ def kto_rows(rows: Sequence[Row], reference: Sequence[float], kl_reference: Sequ
             "completion_ids": row.completion_ids,
             "KL_completion_ids": other.completion_ids,
             "label": row.good,
-            "ref_logps": own,
+            "ref_logps": logprob,
             "ref_KL_logps": kl,
         }
-        for row, other, own, kl in zip(rows, mismatched(rows), reference, kl_reference, strict=True)
+        for row, other, logprob, kl in zip(rows, mismatched(rows), reference, kl_reference, strict=True)
     ]
 
 

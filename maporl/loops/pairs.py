@@ -82,8 +82,8 @@ class Gap(Builder):
             value = worth(dialogue)
             if value is not None:
                 questions[dialogue.prompt].append((dialogue, value))
-        for prompt, own in questions.items():
-            played, values = [dialogue for dialogue, _ in own], [value for _, value in own]
+        for prompt, rated in questions.items():
+            played, values = [dialogue for dialogue, _ in rated], [value for _, value in rated]
             for better, worse in self.chosen(values, f"{prompt}/{played[0].example.id}"):
                 yield prompt, played, better, worse, values[better] - values[worse]
 
@@ -156,15 +156,15 @@ def same_prompt(one: Row, other: Row) -> None:
 
 def _answers(better: Dialogue, worse: Dialogue, roles: Collection[str]) -> list[tuple[Row, Row]]:
     """Return what each agent said in two dialogues, as rows."""
-    found = []
+    answers = []
     for dialogue in (better, worse):
-        own: dict[str, Row] = {}
+        by_agent: dict[str, Row] = {}
         for row, _ in said([dialogue], roles):
-            if row.agent in own:
+            if row.agent in by_agent:
                 raise RunError(
                     f"question {row.question!r}: {row.agent} spoke more than once in a dialogue, and the builder gap "
                     "compares single answers; use a protocol in which each agent speaks once, or the builder siblings"
                 )
-            own[row.agent] = row
-        found.append(own)
-    return [(found[0][agent], found[1][agent]) for agent in found[0] if agent in found[1]]
+            by_agent[row.agent] = row
+        answers.append(by_agent)
+    return [(answers[0][agent], answers[1][agent]) for agent in answers[0] if agent in answers[1]]

@@ -57,7 +57,7 @@ def stages_of(config: Config) -> list[Stage]:
 def _check_read(stages: Sequence[Stage]) -> None:
     """Check that what a critic of turns learns is read by a later stage."""
     for number, (section, _) in enumerate(stages):
-        if isinstance(section, TurnCriticStage) and not any(isinstance(own, RankHalves) for _, own in stages[number:]):
+        if isinstance(section, TurnCriticStage) and not any(isinstance(s, RankHalves) for _, s in stages[number:]):
             raise ConfigError(
                 f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; "
                 "add {train: dpo, build: rank_halves, norm: true}}"

@@ -106,7 +106,7 @@ class RankHalves(Builder):
 
 def _by_policy(dialogue: Dialogue, roles: Collection[str]) -> dict[str, list[Row]]:
     """Return what each policy said in a dialogue."""
-    found: dict[str, list[Row]] = {}
+    rows: dict[str, list[Row]] = {}
     for row, _ in said([dialogue], roles):
-        found.setdefault(row.policy, []).append(row)
-    return found
+        rows.setdefault(row.policy, []).append(row)
+    return rows

@@ -28,8 +28,8 @@ def drawn(rows: Sequence[AnyRow], share: float, name: str) -> list[AnyRow]:
     ``name`` decides chance. Pairs of the same dialogues stay together.
     """
     keys = list(dict.fromkeys(_key(row) for row in rows))
-    kept = set(random.Random(name).sample(keys, round(share * len(keys))))
-    return [row for row in rows if _key(row) in kept]
+    chosen = set(random.Random(name).sample(keys, round(share * len(keys))))
+    return [row for row in rows if _key(row) in chosen]
 
 
 def redrawn(rounds: Sequence[Sequence[AnyRow]], shares: Sequence[float], name: str) -> list[AnyRow]:
@@ -45,18 +45,18 @@ def redrawn(rounds: Sequence[Sequence[AnyRow]], shares: Sequence[float], name: s
         return []
     chance = random.Random(name)
     taken = Counter(chance.choices(range(len(shards)), [share for _, share in shards], k=len(shards[0][0])))
-    found: list[AnyRow] = []
+    picked: list[AnyRow] = []
     for number, (by_key, _) in enumerate(shards):
         whole, rest = divmod(taken[number], len(by_key))
-        found += [row for key in [*list(by_key) * whole, *chance.sample(list(by_key), rest)] for row in by_key[key]]
-    return found
+        picked += [row for key in [*list(by_key) * whole, *chance.sample(list(by_key), rest)] for row in by_key[key]]
+    return picked
 
 
 def _by_key(rows: Sequence[AnyRow]) -> dict[tuple, list[AnyRow]]:
-    found: dict[tuple, list[AnyRow]] = {}
+    groups: dict[tuple, list[AnyRow]] = {}
     for row in rows:
-        found.setdefault(_key(row), []).append(row)
-    return found
+        groups.setdefault(_key(row), []).append(row)
+    return groups
 
 
 def _key(row: AnyRow) -> tuple:

@@ -150,8 +150,8 @@ def described(rows: Sequence[Row | Pair]) -> dict[str, Any]:
         about["mean_gap"] = fmean(pair.chosen.value - pair.rejected.value for pair in pairs)
     if any(row.good is not None for row in sides.get("", ())):
         about["good"] = sum(bool(row.good) for row in sides[""])
-    for side, own in sides.items():
-        if own:
-            about[f"{side}mean_tokens"] = fmean(len(row.completion_ids) for row in own)
-            about[f"{side}share_cut_off"] = fmean(row.cut for row in own)
+    for side, completions in sides.items():
+        if completions:
+            about[f"{side}mean_tokens"] = fmean(len(row.completion_ids) for row in completions)
+            about[f"{side}share_cut_off"] = fmean(row.cut for row in completions)
     return about

@@ -46,9 +46,9 @@ def stage_rows(folder: Path, stage: Stage, number: int, position: int, seed: int
         rows = redrawn(rounds, parts, name)
     else:
         shorter = [
-            own if parts[age] == 1 else drawn(own, parts[age], f"{name}/{age}") for age, own in enumerate(rounds)
+            rows if parts[age] == 1 else drawn(rows, parts[age], f"{name}/{age}") for age, rows in enumerate(rounds)
         ]
-        rows = [row for own in shorter for row in own]
+        rows = [row for part in shorter for row in part]
     if not rows:
         sample = folder / f"round-{number}/sample"
         raise RunError(
@@ -93,5 +93,8 @@ def counts(dialogues: Sequence[Dialogue], section: StageSection) -> str:
     values: dict[str, list[float]] = {}
     for row, _ in said(dialogues, roles_of(section)):
         values.setdefault(row.role, []).append(row.value)
-    parts = [f"{role}: {len(own)} with values from {min(own):.3g} to {max(own):.3g}" for role, own in values.items()]
+    parts = [
+        f"{role}: {len(numbers)} with values from {min(numbers):.3g} to {max(numbers):.3g}"
+        for role, numbers in values.items()
+    ]
     return f"{len(dialogues)} dialogues, utterances: {', '.join(parts) or 'none of these roles'}"

@@ -61,9 +61,9 @@ class BestOf(Builder):
             value = worth(dialogue)
             if value is not None and (dialogue.prompt not in best or value > best[dialogue.prompt][0]):
                 best[dialogue.prompt] = value, dialogue
-        kept = selected([value for value, _ in best.values()], self.keep, self.skip, self.at_least)
+        chosen = selected([value for value, _ in best.values()], self.keep, self.skip, self.at_least)
         ranked = list(best.values())
-        return [row for row, _ in said([ranked[number][1] for number in kept], roles)]
+        return [row for row, _ in said([ranked[number][1] for number in chosen], roles)]
 
 
 def selected(values: Sequence[float], keep: float, skip: float = 0.0, at_least: float = float("-inf")) -> list[int]:

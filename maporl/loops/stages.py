@@ -63,8 +63,8 @@ def train_stage(
             return {"loss": _train_sft(config, stage, policy, rows, scratch, quiet)}
     if isinstance(stage, KTOStage):
         with policy.active():
-            own = [row for row in rows if isinstance(row, Row)]
-            return {"loss": _train_kto(config, stage, policy, own, scratch, quiet, reference)}
+            singles = [row for row in rows if isinstance(row, Row)]
+            return {"loss": _train_kto(config, stage, policy, singles, scratch, quiet, reference)}
     assert isinstance(stage, DPOStage)
     learner = DPOLearner(config, stage, policy, [row for row in rows if isinstance(row, Pair)], reference)
     learner.train(stage.epochs, scratch, quiet)
@@ -98,20 +98,20 @@ def train_jointly(
         references: the policies with the weights of the reference, if these are not those at which the stage starts.
     """
     learners = {
-        name: DPOLearner(config, stage, policies[name], own, references.get(name), whole=True)
-        for name, own in pairs.items()
+        name: DPOLearner(config, stage, policies[name], rows, references.get(name), whole=True)
+        for name, rows in pairs.items()
     }
     for number in range(int(stage.epochs)):
         totals: dict[tuple, float] = defaultdict(float)
         deltas = {name: learner.deltas() for name, learner in learners.items()}
-        for name, own in pairs.items():
+        for name, rows in pairs.items():
             once = {
-                (pair.together, pair.chosen.place): delta for pair, delta in zip(own, deltas[name], strict=True)
+                (pair.together, pair.chosen.place): delta for pair, delta in zip(rows, deltas[name], strict=True)
             }  # replay may draw a pair twice
             for (together, _), delta in once.items():
                 totals[together] += delta
         for name, learner in learners.items():
-            others = [totals[pair.together] - own for pair, own in zip(pairs[name], deltas[name], strict=True)]
+            others = [totals[pair.together] - delta for pair, delta in zip(pairs[name], deltas[name], strict=True)]
             learner.train(1, below(scratch, f"{name}-{number}"), quiet, others, config.seed + number)
     return {name: learner.figures() for name, learner in learners.items()}
 
@@ -202,12 +202,12 @@ def _train_kto(
 ) -> float:
     rows = shuffled(rows, config.seed)
     sides, judge = (rows, mismatched(rows)), reference or policy
-    known = [[0.0] * len(rows) if stage.reference == "none" else completion_logprobs(judge, side) for side in sides]
+    logprobs = [[0.0] * len(rows) if stage.reference == "none" else completion_logprobs(judge, side) for side in sides]
     trainer = kto_trainer(
         policy.model,
         policy.tokenizer,
         rows,
-        kto_rows(rows, *known),
+        kto_rows(rows, *logprobs),
         0.1 if stage.beta is None else stage.beta,
         trainer_options(config, stage, scratch, quiet),
         _optimizer(policy, stage),
@@ -267,7 +267,7 @@ class DPOLearner:
         config, stage = self.config, self.stage
         chosen, rejected = self.reference
         if others is not None:
-            chosen = [own - other for own, other in zip(chosen, others, strict=True)]
+            chosen = [logprob - other for logprob, other in zip(chosen, others, strict=True)]
         options = trainer_options(config, stage, scratch, quiet) | {"num_train_epochs": epochs}
         with self.policy.active():
             trainer = SampledDPOTrainer(
@@ -290,7 +290,7 @@ class DPOLearner:
         """Return the mean loss, and the mean log-probabilities of both sides before and after training."""
         names = ("chosen_before", "rejected_before", "chosen_after", "rejected_after")
         columns = [*self.before, *self._sides(self.policy)]
-        means = {name: sum(own) / len(own) for name, own in zip(names, columns, strict=True)}
+        means = {name: sum(column) / len(column) for name, column in zip(names, columns, strict=True)}
         return {"loss": sum(self.losses) / len(self.losses), **means}
 
 

@@ -61,11 +61,11 @@ def turn_advantages(
 
     ``by_reference`` None: the reference reads the same.
     """
-    found = []
-    for policy, own in ((critic, reads), (reference, reads if by_reference is None else by_reference)):
+    logprobs = []
+    for policy, inputs in ((critic, reads), (reference, reads if by_reference is None else by_reference)):
         with policy.active():
-            found.append(completion_logprobs(policy.model, own))
-    return [(own - other) / len(said) for own, other, (_, said) in zip(*found, reads, strict=True)]
+            logprobs.append(completion_logprobs(policy.model, inputs))
+    return [(logprob - other) / len(said) for logprob, other, (_, said) in zip(*logprobs, reads, strict=True)]
 
 
 def worth_of(ratios: Sequence[Any], lengths: Sequence[int], mean_over: Literal["turn", "dialogue"]) -> Any:
@@ -111,8 +111,8 @@ class TurnCriticTrainer(Trainer):
         prompt, said = read
         base = base_of(model)
         ids = torch.tensor([[*prompt, *said]], device=base.device)
-        kept = {"logits_to_keep": len(said) + 1} if accepts(base, "logits_to_keep") else {}
-        logits = model(input_ids=ids, use_cache=False, **kept).logits[:, -len(said) - 1 : -1].float()
+        options = {"logits_to_keep": len(said) + 1} if accepts(base, "logits_to_keep") else {}
+        logits = model(input_ids=ids, use_cache=False, **options).logits[:, -len(said) - 1 : -1].float()
         return maths.token_logprobs(logits, ids[:, len(prompt) :]).sum() - reference
 
 
@@ -149,8 +149,8 @@ def train_turn_critic(
     ]
     flat = [read for pair in reads for side in pair for read in side]
     with critic.active():
-        known = completion_logprobs(critic.model, flat)
-        values = iter(zip(flat, known, strict=True))
+        logprobs = completion_logprobs(critic.model, flat)
+        values = iter(zip(flat, logprobs, strict=True))
         data = [dict(zip(("chosen", "rejected"), [[next(values) for _ in s] for s in p], strict=True)) for p in reads]
         learning = [p for p in critic.model.parameters() if p.requires_grad]
         options = trainer_options(config, stage, scratch, quiet)
@@ -166,7 +166,7 @@ def train_turn_critic(
         )
         loss = run_quietly(trainer, quiet)
         after = iter(completion_logprobs(critic.model, flat))
-    before = iter(known)
+    before = iter(logprobs)
     gaps = []
     for pair in reads:
         better, worse = (

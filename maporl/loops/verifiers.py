@@ -86,13 +86,12 @@ def train_verifier(
 
 
 def _padding(tokenizer: object, pairs: Sequence[Sequence[list[int]]]) -> str:
-    """Return a token at which no chat ends, because the trainer takes a chat's last token before the padding for its
-    end."""
+    """Return a token at which no chat ends, because a chat's end is its last token before the padding."""
     ends = {ids[-1] for pair in pairs for ids in pair}
     free = (token for token, number in tokenizer.get_vocab().items() if number not in ends)  # type: ignore[attr-defined]
-    found = next(free, None)
-    if found is None:
+    padding = next(free, None)
+    if padding is None:
         raise ConfigError(
             "reward.verifier: chats end with every token of its vocabulary, so nothing is left to pad them with"
         )
-    return found
+    return padding

@@ -69,22 +69,22 @@ def read_cluster(text: str, file: Path | None = None) -> Cluster:
     Raises:
         ConfigError: ``text`` has another form, or names an unknown device, or the file is not such a table.
     """
-    known = DEVICES | ({} if file is None else _read_devices(file))
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)x([A-Za-z].+)", text)
-    if found is None or "0" in (found[1], found[2]):
+    devices = DEVICES | ({} if file is None else _read_devices(file))
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([A-Za-z].+)", text)
+    if match is None or "0" in (match[1], match[2]):
         raise ConfigError(
             f"--cluster: expected MACHINESxDEVICESxNAME, such as 2x8xH100, or 8xH200 for one machine, got {text!r:.60}"
         )
-    if found[3] not in known:
+    if match[3] not in devices:
         raise ConfigError(
-            f"--cluster: unknown device {found[3]!r:.60}; known: {', '.join(known)}. Add others by --devices FILE, as "
-            "{NAME: {flops: .., bandwidth: .., memory: .., link: .., network: ..}}"
+            f"--cluster: unknown device {match[3]!r:.60}; known: {', '.join(devices)}. Add others by --devices FILE, "
+            "as {NAME: {flops: .., bandwidth: .., memory: .., link: .., network: ..}}"
         )
-    return Cluster(int(found[1] or 1), int(found[2]), found[3], known[found[3]])
+    return Cluster(int(match[1] or 1), int(match[2]), match[3], devices[match[3]])
 
 
 def _read_devices(file: Path) -> dict[str, Device]:
     values = parse_yaml(read_yaml_text(file), str(file))
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected devices by name, got {values!r:.80}")
-    return {str(name): validated(Device, own, f"{file}: {name}") for name, own in values.items()}
+    return {str(name): validated(Device, entry, f"{file}: {name}") for name, entry in values.items()}

@@ -38,26 +38,26 @@ class Timings:
     updates: tuple[tuple[Work, float], ...] = ()
 
 
-def fitted(assumed: Rates, model: Shape, found: Timings) -> Rates:
+def fitted(assumed: Rates, model: Shape, timings: Timings) -> Rates:
     """Return the rates with which the formulas give what was measured. What was not measured stays as ``assumed``.
 
     A step of a single row says how fast weights are read, and so how fast the cache of each row is. What an update
     takes beside its operations is the optimizer's.
     """
-    first = found.steps[0]
+    first = timings.steps[0]
     bandwidth = (model.weights + first.context * model.kv_cache(1)) / first.seconds
     steps = tuple(
-        (own.rows, own.seconds - own.rows * own.context * model.kv_cache(1) / bandwidth) for own in found.steps
+        (step.rows, step.seconds - step.rows * step.context * model.kv_cache(1) / bandwidth) for step in timings.steps
     )
     rates = replace(
         assumed,
-        reading=2 * model.parameters * found.prompted / found.reading,
+        reading=2 * model.parameters * timings.prompted / timings.reading,
         bandwidth=bandwidth,
         steps=steps,
         measured=("reading", "bandwidth", "steps"),
     )
-    if found.updates:
-        (less, short), (more, long) = found.updates
+    if timings.updates:
+        (less, short), (more, long) = timings.updates
         operations = update_flops(model, more) - update_flops(model, less)
         whole = (long - short) / operations if long > short else long / update_flops(model, more)
         optimizer = max(0.0, short - whole * update_flops(model, less))

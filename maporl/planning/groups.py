@@ -55,7 +55,7 @@ def groups_of(
         for policy in policy_names(name, section, config) if section.weights else ():
             owners.setdefault(policy, section)
             speaks[policy] = speaks.get(policy, 0) + (name in players)
-    found = []
+    groups = []
     for name, group in backend.groups_of(replace(config, cluster=ClusterSection())).items():
         learning = [policy for policy in group.policies if owners[policy].trainable and speaks[policy]]
         critics = {_critic(policy, owners[policy], config) for policy in learning}
@@ -73,16 +73,12 @@ def groups_of(
         )
         agents = [owners[policy] for policy in learning or group.policies]
         base = str(agents[0].model)
-        found.append(Group(name, model_of(agents), work, tuple(group.policies), bool(learning), base))
-    return found
+        groups.append(Group(name, model_of(agents), work, tuple(group.policies), bool(learning), base))
+    return groups
 
 
 def _critic(policy: str, section: AgentSection, config: Config) -> str:
-    """Return the kind of a policy's critic.
-
-    Raises:
-        ConfigError: it is a central one.
-    """
+    """Return the kind of a policy's critic, which must not be a central one."""
     if not baseline_of(config.advantage).needs_critic:
         return "none"
     kind = section.critic or config.training.critic
@@ -103,5 +99,5 @@ def model_of(sections: Collection[AgentSection]) -> Shape:
     section = next(iter(sections))
     if section.tiny is not None or section.model is None:
         raise ConfigError("plan: tiny models need no cluster; give the agents models by agents.NAME.model")
-    adapters = sum(adapter_parameters(own) for own in sections if own.lora or own.adapter)
+    adapters = sum(adapter_parameters(s) for s in sections if s.lora or s.adapter)
     return replace(shape_of(section), bytes=2, adapters=adapters)  # learners and engines read them in bfloat16

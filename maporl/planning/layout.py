@@ -15,7 +15,9 @@ from maporl.planning.devices import Cluster
 from maporl.planning.placements import Group, Placement, apart
 
 
-def runnable(config: Config, groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> Placement | None:
+def runnable(
+    config: Config, groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement]
+) -> Placement | None:
     """Return the quickest placement with which ``config`` runs as it is, or None if none fits.
 
     It has the configuration's own ``async_depth``. Devices are shared only where vLLM samples from all groups and
@@ -30,7 +32,7 @@ def runnable(config: Config, groups: Sequence[Group], cluster: Cluster, found: S
     depth = config.training.async_depth
     speaking = [agent for agent in config.agents.values() if agent.weights]
     sleeps = all(a.engine == "vllm" and a.vllm and a.vllm.colocate and a.vllm.colocate.sleep for a in speaking)
-    shared = [one for one in found if one.sharing != "apart"] if sleeps and not depth else []
+    shared = [one for one in placements if one.sharing != "apart"] if sleeps and not depth else []
     fitting = [one for one in (*apart(groups, cluster, [depth]), *shared) if not one.refused]
     return min(fitting, key=lambda one: one.period, default=None)
 

@@ -113,15 +113,15 @@ def placements(groups: Sequence[Group], cluster: Cluster, bounds: Sequence[int] 
     everything, the one on-policy comes first. A kind that does not fit is last, with the reason.
     """
     candidates = [list(_sleeping(groups, cluster)), list(_turning(groups, cluster))]
-    found = [_best(own) for own in candidates if own]
+    chosen = [_best(kind) for kind in candidates if kind]
     shortest = float("inf")
     for best in apart(groups, cluster, sorted(bounds)):
         if best.period < SHORTER * shortest or shortest == float("inf"):
-            found.append(best)
+            chosen.append(best)
             shortest = best.period
         if best.refused:  # a larger bound makes no room
             break
-    return sorted(found, key=lambda one: (bool(one.refused), one.period, one.staleness))
+    return sorted(chosen, key=lambda one: (bool(one.refused), one.period, one.staleness))
 
 
 def apart(groups: Sequence[Group], cluster: Cluster, bounds: Sequence[int]) -> list[Placement]:
@@ -192,10 +192,7 @@ def _share(
     others: float = 0.0,
     asleep: bool = False,
 ) -> Share:
-    """Return what a group has.
-
-    ``states`` are learners' bytes on its engines' devices, ``others`` other learners' on its own.
-    """
+    """Return what a group has. ``states`` are learners' bytes beside its engines, ``others`` beside its learner."""
     model, work, device, rates = group.model, group.work, cluster.device, group.rates
     room = engine_rows(model, work, device, states)
     rows = min(room, work.conversations / engines) or room  # no engine has more conversations than there are
@@ -253,10 +250,10 @@ def _turning(groups: Sequence[Group], cluster: Cluster) -> Iterator[Placement]:
     engines = total // len(groups)
     if not engines or len(groups) < 2:  # a single group has nobody to take turns with
         return
-    kept = [_kept(g, total) for g in groups]
+    held = [_kept(g, total) for g in groups]
     shares = [
-        _share(g, cluster, total, engines, cluster.machines > 1, states=sum(kept), others=sum(kept) - own, asleep=True)
-        for g, own in zip(groups, kept, strict=True)
+        _share(g, cluster, total, engines, cluster.machines > 1, states=sum(held), others=sum(held) - h, asleep=True)
+        for g, h in zip(groups, held, strict=True)
     ]
     rollout, update = max(s.rollout for s in shares), sum(s.update for s in shares)
     yield _placed("turns", shares, rollout + update + sum(s.sending for s in shares), rollout, update, cluster)

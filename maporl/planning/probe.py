@@ -68,19 +68,19 @@ def probed(config: Config, groups: Sequence[Group], cluster: Cluster) -> tuple[l
     said = [f"probe: measured on {name}, with one device"]
     if cluster.name.lower() not in name.lower():
         said.append(f"warning: the cluster has {cluster.name}; what is measured here is as fast as {name}")
-    known: dict[tuple, Rates | None] = {}
-    found = []
+    rates: dict[tuple, Rates | None] = {}
+    rated = []
     for group in groups:
         key = (group.base, group.model, group.trained, group.work.critic)
-        if key not in known:
+        if key not in rates:
             timings = measured(config, group, device)
-            known[key] = None if timings is None else fitted(Rates.assumed(cluster.device), group.model, timings)
+            rates[key] = None if timings is None else fitted(Rates.assumed(cluster.device), group.model, timings)
             if timings is None:
                 said.append(f"warning: {group.name} does not fit the free memory here; nothing of it was measured")
             elif not timings.updates and group.trained:
                 said.append(f"warning: learning of {group.name} does not fit the free memory here; it was not measured")
-        found.append(replace(group, rates=known[key]))
-    return found, said
+        rated.append(replace(group, rates=rates[key]))
+    return rated, said
 
 
 def measured(config: Config, group: Group, device: torch.device) -> Timings | None:
@@ -96,12 +96,12 @@ def measured(config: Config, group: Group, device: torch.device) -> Timings | No
         config.ppo, stop_token="none", stop_token_id=None, num_ppo_epochs=1, num_mini_batches=1, keep_states=False
     )
     config = replace(config, ppo=options)
-    found = _decoding(config, group)
+    timings = _decoding(config, group)
     _free(device)
     if group.trained and (room is None or state_bytes(group.model, group.work, 1) < room):
-        found = replace(found, updates=_learning(config, group))
+        timings = replace(timings, updates=_learning(config, group))
         _free(device)
-    return found
+    return timings
 
 
 def _spec(config: Config, group: Group, trained: bool) -> GroupSpec:
@@ -176,8 +176,8 @@ def trainer(config: Config, group: Group) -> Callable[[Work], Callable[[], objec
         rows = [_ids(drawn, group.model, work.question + answer) for _ in range(work.conversations)]
         samples = Samples.of(
             [
-                Completion(own[:-answer], own[-answer:], True, f"row {n}", sampled_logprobs=[-1.0] * answer)
-                for n, own in enumerate(rows)
+                Completion(ids[:-answer], ids[-answer:], True, f"row {n}", sampled_logprobs=[-1.0] * answer)
+                for n, ids in enumerate(rows)
             ]
         )
         ones = np.ones(work.sampled, dtype=np.float32)
@@ -212,10 +212,7 @@ def _learning(config: Config, group: Group) -> tuple[tuple[Work, float], ...]:
 
 
 def _growing(size: int, most: int, times: int, measure: Callable[[int], float]) -> tuple[int, float]:
-    """Double ``size`` until ``times`` of what is measured take half of :data:`SECONDS`.
-
-    Return the size with its seconds.
-    """
+    """Double ``size`` until ``times`` of what is measured take half of :data:`SECONDS`. Return it with its seconds."""
     while (seconds := measure(size)) * times < SECONDS / 2 and size < most:
         size *= 2
     return size, seconds

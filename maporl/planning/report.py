@@ -13,14 +13,14 @@ WORTH_STALENESS = 0.75
 """Older samples are recommended if an update then takes less than this share of the time."""
 
 
-def recommended(found: Sequence[Placement]) -> Placement | None:
+def recommended(placements: Sequence[Placement]) -> Placement | None:
     """Return the placement to take, or None if none fits.
 
     It is the shortest on-policy one, unless one with older samples takes far less. One with still older samples must
     take far less again.
     """
     best: Placement | None = None
-    for one in sorted(found, key=lambda one: (one.staleness, one.period)):
+    for one in sorted(placements, key=lambda one: (one.staleness, one.period)):
         if not one.refused and (
             best is None or one.period < (WORTH_STALENESS if one.staleness > best.staleness else 1.0) * best.period
         ):
@@ -28,11 +28,11 @@ def recommended(found: Sequence[Placement]) -> Placement | None:
     return best
 
 
-def lines(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> list[str]:
+def lines(groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement]) -> list[str]:
     """Return the plan for people."""
     said = [f"cluster: {cluster.machines} x {cluster.each} x {cluster.name}", *map(_work, groups)]
-    best = recommended(found)
-    for one in found:
+    best = recommended(placements)
+    for one in placements:
         ahead = f" with async_depth {one.staleness}" if one.staleness else ""
         if one.refused:
             said.append(f"{one.sharing}{ahead}: refused, because {one.refused}")
@@ -100,9 +100,9 @@ def _constants(groups: Sequence[Group], cluster: Cluster) -> list[str]:
             shown["decoding"] = f"decoding {rates.decoding / 1e12:.3g} TFLOP/s"
             shown["step"] = f"{1000 * rates.step:.3g} ms a step besides"
         for how in ("measured", "assumed"):
-            own = [text for name, text in shown.items() if (name in rates.measured) == (how == "measured")]
-            if own:
-                told.setdefault(f"{how}: {', '.join(own)}", []).append(group.name)
+            texts = [text for name, text in shown.items() if (name in rates.measured) == (how == "measured")]
+            if texts:
+                told.setdefault(f"{how}: {', '.join(texts)}", []).append(group.name)
     return [f"{', '.join(names)}, {line}" for line, names in told.items()]
 
 
@@ -114,12 +114,12 @@ def _shared() -> str:
     )
 
 
-def record(groups: Sequence[Group], cluster: Cluster, found: Sequence[Placement]) -> dict[str, Any]:
+def record(groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement]) -> dict[str, Any]:
     """Return the plan for programs."""
-    best = recommended(found)
+    best = recommended(placements)
     return {
         "cluster": asdict(cluster),
         "groups": [asdict(group) | {"rates": asdict(group.rates or Rates.assumed(cluster.device))} for group in groups],
-        "placements": [asdict(one) for one in found],
+        "placements": [asdict(one) for one in placements],
         "recommended": None if best is None else {"sharing": best.sharing, "async_depth": best.staleness},
     }
