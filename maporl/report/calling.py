@@ -21,8 +21,8 @@ def _told(when: str, dialogues: Sequence[Recorded]) -> str:
         return ""
     shares = []
     for agent in sorted({agent for _, agent, _ in turns}):
-        own = [any(u.calls for u in turn) for _, name, turn in turns if name == agent]
-        shares.append(f"{agent} called in {percent(Share(sum(own), len(own)))} of {counted(len(own), 'turn')}")
+        called = [any(u.calls for u in turn) for _, name, turn in turns if name == agent]
+        shares.append(f"{agent} called in {percent(Share(sum(called), len(called)))} of {counted(len(called), 'turn')}")
     calls = [call for _, _, turn in turns for u in turn for call in u.calls]
     failed = sum(call.result is not None and call.result.error is not None for call in calls)
     told = f"{when.capitalize()} training, {', '.join(shares)}."
@@ -39,12 +39,12 @@ def turns_with_tools(dialogues: Sequence[Recorded]) -> Turns:
     """Return the turns of agents that could call tools."""
     turns: Turns = []
     for one in dialogues:
-        found: dict[tuple[str, int], list[Utterance]] = {}
+        by_turn: dict[tuple[str, int], list[Utterance]] = {}
         for u in one.dialogue.utterances:
-            found.setdefault((u.agent, u.turn), []).append(u)
+            by_turn.setdefault((u.agent, u.turn), []).append(u)
         turns += [
             (one.dialogue.example.id, agent, turn)
-            for (agent, _), turn in found.items()
+            for (agent, _), turn in by_turn.items()
             if any(u.turn_end is not None for u in turn)
         ]
     return turns

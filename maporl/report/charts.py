@@ -52,7 +52,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     played = any("game" in u.tags for one in run.dialogues[:1] for u in one.dialogue.utterances)
     game = played or run.section("protocol").get("name") == "game"
     names = _names(run)
-    found = []
+    drawn = []
     for panel in ROWS:
         if not panel.chart or (panel.debate and (game or _voters(run) < panel.voters)):
             continue
@@ -72,15 +72,12 @@ def charts(run: Run) -> list[dict[str, Any]]:
                 about += " Dots: held-out questions."
             limit = finite(run.section(panel.limit[0]).get(panel.limit[1])) if panel.limit else None
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
-            found.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
-    return [_numbered(chart) for chart in found]
+            drawn.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
+    return [_numbered(chart) for chart in drawn]
 
 
 def _with_rewards(run: Run) -> Run:
-    """The run with the rewards of its evaluations before and after training among its metrics.
-
-    Only evaluations without labels have rewards.
-    """
+    """The run with the rewards of its evaluations among its metrics, which only those without labels have."""
     last = max((r["step"] for r in run.updates()), default=0)
     both = ((0, run.before), (last, run.after)) if last else ()
     ends = [
@@ -116,9 +113,9 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
     at = sorted({*steps, *(step for step, _ in ends)})
     for one in series:
         for name in ("values", "low", "high"):
-            known = getattr(one, name)
-            if known is not None:
-                by_step = dict(zip(steps, known, strict=True))
+            values = getattr(one, name)
+            if values is not None:
+                by_step = dict(zip(steps, values, strict=True))
                 setattr(one, name, [by_step.get(step) for step in at])
     for number in range(max(len(report.turns) for _, report in ends)):
         label = f"turn {number + 1}, held out"
@@ -134,27 +131,29 @@ def _with_ends(run: Run, steps: list[int], series: list[Series]) -> tuple[list[i
 
 def _merged(series: list[Series]) -> list[Series]:
     """The lines, of which those with equal numbers are one line that has all their names."""
-    found: list[Series] = []
+    merged: list[Series] = []
     for one in series:
-        same = next((o for o in found if o.values == one.values and o.held_out == one.held_out and o.low is None), None)
+        same = next(
+            (o for o in merged if o.values == one.values and o.held_out == one.held_out and o.low is None), None
+        )
         if same is None or not any(one.values):
-            found.append(one)
+            merged.append(one)
         else:
             same.name += f" = {one.name}"
-    return found
+    return merged
 
 
 def compared(runs: list[Run]) -> list[dict[str, Any]]:
     """Charts that have one line for each run. Numbers of policies are averaged over the policies of a run."""
     named = list(zip(unique_names([run.folder for run in runs]), runs, strict=True))
-    found = []
+    drawn = []
     for panel in ROWS:
         if all(_voters(run) < panel.voters for run in runs):
             continue
         for comparison in panel.comparisons:
             lines = [(name, run, compared_names(run, panel, comparison)) for name, run in named]
-            found.append(_compare(panel, comparison, lines))
-    return [_numbered(chart) for chart in found if chart.series]
+            drawn.append(_compare(panel, comparison, lines))
+    return [_numbered(chart) for chart in drawn if chart.series]
 
 
 def compared_names(run: Run, panel: Panel, comparison: Comparison) -> list[str]:
@@ -189,8 +188,8 @@ def _compare(panel: Panel, comparison: Comparison, lines: list[tuple[str, Run, l
 
 
 def _mean(values: tuple[float | None, ...]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [v for v in values if v is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _series(run: Run, line: Line, steps: list[int]) -> Series:

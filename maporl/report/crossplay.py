@@ -74,8 +74,8 @@ def plot_crossplay(play: CrossPlay, folder: Path) -> Path:
     axes.set_yticks(range(size), play.runs)
     axes.set_xlabel(f"{play.seats[1]} of" if two else "one agent of")
     axes.set_ylabel(f"{play.seats[0]} of" if two else "the other agents of")
-    own, mixed = play.self_play().value, play.cross_play().value
-    axes.set_title(f"trained together {own:.1%}, mixed {mixed:.1%}", fontsize="medium")
+    together, mixed = play.self_play().value, play.cross_play().value
+    axes.set_title(f"trained together {together:.1%}, mixed {mixed:.1%}", fontsize="medium")
     figure.colorbar(image, label="right in the last turn, %")
     figure.savefig(folder / PICTURE, dpi=110)
     return folder / PICTURE

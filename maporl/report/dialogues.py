@@ -65,21 +65,21 @@ def entries(run: Run, number: int = 0, most: int = MOST) -> list[dict[str, Any]]
     room = max(0, most - len(now))
     if len(others) > room:
         others = [others[i * len(others) // room] for i in range(room)]
-    kept = now | set(others)
-    return shown([one for one in chosen if one in kept][:most], number)
+    picked = now | set(others)
+    return shown([one for one in chosen if one in picked][:most], number)
 
 
 def shown(dialogues: Sequence[Recorded], number: int = 0) -> list[dict[str, Any]]:
     """The entries of ``dialogues``; at most :data:`TOKENS` tokens have their numbers."""
     tokens = [sum(len(u.trace.pieces) for u in one.dialogue.utterances if u.trace is not None) for one in dialogues]
     share = min(1.0, TOKENS / max(1, sum(tokens)))
-    found, owed = [], 0.0
-    for one, own in zip(dialogues, tokens, strict=True):
-        owed += share * own
-        traced = owed >= own
-        owed -= own if traced else 0
-        found.append(entry(one, number, traced))
-    return found
+    records, owed = [], 0.0
+    for one, count in zip(dialogues, tokens, strict=True):
+        owed += share * count
+        traced = owed >= count
+        owed -= count if traced else 0
+        records.append(entry(one, number, traced))
+    return records
 
 
 def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]:
@@ -155,39 +155,39 @@ def right_share(dialogue: Dialogue, turn: int = -1) -> float:
 
 def flags_of(dialogue: Dialogue) -> list[str]:
     """The :data:`FLAGS` that hold for a dialogue."""
-    found = set()
+    flags = set()
     right: dict[str, bool] = {}
     for u, grade in (answer for turn in graded(dialogue) for answer in turn):
         now, before = bool(grade.correct), right.get(u.agent)
         if before is not None and before != now:
-            found.add("corrected" if now else "spoiled")
+            flags.add("corrected" if now else "spoiled")
         right[u.agent] = now
     grades = [grade for _, grade in last_answers(dialogue)]
     if grades:
         share = sum(bool(g.correct) for g in grades)
-        found.add("all right" if share == len(grades) else "mixed" if share else "all wrong")
+        flags.add("all right" if share == len(grades) else "mixed" if share else "all wrong")
         if len({g.answer for g in grades}) > 1:
-            found.add("disagreed")
-    found |= {"unanswered"} if unanswered(dialogue) else set()
+            flags.add("disagreed")
+    flags |= {"unanswered"} if unanswered(dialogue) else set()
     for u in dialogue.utterances:
         if any(value and (n.startswith("penalty/") or n == "missing_eos") for n, value in u.rewards.items()):
-            found.add("penalised")
+            flags.add("penalised")
         if u.answers and u.grade is not None and u.grade.correct is not None and u.grade.answer is None:
-            found.add("unreadable")
+            flags.add("unreadable")
         if u.stop == Stop.LENGTH:
-            found.add("cut off")
+            flags.add("cut off")
         errors = [call.result.error for call in u.calls if call.result is not None]
-        found |= {"called"} if u.calls else set()
-        found |= {"call failed"} if any(errors) else set()
-        found |= {"call unread"} if "unread" in errors else set()
-        found |= {"no calls left"} if u.turn_end is TurnEnd.LIMIT else set()
-    if "called" not in found and any(u.turn_end is not None for u in dialogue.utterances):
-        found.add("no call")
-    found |= {"lost"} if dialogue.lost else set()
+        flags |= {"called"} if u.calls else set()
+        flags |= {"call failed"} if any(errors) else set()
+        flags |= {"call unread"} if "unread" in errors else set()
+        flags |= {"no calls left"} if u.turn_end is TurnEnd.LIMIT else set()
+    if "called" not in flags and any(u.turn_end is not None for u in dialogue.utterances):
+        flags.add("no call")
+    flags |= {"lost"} if dialogue.lost else set()
     if game_of(dialogue) is not None:
-        found -= set(UNGRADED)
-        found |= {"illegal"} if dialogue.outcome == "illegal" else set()
-    return [name for name in FLAGS if name in found]
+        flags -= set(UNGRADED)
+        flags |= {"illegal"} if dialogue.outcome == "illegal" else set()
+    return [name for name in FLAGS if name in flags]
 
 
 def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:

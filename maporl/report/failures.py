@@ -35,19 +35,24 @@ def failures(run: Run) -> dict[str, Any]:
     scope = counted(len(last), f"held-out {what}") + " after training"
     if not held_out:
         scope = f"{counted(len(last), what)} recorded in the last {LAST_UPDATES} updates"
-    shown = [{"text": visible(text), "keys": [visible(one.key) for one in own]} for text, own in lines if own]
+    shown = [
+        {"text": visible(text), "keys": [visible(one.key) for one in dialogues]}
+        for text, dialogues in lines
+        if dialogues
+    ]
     return {"scope": scope, "lines": shown, "groups": groups}
 
 
 def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]]:
     total = len(played)
 
-    def of(own: list[Recorded]) -> str:
-        return f"{len(own)} of {total} {unit}s ({len(own) / total:.0%})"
+    def of(part: list[Recorded]) -> str:
+        return f"{len(part)} of {total} {unit}s ({len(part) / total:.0%})"
 
     flags = [set(flags_of(one.dialogue)) for one in played]
     nobody, some, spoiled = (
-        [d for d, own in zip(played, flags, strict=True) if flag in own] for flag in ("all wrong", "mixed", "spoiled")
+        [d for d, names in zip(played, flags, strict=True) if flag in names]
+        for flag in ("all wrong", "mixed", "spoiled")
     )
     several = any(len(last_answers(one.dialogue)) > 1 for one in played)
     lines = [
@@ -58,20 +63,20 @@ def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]
     wrong = [(one, u, grade) for one in played for u, grade in last_answers(one.dialogue) if not grade.correct]
     unread = [one for one, _, grade in wrong if grade.answer is None]
     cut = [one for one, u, _ in wrong if u.stop == Stop.LENGTH]
-    for own, what in ((unread, "could not be read"), (cut, "reached the length limit")):
-        if own:
-            share = f"{len(own)} ({len(own) / len(wrong):.0%})"
-            lines.append((f"Of {counted(len(wrong), 'wrong last answer')}, {share} {what}.", _once(own)))
+    for cases, what in ((unread, "could not be read"), (cut, "reached the length limit")):
+        if cases:
+            share = f"{len(cases)} ({len(cases) / len(wrong):.0%})"
+            lines.append((f"Of {counted(len(wrong), 'wrong last answer')}, {share} {what}.", _once(cases)))
     distances = [(one, d) for one, _, grade in wrong if (d := _distance(grade, one.dialogue.example))]
     for distance, n in Counter(d for _, d in distances).most_common(3):
         if n >= max(3, 0.1 * len(distances)):
-            own = [one for one, d in distances if d == distance]
+            cases = [one for one, d in distances if d == distance]
             share = f"{n} ({n / len(distances):.0%})"
             told = (
                 f"Of {counted(len(distances), 'wrong last answer')} that are whole numbers, {share} are off by "
                 f"{distance}"
             )
-            lines.append((f"{told}, on {counted(len(_once(own)), unit)}.", _once(own)))
+            lines.append((f"{told}, on {counted(len(_once(cases)), unit)}.", _once(cases)))
     return lines
 
 
@@ -84,9 +89,9 @@ def _game_lines(played: list[Recorded]) -> list[tuple[str, list[Recorded]]]:
     speakers = {one.number: {u.agent for u in one.dialogue.utterances} for one in played}
     for agent in sorted(set().union(*speakers.values())):
         moved = [one for one in played if agent in speakers[one.number]]
-        own = [one for one, u, _ in illegal if u.agent == agent]
+        cases = [one for one, u, _ in illegal if u.agent == agent]
         games = counted(len(moved), "game")
-        lines.append((f"{agent} moved illegally in {len(own)} of the {games} in which it moved.", _once(own)))
+        lines.append((f"{agent} moved illegally in {len(cases)} of the {games} in which it moved.", _once(cases)))
         lost = [one for one in moved if _paid(one, agent) < 0]
         lines.append((f"{agent} lost {len(lost)} of {total}.", lost))
     cut = [one for one, u, _ in illegal if u.stop == Stop.LENGTH]
@@ -95,9 +100,9 @@ def _game_lines(played: list[Recorded]) -> list[tuple[str, list[Recorded]]]:
     repeated = Counter(move for _, move in moves).most_common(1)
     if repeated and repeated[0][1] > 1:
         text, n = repeated[0]
-        own = [one for one, move in moves if move == text]
+        cases = [one for one, move in moves if move == text]
         told = f"The most common illegal move is \u201c{text}\u201d: {n} of {counted(len(illegal), 'illegal move')}."
-        lines.append((told, _once(own)))
+        lines.append((told, _once(cases)))
     return lines
 
 
@@ -129,10 +134,10 @@ def _groups(played: list[Recorded], earlier: dict[str, Recorded]) -> list[dict[s
     low, high = sizes[len(sizes) // 3], sizes[2 * len(sizes) // 3]
 
     def length(one: Recorded) -> str:
-        own = len(one.dialogue.example.question)
+        size = len(one.dialogue.example.question)
         if few:
-            return str(own)
-        return f"up to {low}" if own <= low else f"{low + 1} to {high}" if own <= high else f"over {high}"
+            return str(size)
+        return f"up to {low}" if size <= low else f"{low + 1} to {high}" if size <= high else f"over {high}"
 
     properties: dict[str, tuple[str, Callable[[Recorded], str | None]]] = {
         "Kind": ("kind", lambda one: kind_of(one.dialogue)),
@@ -147,7 +152,10 @@ def _groups(played: list[Recorded], earlier: dict[str, Recorded]) -> list[dict[s
             if value is not None:
                 parts.setdefault(value, []).append(one)
         if 2 <= len(parts) <= 12:
-            rows = [_row(name, own, earlier) for name, own in sorted(parts.items(), key=lambda p: _in_order(p[0]))]
+            rows = [
+                _row(name, dialogues, earlier)
+                for name, dialogues in sorted(parts.items(), key=lambda p: _in_order(p[0]))
+            ]
             tables.append({"title": title, "column": column, "rows": rows})
     return tables
 
@@ -160,7 +168,7 @@ def _in_order(name: str) -> tuple[bool, int, str]:
 
 def _row(name: str, played: list[Recorded], earlier: dict[str, Recorded]) -> dict[str, Any]:
     names = [one.dialogue.example.id for one in played]
-    known = [earlier[own] for own in names if own in earlier]
+    before = [earlier[question] for question in names if question in earlier]
     now = _right(played)
     low, high = now.interval()
     return {
@@ -169,14 +177,13 @@ def _row(name: str, played: list[Recorded], earlier: dict[str, Recorded]) -> dic
         "now": now.value,
         "low": low,
         "high": high,
-        "before": _right(known).value if known else None,
+        "before": _right(before).value if before else None,
     }
 
 
 def _right(played: list[Recorded]) -> Share:
-    """The share of last answers that are right. It is a share of questions, because dialogues on the same question are
-    not independent samples."""
-    own: dict[str, list[float]] = {}
+    """The share of last answers that are right, over questions: dialogues on one question are not independent."""
+    by_question: dict[str, list[float]] = {}
     for one in played:
-        own.setdefault(one.dialogue.example.id, []).append(right_share(one.dialogue))
-    return Share(sum(sum(shares) / len(shares) for shares in own.values()), len(own))
+        by_question.setdefault(one.dialogue.example.id, []).append(right_share(one.dialogue))
+    return Share(sum(sum(shares) / len(shares) for shares in by_question.values()), len(by_question))

@@ -39,7 +39,7 @@ class Bar:
 
     def shares(self) -> dict[str, float]:
         """The share of each kind of work in the time of all updates."""
-        spent = {what: sum(own[what] for own in self.updates) for what in KINDS}
+        spent = {what: sum(update[what] for update in self.updates) for what in KINDS}
         whole = sum(spent.values()) or 1.0
         return {what: seconds / whole for what, seconds in spent.items()}
 
@@ -48,20 +48,20 @@ def bars(run: Run) -> tuple[list[int], list[Bar]]:
     """The newest updates that a run with groups has recorded, and a bar for each part of each group."""
     records = [r for r in run.metrics if any(_SECONDS.fullmatch(name) for name in r)][-LAST:]
     parts = {(m["group"], m["part"]): None for r in records for name in r if (m := _SECONDS.fullmatch(name))}
-    ordered = sorted(parts, key=lambda own: (own[0], own[1] != "learner"))
-    return [r["step"] for r in records], [Bar(*own, [_spent(r, *own) for r in records]) for own in ordered]
+    ordered = sorted(parts, key=lambda part: (part[0], part[1] != "learner"))
+    return [r["step"] for r in records], [Bar(*part, [_spent(r, *part) for r in records]) for part in ordered]
 
 
 def _spent(record: dict[str, Any], group: str, part: str) -> dict[str, float]:
-    known = {what: max(finite(record.get(f"group/{group}/{part}/{what}")) or 0.0, 0.0) for what in KINDS}
+    seconds = {what: max(finite(record.get(f"group/{group}/{part}/{what}")) or 0.0, 0.0) for what in KINDS}
     whole = finite(record.get(f"group/{group}/seconds")) or 0.0
-    return {**known, "idle": max(known["idle"] * whole, 0.0)}
+    return {**seconds, "idle": max(seconds["idle"] * whole, 0.0)}
 
 
 def section(run: Run) -> dict[str, Any] | None:
     """What the page shows of groups: bars, and a sentence about what sets the pace. None without groups."""
-    steps, found = bars(run)
-    if not found:
+    steps, parts = bars(run)
+    if not parts:
         return None
     return {
         "steps": steps,
@@ -69,35 +69,35 @@ def section(run: Run) -> dict[str, Any] | None:
         "bars": [
             {
                 "name": f"{bar.group}, {bar.part}",
-                "updates": [[finite(own[what]) for what in KINDS] for own in bar.updates],
+                "updates": [[finite(update[what]) for what in KINDS] for update in bar.updates],
                 "shares": [finite(share) for share in bar.shares().values()],
             }
-            for bar in found
+            for bar in parts
         ],
-        "bottleneck": bottleneck(found),
+        "bottleneck": bottleneck(parts),
     }
 
 
-def bottleneck(found: list[Bar]) -> str:
+def bottleneck(parts: list[Bar]) -> str:
     """Which processes the others wait for, in words, and what would help."""
-    shares = {(bar.group, bar.part): bar.shares() for bar in found}
+    shares = {(bar.group, bar.part): bar.shares() for bar in parts}
     busy: dict[str, float] = {}
-    for (group, _), own in shares.items():
-        busy[group] = busy.get(group, 0.0) + 1 - own["idle"]
+    for (group, _), spent in shares.items():
+        busy[group] = busy.get(group, 0.0) + 1 - spent["idle"]
     if max(busy.values()) < 0.5:
         most = max(busy, key=lambda group: busy[group])
         return (
             f"The processes of every group are idle more than half of the time; those of {most} work {busy[most]:.0%} "
             "of it. The driver sets the pace: the chart of seconds per update says with what."
         )
-    slowest = min(shares, key=lambda own: shares[own]["idle"])
+    slowest = min(shares, key=lambda key: shares[key]["idle"])
     group, part = slowest
     what = max(_SAYS[part], key=lambda kind: shares[slowest][kind])
     who = f"Group {group}" if part == "learner" else f"The engines of {group}"
     told = f"{who} {_SAYS[part][what]} {shares[slowest][what]:.0%} of the time"
-    others = [own for own in shares if own != slowest]
+    others = [key for key in shares if key != slowest]
     if others:
-        idlest = max(others, key=lambda own: shares[own]["idle"])
+        idlest = max(others, key=lambda key: shares[key]["idle"])
         theirs = f"the learner of {idlest[0]} is" if idlest[1] == "learner" else f"the engines of {idlest[0]} are"
         told += f", while {theirs} idle {shares[idlest]['idle']:.0%} of it"
     return f"{told}. {_REMEDY[what].format(group=group)}"

@@ -36,37 +36,34 @@ def health(run: Run) -> list[str]:
 
 def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
     """A sentence about each agent, in each role, with utterances that could have been trained on but had no credit."""
-    found: dict[tuple[str, str | None], list[float]] = {}
+    counts: dict[tuple[str, str | None], list[float]] = {}
     for key, value in ((key, finite(value)) for record in updates for key, value in record.items()):
-        if value and value > 0 and (known := re.fullmatch(r"[^/]+/untrained/([^/]+)(?:/(.+))?", key)):
-            found.setdefault((known[1], known[2]), []).append(value)
+        if value and value > 0 and (match := re.fullmatch(r"[^/]+/untrained/([^/]+)(?:/(.+))?", key)):
+            counts.setdefault((match[1], match[2]), []).append(value)
     ruled = ", no rule credited them" if run.section("reward").get("rules") else ""
     return [
         f"{agent}: {counted(int(sum(numbers)), 'utterance')}{f' as {role}' if role else ''} in {len(numbers)} of "
         f"{counted(len(updates), 'update')} had no credit, so nothing was learned from them: no reward scored "
         f"them{ruled}, and they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are "
         "shown them, or let a reward source, the protocol (pays) or a rule credit them."
-        for (agent, role), numbers in found.items()
+        for (agent, role), numbers in counts.items()
     ]
 
 
 def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | None, one_step: bool) -> str:
-    """The sentences about one policy.
+    """The sentences about one policy. Gradients are cut to the norm ``limit``."""
 
-    ``limit`` is the norm to which gradients are cut. ``one_step``: an update is one step.
-    """
-
-    def known(key: str) -> list[float]:
+    def recorded(key: str) -> list[float]:
         return [value for record in updates if (value := finite(record.get(f"{name}/{key}"))) is not None]
 
     def mean(values: list[float]) -> float | None:
         return sum(values) / len(values) if values else None
 
-    kl, clipped = (mean(known(key)[-few:]) for key in ("policy/approxkl_avg", "policy/clipfrac_avg"))
-    norms = known("grad_norm")
+    kl, clipped = (mean(recorded(key)[-few:]) for key in ("policy/approxkl_avg", "policy/clipfrac_avg"))
+    norms = recorded("grad_norm")
     learned = not norms or any(norms)
     told = [*(_steps(kl, clipped, one_step) if learned else []), *_gradients(norms, limit)]
-    entropies = known("policy/entropy_avg")
+    entropies = recorded("policy/entropy_avg")
     was, now = mean(entropies[:few]), mean(entropies[-few:])
     if was is not None and now is not None:
         if f"{was:.2f}" == f"{now:.2f}":
@@ -79,7 +76,7 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
                 "comparing them teaches little. A lower learning rate, ppo.kl_coef or ppo.entropy_coef keeps it "
                 "higher."
             )
-    explained = mean(known("val/explained_variance")[-few:])
+    explained = mean(recorded("val/explained_variance")[-few:])
     if explained:  # exactly 0 without a critic
         told.append(f"The critic explains {explained:.0%} of the variance of the returns.")
         if explained < WEAK_CRITIC:
@@ -88,10 +85,8 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
 
 
 def _steps(kl: float | None, clipped: float | None, one_step: bool) -> list[str]:
-    """Sentences about the size of the steps, for the means of an update's KL and of its share of clipped tokens.
-
-    ``one_step``: an update is one step. Both numbers are then of the policy before it, which has not moved yet.
-    """
+    """Sentences about the size of the steps, for the means of an update's KL and of its share of clipped tokens."""
+    # where an update is one step, both numbers are of the policy before it, which has not moved yet
     if kl is None or clipped is None:
         return []
     if one_step and kl < SMALL_KL:

@@ -23,13 +23,13 @@ def knowledge(run: Run) -> str:
         for turn in graded(one.dialogue)[:1]:
             for u, grade in turn:
                 right.setdefault(u.agent, {}).setdefault(kind or "", []).append(bool(grade.correct))
-    kinds = {kind for own in right.values() for kind in own}
+    kinds = {kind for by_kind in right.values() for kind in by_kind}
     if not 1 < len(kinds) <= MOST_KINDS or "" in kinds:
         return ""
     told = [
         f"{agent} is right on "
-        f"{listed([f'{_share(own[kind])} of the questions of kind {kind}' for kind in sorted(own)])}."
-        for agent, own in right.items()
+        f"{listed([f'{_share(by_kind[kind])} of the questions of kind {kind}' for kind in sorted(by_kind)])}."
+        for agent, by_kind in right.items()
     ]
     return " ".join(["This is the first turn, before agents hear each other.", *told])
 
@@ -42,20 +42,20 @@ def speak_first_alone(dialogues: list[Recorded]) -> bool:
 def listening(run: Run) -> str:
     """How often each agent is right at last where only another one was, and where it was right and another was not."""
     learns, keeps = _cases(run.of("after"))
-    learned, kept = _cases(run.of("before"))
+    learned_before, kept_before = _cases(run.of("before"))
     told = []
     for agent in sorted(learns | keeps):
-        told += _told(f"{agent} was wrong and was shown a right answer", "it was right", learns, learned, agent)
-        told += _told(f"{agent} was right and was shown a wrong answer", "it stayed right", keeps, kept, agent)
+        told += _told(f"{agent} was wrong and was shown a right answer", "it was right", learns, learned_before, agent)
+        told += _told(f"{agent} was right and was shown a wrong answer", "it stayed right", keeps, kept_before, agent)
     return " ".join(told)
 
 
 def _told(what: str, then: str, after: Cases, before: Cases, agent: str) -> list[str]:
-    own, earlier = after.get(agent, []), before.get(agent, [])
+    now, earlier = after.get(agent, []), before.get(agent, [])
     was = f", against {_share(earlier)} before training" if earlier else ""
-    if not own:
+    if not now:
         return []
-    return [f"{what} {counted(len(own), 'time')}. In its next answer {then} {sum(own)} times ({_share(own)}{was})."]
+    return [f"{what} {counted(len(now), 'time')}. In its next answer {then} {sum(now)} times ({_share(now)}{was})."]
 
 
 def _share(right: list[bool]) -> str:
@@ -63,8 +63,7 @@ def _share(right: list[bool]) -> str:
 
 
 def _cases(dialogues: list[Recorded]) -> tuple[Cases, Cases]:
-    """Whether the next answers are right: of agents that were wrong and heard a right answer, and of agents that were
-    right and heard a wrong one."""
+    """Whether the next answers are right, of the wrong who heard a right answer and the right who heard a wrong one."""
     learns: Cases = {}
     keeps: Cases = {}
     for one in dialogues:
@@ -77,17 +76,16 @@ def _cases(dialogues: list[Recorded]) -> tuple[Cases, Cases]:
 
 
 def _answers_again(dialogue: Dialogue) -> list[tuple[str, bool, list[bool], bool]]:
-    """For each answer after an agent's first: the agent, whether its answer before was right, which of the answers that
-    it was then shown were right, and whether it is right now."""
+    """For each answer after an agent's first: the agent, and if its last one, those it heard and this are right."""
     answers = [(u, bool(grade.correct)) for turn in graded(dialogue) for u, grade in turn]
     right = {u.id: correct for u, correct in answers}
-    own = {(u.agent, u.turn): correct for u, correct in answers}
+    by_turn = {(u.agent, u.turn): correct for u, correct in answers}
     speaker = {u.id: u.agent for u, _ in answers}
     again = []
     for u, correct in answers:
         # the agent may have been silent in the turn before
         before = max((v.turn for v in dialogue.utterances if v.agent == u.agent and v.turn < u.turn), default=-1)
-        if (u.agent, before) in own:
+        if (u.agent, before) in by_turn:
             heard = [right[p] for p in u.parents if speaker.get(p, u.agent) != u.agent]
-            again.append((u.agent, own[u.agent, before], heard, correct))
+            again.append((u.agent, by_turn[u.agent, before], heard, correct))
     return again

@@ -146,9 +146,9 @@ class LivePage(ThreadingHTTPServer):
                 self._next = now + (now - began) / SHARE
             if epoch != self.reader.epoch:
                 after = -1
-            kept = self._run.dialogues
-            new = shown([one for one in kept if one.number > after])
-            last = kept[-1].number if kept else -1
+            dialogues = self._run.dialogues
+            new = shown([one for one in dialogues if one.number > after])
+            last = dialogues[-1].number if dialogues else -1
             return {
                 **self._about,
                 "dialogues": new,
@@ -166,12 +166,12 @@ class LivePage(ThreadingHTTPServer):
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:
     """Return what changes with the run's files: the name, the size and the time of each."""
-    found = []
+    files = []
     for path in sorted(folder.iterdir()):
         if (path.suffix in (".json", ".jsonl", ".yaml") and not path.name.startswith(".")) or path.name == "final":
             with suppress(OSError):  # a link that leads nowhere, or a file that was there a moment ago
-                found.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
-    return found
+                files.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
+    return files
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -215,8 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
         return HTTPStatus.OK, self.server.page(), "text/html; charset=utf-8"
 
     def _data(self) -> Answer:
-        known = [self.query.get(name, "-1") for name in ("epoch", "after")]
-        epoch, after = (int(k) if re.fullmatch(r"-?[0-9]{1,9}", k) else -1 for k in known)
+        values = [self.query.get(name, "-1") for name in ("epoch", "after")]
+        epoch, after = (int(k) if re.fullmatch(r"-?[0-9]{1,9}", k) else -1 for k in values)
         return HTTPStatus.OK, as_json(self.server.data(epoch, after)), JSON
 
     def _seat(self) -> Answer:

@@ -76,8 +76,7 @@ class Metric:
 
     @cached_property
     def _varying(self) -> slice:
-        """The parts of the name, between slashes, from the first that varies to the last; the last part where none
-        does."""
+        """The parts of the name, between slashes, from the first that varies to the last; without any, the last."""
         parts = self.name.split("/")
         varying = [number for number, part in enumerate(parts) if _PLACE.search(part)] or [len(parts) - 1]
         return slice(varying[0], varying[-1] + 1)
@@ -86,14 +85,14 @@ class Metric:
     def pattern(self) -> re.Pattern[str]:
         """Matches the metric's names in a record, those on held-out questions too; ``key`` is the part that varies."""
         parts = [_PLACE.sub(lambda place: f"(?P<{place[0]}>{PLACES[place[0]]})", p) for p in self.name.split("/")]
-        own = self._varying
-        key = f"(?P<key>{'/'.join(parts[own])})"
-        return re.compile("(?P<held_out>eval_)?" + "/".join([*parts[: own.start], key, *parts[own.stop :]]))
+        varying = self._varying
+        key = f"(?P<key>{'/'.join(parts[varying])})"
+        return re.compile("(?P<held_out>eval_)?" + "/".join([*parts[: varying.start], key, *parts[varying.stop :]]))
 
     def label(self, match: re.Match[str]) -> str:
         """The name of the line of a metric that :attr:`pattern` matches."""
-        known = match.groupdict()
-        told = _PLACE.sub(lambda place: known[place[0]], self.line) if self.line else known["key"]
+        places = match.groupdict()
+        told = _PLACE.sub(lambda place: places[place[0]], self.line) if self.line else places["key"]
         return told.replace("_", " ")
 
 
@@ -389,15 +388,15 @@ for _metric in METRICS:
 
 def lines_of(panel: Panel, names: Iterable[str]) -> list[Line]:
     """The lines of ``panel`` among the ``names`` of a run's metrics: those of training first, turn 2 before turn 10."""
-    found: dict[str, tuple[tuple[bool, list[str | int], str], Line]] = {}
+    lines: dict[str, tuple[tuple[bool, list[str | int], str], Line]] = {}
     for name in names:
         for metric in ROWS[panel]:
             match = metric.pattern.fullmatch(name)
-            if match and name not in found:
+            if match and name not in lines:
                 held_out = match["held_out"] is not None
                 order = (held_out, _in_order(match["key"]), name)
-                found[name] = (order, Line(name, metric.label(match), held_out))
-    return [line for _, line in sorted(found.values(), key=lambda one: one[0])]
+                lines[name] = (order, Line(name, metric.label(match), held_out))
+    return [line for _, line in sorted(lines.values(), key=lambda one: one[0])]
 
 
 def _in_order(key: str) -> list[str | int]:
@@ -414,8 +413,10 @@ def bar_text(values: Mapping[str, float]) -> str:
     for metric in METRICS:
         if metric.bar is not None:
             words, number = metric.bar
-            known = {name: match for name in values if (match := metric.pattern.fullmatch(name))}
-            names = sorted((n for n, m in known.items() if not m["held_out"]), key=lambda n: _in_order(known[n]["key"]))
+            matches = {name: match for name in values if (match := metric.pattern.fullmatch(name))}
+            names = sorted(
+                (n for n, m in matches.items() if not m["held_out"]), key=lambda n: _in_order(matches[n]["key"])
+            )
             if names:
                 told.append(words.format(" ".join(format(values[name], number) for name in names)))
     return ", ".join(told)

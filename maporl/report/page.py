@@ -127,16 +127,16 @@ def results(run: Run) -> list[dict[str, Any]]:
     rows = []
     for number, turn in enumerate(last.turns if last else ()):
         for who in (*turn.agents, "all agents", *(["majority vote"] if len(turn.agents) > 2 else [])):
-            own = [_share_of(report, number, who) for report in (run.before, run.after)]
-            rows.append({"turn": number + 1, "who": who, "before": own[0], "after": own[1]})
+            shares = [_share_of(report, number, who) for report in (run.before, run.after)]
+            rows.append({"turn": number + 1, "who": who, "before": shares[0], "after": shares[1]})
     return rows
 
 
 def _share_of(report: Evaluation | None, turn: int, who: str) -> dict[str, float | None] | None:
     if report is None or turn >= len(report.turns):
         return None
-    own = report.turns[turn]
-    share = {**own.agents, "all agents": own.team, "majority vote": own.majority}.get(who)
+    accuracy = report.turns[turn]
+    share = {**accuracy.agents, "all agents": accuracy.team, "majority vote": accuracy.majority}.get(who)
     if share is None:
         return None
     low, high = share.interval()
@@ -146,11 +146,11 @@ def _share_of(report: Evaluation | None, turn: int, who: str) -> dict[str, float
 def _flips(run: Run) -> list[dict[str, Any]]:
     """How many answers changed from turn to turn, in each evaluation."""
     keys = ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")
-    found = []
+    tables = []
     for title, report in (("held out, before training", run.before), ("held out, after training", run.after)):
         if report is not None and any(f.questions for f in report.flips):
-            found.append({"title": title, "turns": [{k: vars(f)[k] for k in keys} for f in report.flips]})
-    return found
+            tables.append({"title": title, "turns": [{k: vars(f)[k] for k in keys} for f in report.flips]})
+    return tables
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -171,7 +171,9 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _flat(content: Any, at: str = "") -> dict[str, str]:
     if isinstance(content, dict):
         return {
-            k: v for name, own in content.items() for k, v in _flat(own, f"{at}.{name}" if at else str(name)).items()
+            k: v
+            for name, value in content.items()
+            for k, v in _flat(value, f"{at}.{name}" if at else str(name)).items()
         }
     return {} if content is None else {at: visible(json.dumps(content, ensure_ascii=False, default=str))}
 

@@ -81,8 +81,8 @@ class Run:
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the configuration; empty where the configuration lacks it."""
-        found = self.config.get(name)
-        return found if isinstance(found, dict) else {}
+        section = self.config.get(name)
+        return section if isinstance(section, dict) else {}
 
 
 def read_run(folder: str | Path) -> Run:
@@ -180,13 +180,13 @@ class RunReader:
             gone = set(trained[: max(0, len(trained) - self.keep)])
             self._dialogues = [one for one in self._dialogues if one not in gone]
 
-    def _new(self, name: str, kept: Callable[[Any], Kept]) -> list[Kept]:
-        """What ``kept`` keeps of each record of a file that was not there the last time."""
+    def _new(self, name: str, parse: Callable[[Any], Kept]) -> list[Kept]:
+        """What ``parse`` makes of each record of a file that was not there the last time."""
         file = self.folder / name
         if not is_there(file):
             return []
         _, start = self._read.get(name, (0, 0))
-        found: list[Kept] = []
+        records: list[Kept] = []
         faults, ends = self._damaged.setdefault(name, []), [start]
 
         def damaged(end: int, fault: DamagedRecord) -> None:
@@ -196,14 +196,14 @@ class RunReader:
         try:
             for end, record in whole_lines(file, start, damaged):
                 try:
-                    found.append(kept(record))
+                    records.append(parse(record))
                     ends.append(end)
                 except DamagedRecord as fault:
                     damaged(end, fault)
             self._read[name] = (file.stat().st_ino, ends[-1])
         except OSError as error:
             raise RunError(f"{file}: cannot be read: {error.strerror}") from None
-        return found
+        return records
 
     def _set_back(self, name: str) -> bool:
         """Whether a file no longer begins with what was read of it: the run was resumed from an earlier checkpoint."""
@@ -229,8 +229,8 @@ def _must_be_run(folder: Path) -> None:
             f"{folder}: {'is a file' if folder.exists() else 'no such folder'}; give the output_dir of a run"
         )
     if not any((folder / name).exists() for name in ("config.yaml", *RECORDS)):
-        found = sorted(path.name for path in folder.iterdir())[:5]
-        what = f"holds {', '.join(found)}" if found else "is empty"
+        names = sorted(path.name for path in folder.iterdir())[:5]
+        what = f"holds {', '.join(names)}" if names else "is empty"
         raise RunError(f"{folder}: is not a run: it has neither config.yaml nor {' nor '.join(RECORDS)}, and {what}; give the output_dir of a run")  # fmt: skip  # noqa: E501
 
 
@@ -259,10 +259,8 @@ def _missing(record: Any, when: str | None) -> str:
 
 
 def _dialogue(record: dict[str, Any]) -> Dialogue:
-    """The dialogue of a record that has all parts (:func:`_missing`). People may have edited the file, and older
-    versions wrote fewer fields. So a field that is absent or of the wrong kind is empty, and a number where a text
-    should be becomes a text.
-    """
+    """The dialogue of a record that has all parts (:func:`_missing`)."""
+    # the file may be edited or old, so a field that is absent or of the wrong kind is empty, and a number may be a text
     example = {"id": "", "question": "", "answer": "", **_cleaned(record["example"])}
     example["id"] = str(example["id"])
     utterances = [
@@ -290,34 +288,34 @@ _STOPS = [stop.value for stop in Stop]
 
 def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
     """The fields of an example or an utterance that are of the right kind, without the :data:`UNUSED` ones."""
-    own = {}
+    fields = {}
     for name, value in entry.items():
         if value is None or name in UNUSED:
             continue
         kind = _KINDS.get(name)
         if kind is None or isinstance(value, kind):
-            own[name] = value
+            fields[name] = value
         elif kind is str:
-            own[name] = str(value)
-    if own.get("stop") not in _STOPS:
-        own.pop("stop", None)
-    if "parents" in own:
-        own["parents"] = [parent for parent in own["parents"] if isinstance(parent, int)]
-    if "messages" in own:
-        own["messages"] = [message for message in own["messages"] if isinstance(message, dict)]
-    if "grade" in own:
-        answer, correct = own["grade"]["answer"], own["grade"]["correct"]
-        own["grade"] = {
+            fields[name] = str(value)
+    if fields.get("stop") not in _STOPS:
+        fields.pop("stop", None)
+    if "parents" in fields:
+        fields["parents"] = [parent for parent in fields["parents"] if isinstance(parent, int)]
+    if "messages" in fields:
+        fields["messages"] = [message for message in fields["messages"] if isinstance(message, dict)]
+    if "grade" in fields:
+        answer, correct = fields["grade"]["answer"], fields["grade"]["correct"]
+        fields["grade"] = {
             "reason": "",
-            **own["grade"],
+            **fields["grade"],
             "answer": None if answer is None else str(answer),
             "correct": None if correct is None else bool(correct),
         }
-    if "trace" in own and not _is_trace(own["trace"]):
-        del own["trace"]
-    return own
+    if "trace" in fields and not _is_trace(fields["trace"]):
+        del fields["trace"]
+    return fields
 
 
 def _is_trace(entry: dict[str, Any]) -> bool:
     lists = [entry.get(name) for name in ("pieces", "logprobs", "advantages")]
-    return all(isinstance(own, list) for own in lists) and isinstance(entry.get("values"), list | None)
+    return all(isinstance(each, list) for each in lists) and isinstance(entry.get("values"), list | None)

@@ -45,7 +45,9 @@ def is_game(run: Run) -> bool:
 def _team(run: Run) -> str:
     people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
     output = str(run.config.get("output_dir"))
-    names = [_with(name, "a person" if name in people else _model(own, output)) for name, own in run.agents().items()]
+    names = [
+        _with(name, "a person" if name in people else _model(section, output)) for name, section in run.agents().items()
+    ]
     if not names:
         names = sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
     protocol, task = run.section("protocol"), run.section("task")
@@ -75,8 +77,8 @@ def _example(run: Run) -> str:
     shortest = min(examples, key=lambda e: (len(e.question), e.question))
     question = " ".join(shortest.question.split())
     short = question if len(question) <= 160 else f"{question[:157]}..."
-    known = f" (right answer: {shortest.answer})" if shortest.answer else ""
-    return f" One of its questions is \u201c{short}\u201d{known}."
+    answer = f" (right answer: {shortest.answer})" if shortest.answer else ""
+    return f" One of its questions is \u201c{short}\u201d{answer}."
 
 
 def _training(run: Run) -> str:
@@ -132,9 +134,9 @@ def _times(run: Run) -> str:
 
 def _compared(run: Run) -> str:
     """What advantages are compared with, in the words of the options."""
-    own = run.section("advantage")
-    known = own.get("baseline") and own.get("scale")
-    return f", with the baseline {own['baseline']} and the scale {own['scale']}" if known else ""
+    section = run.section("advantage")
+    named = section.get("baseline") and section.get("scale")
+    return f", with the baseline {section['baseline']} and the scale {section['scale']}" if named else ""
 
 
 def _warm_start(run: Run) -> str:
@@ -253,9 +255,9 @@ def _how_drawn(run: Run) -> str:
     held_out, trained = run.section("evaluation").get("temperature"), run.section("ppo").get("temperature")
     if held_out is None or trained is None or held_out == trained:
         return ""
-    own = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
+    how = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
     return (
-        f" Held-out answers are {own}, and answers in training are sampled at temperature {trained:g}, so the charts "
+        f" Held-out answers are {how}, and answers in training are sampled at temperature {trained:g}, so the charts "
         "of training cannot be compared with the held-out numbers."
     )
 
@@ -299,10 +301,10 @@ def _talking(run: Run) -> str:
             f" The best agent alone is {best}, whose first answers are right {opening[best].value:.1%} of the time. "
             f"The last turn of all agents is {doubt}: {alone.points()}."
         )
-        known, kept = (_anybody(run, turn) for turn in (0, -1))
+        anybody_first, anybody_last = (_anybody(run, turn) for turn in (0, -1))
         told += (
-            f" At least one agent is right on {known:.1%} of the questions in the first turn and on {kept:.1%} in the "
-            "last."
+            f" At least one agent is right on {anybody_first:.1%} of the questions in the first turn and on "
+            f"{anybody_last:.1%} in the last."
         )
     return told
 
@@ -311,23 +313,23 @@ def _against(run: Run, agent: str) -> Difference | None:
     """How much more often the last turn of all agents is right than ``agent``'s first answer."""
     pairs = []
     for one in run.of("after"):
-        own = [grade.correct for turn in graded(one.dialogue)[:1] for u, grade in turn if u.agent == agent]
-        if own:
-            pairs.append((float(bool(own[0])), right_share(one.dialogue)))
+        correct = [grade.correct for turn in graded(one.dialogue)[:1] for u, grade in turn if u.agent == agent]
+        if correct:
+            pairs.append((float(bool(correct[0])), right_share(one.dialogue)))
     return Difference.of(pairs) if pairs else None
 
 
 def _anybody(run: Run, turn: int) -> float:
     """The share of questions on which at least one answer of the turn is right."""
     turns = [graded(one.dialogue) for one in run.of("after")]
-    own = [any(grade.correct for _, grade in each[turn]) for each in turns if each]
-    return sum(own) / len(own)
+    right = [any(grade.correct for _, grade in each[turn]) for each in turns if each]
+    return sum(right) / len(right)
 
 
 def _share(report: Evaluation | None, turn: int) -> Share | None:
     """The share of a turn's answers that are right, over all agents; None where nothing was graded."""
-    own = report.turns[turn].team if report is not None else None
-    return own if own is not None and own.total else None
+    team = report.turns[turn].team if report is not None else None
+    return team if team is not None and team.total else None
 
 
 # -- games --------------------------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ def _results(games: list[Dialogue]) -> str:
         moves = [[u for u in game.utterances if u.agent == player] for game in games]
         moved = sum(map(bool, moves))
         won = sum(u.agent == player and bool(grade.correct) for game in games for u, grade in last_answers(game))
-        paid = sum(finite(u.rewards.get("env")) or 0.0 for own in moves for u in own)
+        paid = sum(finite(u.rewards.get("env")) or 0.0 for said in moves for u in said)
         told.append(
             f"{player} won {won} of the {counted(moved, 'game')} in which it moved and was paid {paid / moved:+.2f} a "
             "game on average."

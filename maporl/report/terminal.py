@@ -29,18 +29,18 @@ def frame(run: Run, width: int) -> Group:
     table.add_column("over the updates", no_wrap=True)
     titles = {panel.title for panel in ROWS if panel.terminal}
     for chart in (chart for chart in charts(run) if chart["title"] in titles):
-        known = [(s, [v for v in s["values"] if v is not None]) for s in chart["series"]]
-        known = [(series, values) for series, values in known if values]
-        if len(known) > 1:
+        lines = [(s, [v for v in s["values"] if v is not None]) for s in chart["series"]]
+        lines = [(series, values) for series, values in lines if values]
+        if len(lines) > 1:
             table.add_row(Text(chart["title"], style="bold"))
-        for series, values in known:
-            name = series["name"] if len(known) > 1 else chart["title"]
+        for series, values in lines:
+            name = series["name"] if len(lines) > 1 else chart["title"]
             now = f"{values[-1]:.1%}" if chart["share"] else f"{values[-1]:.4g}"
             table.add_row(Text(name), now, sparkline(values, max(8, width // 3), chart["share"]))
     if table.row_count:
         parts.append(table)
-    if found := bars(run)[1]:
-        parts += [Text(), *_groups(found, max(12, width - 24)), Text(bottleneck(found))]
+    if groups := bars(run)[1]:
+        parts += [Text(), *_groups(groups, max(12, width - 24)), Text(bottleneck(groups))]
     played = [(one.when, one) for one in run.dialogues if isinstance(one.when, int)]
     if played:
         when, newest = max(played, key=lambda p: p[0])
@@ -55,12 +55,12 @@ def sparkline(values: Sequence[float | None] | Numbers, width: int, share: bool 
     >>> sparkline([0.0, 0.5, None, 1.0], 3, share=True)
     '▁▅█'
     """
-    known = [v for v in values if v is not None]
-    if not known:
+    numbers = [v for v in values if v is not None]
+    if not numbers:
         return ""
-    width = min(width, len(known))
-    cuts = [len(known) * i // width for i in range(width + 1)]
-    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    width = min(width, len(numbers))
+    cuts = [len(numbers) * i // width for i in range(width + 1)]
+    means = [sum(numbers[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = (0.0, 1.0) if share else (min(means), max(means))
     span = (high - low) or 1.0
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int((m - low) / span * len(BLOCKS)))] for m in means)
@@ -70,12 +70,11 @@ WORK = {"learning": ("L", "blue"), "sampling": ("S", "green"), "sending": ("W", 
 """A letter and a colour for each kind of work."""
 
 
-def _groups(found: list[Bar], width: int) -> list[Text]:
-    """A legend, and a line for each bar: equal parts of the time of the last updates, each with the work in its
-    middle."""
+def _groups(parts: list[Bar], width: int) -> list[Text]:
+    """A legend, and a line for each bar: equal parts of the last updates' time, each with the work in its middle."""
     lines = [Text("  ".join(f"{WORK[what][0]} {what}" for what in KINDS), style="dim")]
-    for bar in found:
-        spent = [(what, own[what]) for own in bar.updates for what in KINDS]
+    for bar in parts:
+        spent = [(what, update[what]) for update in bar.updates for what in KINDS]
         step = sum(seconds for _, seconds in spent) / width
         line = Text(f"{bar.group}, {bar.part}"[:20].ljust(22))
         end, cell = 0.0, 0
@@ -90,8 +89,8 @@ def _groups(found: list[Bar], width: int) -> list[Text]:
 
 def _dialogue(when: int, shown: dict[str, Any]) -> Panel:
     label = f"   (right: {_cut(shown['label'])})" if shown["label"] else ""
-    known = f"   ({shown['outcome']})" if shown["game"] else label
-    lines = Text(f"{_cut(shown['question'])}{known}\n", style="bold")
+    note = f"   ({shown['outcome']})" if shown["game"] else label
+    lines = Text(f"{_cut(shown['question'])}{note}\n", style="bold")
     words = ("won", "did not win") if shown["game"] else ("right", "wrong")
     for u in shown["said"]:
         mark, style = {True: (words[0], "green"), False: (words[1], "red"), None: ("", "")}[u["correct"]]
