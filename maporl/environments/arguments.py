@@ -38,22 +38,22 @@ class ArgumentCheck:
         try:
             check_value(arguments)
             self._bounded.begin()
-            given = self._fitted(arguments, self.schema, 0)
-            self._check_names(given)
-            error = self._bounded.error(given)
+            fitted = self._fitted(arguments, self.schema, 0)
+            self._check_names(fitted)
+            error = self._bounded.error(fitted)
         except (TooMuch, Unreadable) as error:
             raise CallRefused("arguments", str(error)[:200]) from None
         if error is not None:
             where = ".".join(str(part) for part in error.absolute_path)
             raise CallRefused("arguments", f"{where + ': ' if where else ''}{' '.join(error.message.split())[:200]}")
-        return given
+        return fitted
 
-    def _check_names(self, given: dict[str, Any]) -> None:
+    def _check_names(self, arguments: dict[str, Any]) -> None:
         properties = _dict(self.schema.get("properties"))
-        if missing := [name for name in _names(self.schema.get("required")) if name not in given]:
+        if missing := [name for name in _names(self.schema.get("required")) if name not in arguments]:
             raise CallRefused("arguments", f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
         open_ended = self.schema.get("additionalProperties", False) or any(key in self.schema for key in _ELSEWHERE)
-        if not open_ended and (unknown := [name for name in given if name not in properties]):
+        if not open_ended and (unknown := [name for name in arguments if name not in properties]):
             takes = ", ".join(properties) or "nothing"
             raise CallRefused("arguments", f"unknown {', '.join(unknown)[:80]}; it takes {takes}")
 
@@ -73,9 +73,9 @@ class ArgumentCheck:
             value = self._one_of(value, ways, depth)
         value = _converted(value, kinds_of(schema, self.schema))
         if isinstance(value, list):
-            own, rest = schema.get("prefixItems", []), schema.get("items")
-            own, rest = (rest, schema.get("additionalItems")) if isinstance(rest, list) else (own, rest)
-            return [self._fitted(one, own[n] if n < len(own) else rest, depth + 1) for n, one in enumerate(value)]
+            prefix, rest = schema.get("prefixItems", []), schema.get("items")
+            prefix, rest = (rest, schema.get("additionalItems")) if isinstance(rest, list) else (prefix, rest)
+            return [self._fitted(one, prefix[n] if n < len(prefix) else rest, depth + 1) for n, one in enumerate(value)]
         return self._object(value, schema, depth) if isinstance(value, dict) else value
 
     def _one_of(self, value: Any, ways: list[Any], depth: int) -> Any:
@@ -94,11 +94,11 @@ class ArgumentCheck:
         others = schema.get("additionalProperties")
         fitted = {}
         for name, one in value.items():
-            own = properties.get(name, others)
-            kinds = kinds_of(own, self.schema)
+            part = properties.get(name, others)
+            kinds = kinds_of(part, self.schema)
             left_out = one is None and name in properties and name not in needed and kinds and "null" not in kinds
             if not left_out:
-                fitted[name] = self._fitted(one, own, depth + 1)
+                fitted[name] = self._fitted(one, part, depth + 1)
         return fitted
 
 

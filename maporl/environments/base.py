@@ -155,12 +155,8 @@ def _properties(schema: Any) -> dict[str, Any]:
 
 
 def _kind(schema: Any, root: Any, depth: int = 0) -> str:
-    """Return the type of an argument in words: ``integer``, ``string or null``, ``one of 'a', 'b'``, ``{row:
-    integer}``.
-
-    References are followed inside of the schema ``root``. What is deeper than three of the model's parts is named by
-    its type alone.
-    """
+    """Return the type of an argument in words: ``string or null``, ``one of 'a', 'b'``, ``{row: integer}``."""
+    # references are followed inside of ``root``; what is deeper than three of the model's parts has its type alone
     if not isinstance(schema, dict):
         return "any"
     if isinstance(schema.get("$ref"), str):
@@ -264,8 +260,8 @@ class Environment:
         By default it can if it defines :meth:`reward`, or if a tool of one of them may return a
         :class:`maporl.types.Result`, which may pay (:func:`may_pay`).
         """
-        own = type(self).reward is not Environment.reward
-        return own or any(may_pay(tool.run) for agent in agents for tool in self.tools(agent))
+        pays = type(self).reward is not Environment.reward
+        return pays or any(may_pay(tool.run) for agent in agents for tool in self.tools(agent))
 
     def state(self) -> str | None:
         """Return the name of the situation, for the column ``state`` of advantages, or None."""
@@ -331,8 +327,7 @@ def may_pay(run: Callable[..., Any]) -> bool:
 
 
 def _plain_types(annotation: Any) -> list[Any]:
-    """Return the alternatives of an annotation, each without its parameters: of ``list[int] | None`` list and
-    NoneType."""
+    """Return the alternatives of an annotation without parameters: of ``list[int] | None`` list and NoneType."""
     if get_origin(annotation) in (Union, UnionType):
         return [one for part in get_args(annotation) for one in _plain_types(part)]
     return [type(None) if annotation is None else get_origin(annotation) or annotation]

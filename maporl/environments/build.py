@@ -57,7 +57,7 @@ class TeamTools:
                 that does not play.
         """
         named = {name: config.agents[name].tools for name in speakers}
-        found: dict[str, Tool] = {}
+        tools: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
         seconds, groups = {}, {}
         for name, section in config.tools.items():
@@ -68,9 +68,9 @@ class TeamTools:
             offered = tools_of(made, name, where)
             groups[name] = [tool.name for tool in offered]
             for tool in offered:
-                if tool.name in found or tool.name in config.environments:
+                if tool.name in tools or tool.name in config.environments:
                     raise ConfigError(f"{where}: its tool {tool.name!r} has the name of another tool or environment")
-                found[tool.name] = tool
+                tools[tool.name] = tool
                 if section.seconds is not None:
                     seconds[tool.name] = section.seconds
         specs = {}
@@ -88,7 +88,7 @@ class TeamTools:
             for name, agent in config.agents.items()
             if name in speakers
         }
-        return cls(World(found, specs, boxes, seconds, groups), grants)
+        return cls(World(tools, specs, boxes, seconds, groups), grants)
 
     @classmethod
     def of(
@@ -109,22 +109,22 @@ class TeamTools:
         Raises:
             ConfigError: an agent does not play, or one of these is something else.
         """
-        found: dict[str, Tool] = {}
+        all_tools: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
         grants = {name: ToolGrant() for name in speakers}
-        for agent, given in (tools or {}).items():
+        for agent, entries in (tools or {}).items():
             where = f"tools: agent {agent!r}"
             if agent not in grants:
                 raise ConfigError(f"{where} does not play; the agents are {list(speakers)}")
             names = []
-            for one in given:
+            for one in entries:
                 if isinstance(one, str):
                     names.append(one)
                     continue
                 if isinstance(one, Toolbox) and not any(one is box for box in boxes):
                     boxes.append(one)
                 for tool in tools_of(one, None, where):
-                    if found.setdefault(tool.name, tool).run != tool.run:
+                    if all_tools.setdefault(tool.name, tool).run != tool.run:
                         raise ConfigError(f"{where}: another tool is called {tool.name!r} too; rename one of them")
                     names.append(tool.name)
             grants[agent] = ToolGrant(tuple(names))
@@ -133,7 +133,7 @@ class TeamTools:
             name: environment_spec(name, part, EnvironmentSection(use=name), speakers, owners(name, named, acts_in))
             for name, part in (environments or {}).items()
         }
-        return cls(World(found, specs, boxes), grants)
+        return cls(World(all_tools, specs, boxes), grants)
 
 
 def tools_of(made: Any, name: str | None, where: str) -> list[Tool]:
@@ -153,13 +153,13 @@ def tools_of(made: Any, name: str | None, where: str) -> list[Tool]:
     raise ConfigError(f"{where}: expected a typed function, a maporl.Tool or a maporl.Toolbox, got {kind_of(made)}")
 
 
-def _made(use: str, known: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Any:
+def _made(use: str, registry: Mapping[str, Any], options: Mapping[str, Any], where: str) -> Any:
     """Return the object that ``use`` names: of the registry and of classes, what it makes with ``options``."""
-    part = look_up(use, known, f"{where}.use")
+    part = look_up(use, registry, f"{where}.use")
     if isinstance(part, Tool | Toolbox):
         _no_options(options, where)
         return part
-    if use not in known and inspect.isroutine(part) and not options and not _makes_tools(part):
+    if use not in registry and inspect.isroutine(part) and not options and not _makes_tools(part):
         return part  # the function is the tool itself
     options = fitted(part, options, f"{where}.options")
     try:
@@ -185,18 +185,18 @@ def fitted(part: Any, options: Mapping[str, Any], where: str) -> dict[str, Any]:
         hints = get_type_hints(typed)
     except (NameError, TypeError, AttributeError, SyntaxError):  # a type that is only imported for checkers, or none
         hints = {}
-    found = dict(options)
+    converted = dict(options)
     for name in options.keys() & hints.keys():
         try:
             adapter: TypeAdapter = TypeAdapter(hints[name])
         except PydanticUserError:
             continue
         try:
-            found[name] = adapter.validate_python(options[name])
+            converted[name] = adapter.validate_python(options[name])
         except ValidationError as error:
             faults = [{**fault, "loc": (name, *fault["loc"])} for fault in error.errors()]
             raise ConfigError(f"{where}.{explain(dict, faults)[0]}") from None
-    return found
+    return converted
 
 
 def _makes_tools(function: Any) -> bool:
@@ -220,8 +220,8 @@ def owners(name: str, tools: Mapping[str, Sequence[str]], acts_in: frozenset[str
     >>> owners("shop", tools, frozenset()), owners("bank", tools, frozenset()), owners("shop", tools, frozenset({"shop"}))
     (('bob',), ('ann', 'bob'), ('ann', 'bob'))
     """  # noqa: E501
-    found = tuple(agent for agent, own in tools.items() if name in {tool.partition(".")[0] for tool in own})
-    return tuple(tools) if name in acts_in or not found else found
+    agents = tuple(agent for agent, names in tools.items() if name in {tool.partition(".")[0] for tool in names})
+    return tuple(tools) if name in acts_in or not agents else agents
 
 
 def environment_spec(

@@ -93,10 +93,10 @@ class NativeFormat(CallFormat):
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         try:
-            found = self.reader.read(prompt_ids, response_ids, self.schemas())
+            calls = self.reader.read(prompt_ids, response_ids, self.schemas())
         except UserError as error:
             return [Written("", error=str(error))]
-        return [Written(one.get("name", ""), one.get("arguments", {}), one.get("error")) for one in found]
+        return [Written(one.get("name", ""), one.get("arguments", {}), one.get("error")) for one in calls]
 
     def heard(self, messages: list[Message]) -> list[Message]:
         return [{key: m[key] for key in ("role", "name", "content")} if m["role"] == "tool" else m for m in messages]
@@ -112,9 +112,9 @@ class PlainFormat(CallFormat):
 
         One in the format of another family of models is told how it is written here.
         """
-        found = self.calls(text)
-        if found:
-            return found
+        calls = self.calls(text)
+        if calls:
+            return calls
         schemas = [tool.schema() for tool in self.tools.values()]
         # without the prompt it is not known whether that had opened the thinking that ends
         other = [one for one in read_written_calls(text, "", schemas) if one.get("error") != IN_THOUGHT]
@@ -231,10 +231,10 @@ class TypedFormat(PlainFormat):
         name, rest = typed.groups()
         if rest.startswith("{"):
             return [_json_call(f'{{"name": {json.dumps(name)}, "arguments": {rest}}}')]
-        known = self.tools[name].parameters.get("properties", {}) if name in self.tools else {}
-        if rest and len(known) != 1:
-            return [Written(name, error=f"write its arguments as JSON: {', '.join(known) or 'it has none'}")]
-        return [Written(name, {next(iter(known)): rest} if rest else {})]
+        properties = self.tools[name].parameters.get("properties", {}) if name in self.tools else {}
+        if rest and len(properties) != 1:
+            return [Written(name, error=f"write its arguments as JSON: {', '.join(properties) or 'it has none'}")]
+        return [Written(name, {next(iter(properties)): rest} if rest else {})]
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         return f"/{name} {json.dumps(arguments)}"
@@ -250,15 +250,10 @@ class _Block:
 
 
 def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int | None]) -> list[_Block]:
-    """Return the blocks outside of the model's thinking, at most :data:`trl_ext.chat.written_calls.MOST` of them.
-
-    Args:
-        text: the completion.
-        marks: the mark that ends a block, by the one that begins it.
-        end_of: returns where what begins at a place ends by itself, or None if only the mark says so. A mark before
-            this place is part of the block.
-    """
-    found: list[_Block] = []
+    """Return the blocks outside of the model's thinking. ``marks``: what ends a block, by what begins it."""
+    # ``end_of`` returns where what begins at a place ends by itself, or None if only the mark says so; a mark before
+    # this place is part of the block
+    blocks: list[_Block] = []
     thought = False
     scan = re.compile("|".join(re.escape(mark) for mark in ("<think>", "</think>", *marks)))
     place = 0
@@ -270,15 +265,15 @@ def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int |
             thought = "<think>" not in text[start:end]  # what opens it once more within it may end it once more
         elif opening == "</think>":
             if not thought:  # the prompt had opened it, so that all before it was thinking
-                found.clear()
+                blocks.clear()
             place, thought = start, True
-        elif len(found) == MOST:
-            found.append(_Block(opening, "", f"there are more than {MOST} calls; what follows is not read"))
+        elif len(blocks) == MOST:
+            blocks.append(_Block(opening, "", f"there are more than {MOST} calls; what follows is not read"))
             break
         else:
             block, place = _block(text, start, opening, marks[opening], end_of)
-            found.append(block)
-    return found
+            blocks.append(block)
+    return blocks
 
 
 def _block(
@@ -307,11 +302,11 @@ def _end_of_json(text: str, place: int) -> int | None:
 
 def _json_call(body: str) -> Written:
     try:
-        found = whole_value(body)
+        value = whole_value(body)
     except Unreadable as error:
         return Written("", error=f"it is not JSON: {error}")
     try:
-        return Written(*call_of(found))
+        return Written(*call_of(value))
     except Unreadable as error:
         return Written("", error=str(error))
 

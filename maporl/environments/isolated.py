@@ -73,13 +73,13 @@ class Host(Toolbox):
 
     def _forked(self) -> tuple[socket.socket, int]:
         control = self._process.connected()
-        own, its = socket.socketpair()
+        ours, its = socket.socketpair()
         with its:
             try:
                 socket.send_fds(control, [b"f"], [its.fileno()])
-                return own, int.from_bytes(_answer(control, 4), "big")
+                return ours, int.from_bytes(_answer(control, 4), "big")
             except OSError:
-                own.close()
+                ours.close()
                 raise
 
     def end(self, pid: int) -> None:
@@ -234,12 +234,7 @@ class IsolatedEnvironment(Environment):
             return None
 
     def _ask(self, what: str, seconds: float, **values: Any) -> Any:
-        """Send a request and return the answer.
-
-        Raises:
-            EnvironmentFailure: the environment's own code raised something, or the process cannot begin.
-            EnvironmentLost: the process is gone, or did not answer in time.
-        """
+        """Send a request and return the answer. Raises EnvironmentLost if the process is gone or late."""
         try:
             request = json.dumps({"do": what, **values}).encode()
         except (TypeError, ValueError) as error:
@@ -276,11 +271,7 @@ class IsolatedEnvironment(Environment):
 
 
 def _answer(control: socket.socket, count: int) -> bytes:
-    """Return the ``count`` bytes that the host writes at once.
-
-    Raises:
-        OSError: the host is gone, or did not write in time.
-    """
+    """Return the ``count`` bytes that the host writes at once, or raise if it is gone or late."""
     answer = control.recv(count)
     if len(answer) != count:
         raise ConnectionError("its process ended")

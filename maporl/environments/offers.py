@@ -28,17 +28,17 @@ class Offers:
         Raises:
             EnvironmentFailure: it cannot be made, or its tools cannot be read.
         """
-        known = self._known.setdefault(environment, {})
-        if not known:
+        by_agent = self._known.setdefault(environment, {})
+        if not by_agent:
             spec = self.environments[environment]
             example = guarded(spec.make, f"environment {environment!r} cannot be made")
             try:
                 for name in spec.agents:
                     made = guarded(partial(_tools_of, example, name), f"environment {environment!r}: tools({name!r})")
-                    known[name] = made
+                    by_agent[name] = made
             finally:
                 guarded(example.close, f"environment {environment!r}: close() of one that never began")
-        return known.get(agent, [])
+        return by_agent.get(agent, [])
 
     def forks(self, environment: str) -> str:
         """Return how an environment can be forked: "copy", "replay" or "no"."""
@@ -86,13 +86,13 @@ class Offers:
         Raises:
             ConfigError: it does not.
         """
-        known: list[str] = list(self.tools)
+        names: list[str] = list(self.tools)
         if act.place is not None:
             if act.place not in self.environments:
                 raise ConfigError(f"the protocol acts in an environment: {unknown(act.place, self.environments)}")
-            known = [tool.name for tool in self.tools_of(act.place, act.agent)]
-        if act.name not in known:
-            raise ConfigError(f"the protocol calls a tool for agent {act.agent!r}: {unknown(act.name, known)}")
+            names = [tool.name for tool in self.tools_of(act.place, act.agent)]
+        if act.name not in names:
+            raise ConfigError(f"the protocol calls a tool for agent {act.agent!r}: {unknown(act.name, names)}")
 
 
 def _tools_of(environment: Environment, agent: str) -> list[Tool]:

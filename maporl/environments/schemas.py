@@ -80,11 +80,11 @@ class BoundedSchema:
         if not isinstance(schema.get("$schema", ""), str):
             raise _fault(("$schema",), f"expected the name of a draft, got {schema['$schema']!r:.80}")
         kind = validator_for(schema)
-        own = _bounded(kind)
+        bounded = _bounded(kind)
         try:
             plain = _Copy(older="$schema" not in schema).schema(schema, ())
             _begin()
-            error = best_match(islice(own(kind.META_SCHEMA).iter_errors(plain), 50))
+            error = best_match(islice(bounded(kind.META_SCHEMA).iter_errors(plain), 50))
             if error is not None:
                 raise _fault(tuple(error.absolute_path), error.message[:200])
             _check_references(plain, kind.META_SCHEMA.get("$schema", ""))
@@ -96,7 +96,7 @@ class BoundedSchema:
         """The schema as it is checked: with null among the types of what is ``nullable``, and references that begin
         with #/."""
         # without a registry a reference to another address would be fetched
-        self._validator: Any = own(plain, registry=Registry())
+        self._validator: Any = bounded(plain, registry=Registry())
 
     def begin(self) -> None:
         """Begin a check. All steps up to the next one are counted together."""
@@ -138,11 +138,9 @@ def _fault(where: tuple[Any, ...], what: str) -> ConfigError:
 
 
 class _Copy:
-    """Copies schemas for the checker, and checks their patterns. References of theirs stay as they are.
+    """Copies schemas for the checker, and checks their patterns. References of theirs stay as they are."""
 
-    ``older`` tells that no draft is named, so that what older drafts wrote otherwise is written as the newest one has
-    it.
-    """
+    # ``older``: no draft is named, so what older drafts wrote otherwise is written as the newest one has it
 
     def __init__(self, older: bool) -> None:
         self.parts, self.older = 0, older
@@ -198,11 +196,7 @@ def _renew(made: dict[str, Any]) -> None:
 
 
 def _check_pattern(pattern: str, where: tuple[Any, ...]) -> None:
-    """Check a pattern.
-
-    Raises:
-        ConfigError: it cannot be read, or searching for it may not end.
-    """
+    """Check that a pattern can be read, and that searching for it ends."""
     if len(pattern) > LONGEST_PATTERN:
         raise _fault(where, f"a pattern of {len(pattern)} characters; at most {LONGEST_PATTERN} are read")
     read = _ecma(pattern)
@@ -233,19 +227,19 @@ def _ecma(pattern: str) -> str:
     """Return a pattern of ECMA as the package ``regex`` has to be given it."""
     inside = False
 
-    def meant(found: re.Match[str]) -> str:
+    def meant(match: re.Match[str]) -> str:
         nonlocal inside
-        kind, words = found.lastgroup, found[0]
+        kind, words = match.lastgroup, match[0]
         if kind == "control":
-            return f"\\x{ord(found['control']) % 32:02x}"
-        if kind == "code" and int(found["code"], 16) <= 0x10FFFF:
-            return f"\\U{int(found['code'], 16):08x}"
+            return f"\\x{ord(match['control']) % 32:02x}"
+        if kind == "code" and int(match["code"], 16) <= 0x10FFFF:
+            return f"\\U{int(match['code'], 16):08x}"
         if kind == "set":
-            return _CLASSES[found["set"]] if inside else f"[{_CLASSES[found['set']]}]"
+            return _CLASSES[match["set"]] if inside else f"[{_CLASSES[match['set']]}]"
         if not inside and kind in ("any", "none", "end"):
             return {"any": r"[\s\S]", "none": "(?!)", "end": r"\Z"}[kind]
         if not inside and kind == "group":
-            return f"(?P={found['group']})"
+            return f"(?P={match['group']})"
         inside = kind == "open" or (inside and kind not in ("close", "any", "none"))  # in a set, [ is a character
         return words
 
@@ -253,17 +247,15 @@ def _ecma(pattern: str) -> str:
 
 
 def _repeats(pattern: str) -> int:
-    """Return how often the counts in braces of a pattern repeat something at most, those of groups in groups
-    multiplied."""
+    """Return how often a pattern's counts in braces repeat something at most; those of nested groups multiply."""
     inside, largest = [1], 1
-    found = _BRACED.finditer(pattern)
-    for match in found:
+    for match in _BRACED.finditer(pattern):
         words = match[0]
         if words == "(":
             inside.append(1)
         elif words.startswith(")"):
-            own = inside.pop() if len(inside) > 1 else 1
-            inside[-1] = max(inside[-1], own * int(match["group"] or 1))
+            inner = inside.pop() if len(inside) > 1 else 1
+            inside[-1] = max(inside[-1], inner * int(match["group"] or 1))
         elif match["one"]:
             inside[-1] = max(inside[-1], int(match["one"]))
         largest = max(largest, *inside)
@@ -278,11 +270,7 @@ _BRACED = re.compile(
 
 
 def _check_references(schema: dict[str, Any], dialect: str) -> None:
-    """Check that every reference leads somewhere inside of ``schema``, and that none comes back to its own value.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Check that every reference leads somewhere inside of ``schema``, and that none comes back to its own value."""
     resource = Resource.from_contents(schema, specification_with(dialect))
     walk = _Walk()
     walk.visit(schema, Registry().with_resource(resource.id() or "", resource).resolver(resource.id() or ""), ())
@@ -303,19 +291,19 @@ class _Walk:
         """Look at one schema and at all in it and behind its references."""
         if not isinstance(schema, dict) or id(schema) in self.seen:
             return
-        self.seen[id(schema)], own = schema, self.same.setdefault(id(schema), [])
+        self.seen[id(schema)], same = schema, self.same.setdefault(id(schema), [])
         for key, value in schema.items():
             parts: list[tuple[Any, tuple[Any, ...]]] = []
             if key in _REFERENCES and isinstance(value, str):
                 try:
-                    found = resolver.lookup(value)
+                    target = resolver.lookup(value)
                 except (Unresolvable, ValueError, LookupError, TypeError, AttributeError):
                     raise _fault((*where, key), f"{value!r:.80} is not in the schema") from None
                 if key == "$ref":
-                    self.references.append((schema, found.contents))
-                if key == "$ref" and isinstance(found.contents, dict):
-                    own.append((id(found.contents), (*where, key)))
-                self.visit(found.contents, found.resolver, (*where, key))
+                    self.references.append((schema, target.contents))
+                if key == "$ref" and isinstance(target.contents, dict):
+                    same.append((id(target.contents), (*where, key)))
+                self.visit(target.contents, target.resolver, (*where, key))
             elif key in _MAPS and isinstance(value, dict):
                 parts = [(part, (*where, key, name)) for name, part in value.items()]
             elif key in _LISTS and isinstance(value, list):
@@ -324,7 +312,7 @@ class _Walk:
                 parts = [(value, (*where, key))]
             for part, place in parts:
                 if key in _SAME_PLACE and isinstance(part, dict):
-                    own.append((id(part), place))
+                    same.append((id(part), place))
                 self.visit(part, resolver, place)
 
     def point(self, root: dict[str, Any]) -> None:
@@ -339,9 +327,9 @@ class _Walk:
                     name = quote(str(key).replace("~", "~0").replace("/", "~1"), safe="$")
                     places[id(part)] = f"{places[id(one)]}/{name}"
                     waiting.append(part)
-        if all(id(found) in places for _, found in self.references):
-            for schema, found in self.references:
-                schema["$ref"] = places[id(found)]
+        if all(id(target) in places for _, target in self.references):
+            for schema, target in self.references:
+                schema["$ref"] = places[id(target)]
             for schema in self.seen.values():
                 for key in ("$id", "id"):
                     if isinstance(schema.get(key), str):
@@ -370,14 +358,14 @@ _KINDS: dict[Any, Any] = {}
 def _bounded(kind: Any) -> Any:
     """Return a class of ``jsonschema`` whose checks are counted."""
     if kind not in _KINDS:
-        own = {
+        checks = {
             "pattern": _pattern,
             "patternProperties": _pattern_properties,
             "additionalProperties": _additional_properties,
             "uniqueItems": _unique_items,
             "multipleOf": _multiple_of,
         }
-        keywords = {name: own.get(name, check) for name, check in kind.VALIDATORS.items()}
+        keywords = {name: checks.get(name, check) for name, check in kind.VALIDATORS.items()}
         keywords |= dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), _nothing)
         _KINDS[kind] = extend(kind, {name: _counted(check) for name, check in keywords.items()})
     return _KINDS[kind]
@@ -423,13 +411,13 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
 def _additional_properties(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, dict):
         return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    others = [name for name in instance if name not in known and not any(_found(one, name) for one in patterns)]
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    others = [name for name in instance if name not in properties and not any(_found(one, name) for one in patterns)]
     if isinstance(part, dict):
         for name in others:
             yield from validator.descend(instance[name], part, path=name)
     elif part is False and others:
-        yield ValidationError(f"unknown {', '.join(others)[:80]}; it takes {', '.join(known) or 'nothing'}")
+        yield ValidationError(f"unknown {', '.join(others)[:80]}; it takes {', '.join(properties) or 'nothing'}")
 
 
 def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:

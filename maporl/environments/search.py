@@ -107,12 +107,12 @@ class Index:
         if not words:
             return []
         scores = self._bm25.get_scores(words)
-        found = np.flatnonzero(scores > 0)
-        if len(found) > k:
-            least = np.partition(scores[found], -k)[-k]
-            found = found[scores[found] >= least]
-        order = np.lexsort((found, -scores[found]))[:k]
-        return [(int(found[place]) + 1, float(scores[found[place]])) for place in order]
+        matching = np.flatnonzero(scores > 0)
+        if len(matching) > k:
+            least = np.partition(scores[matching], -k)[-k]
+            matching = matching[scores[matching] >= least]
+        order = np.lexsort((matching, -scores[matching]))[:k]
+        return [(int(matching[place]) + 1, float(scores[matching[place]])) for place in order]
 
     def _built(self, k1: float, b: float) -> Any:
         words = [indexed_words(f"{p.title}\n{p.text}") for p in self.passages]
@@ -130,8 +130,8 @@ class Index:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(place.with_suffix(".lock")):  # two processes would write the same files
-                if (found := self._loaded(place)) is not None:
-                    return found
+                if (stored := self._loaded(place)) is not None:
+                    return stored
                 bm25 = self._built(k1, b)
                 with new_folder(place) as new:
                     bm25.save(new, show_progress=False)
@@ -144,10 +144,10 @@ class Index:
         if not place.is_dir():
             return None
         try:
-            found = self._library.BM25.load(place, show_progress=False)
-            if found.scores["num_docs"] == len(self.passages):
-                return found
-            why = f"{found.scores['num_docs']} passages"
+            bm25 = self._library.BM25.load(place, show_progress=False)
+            if bm25.scores["num_docs"] == len(self.passages):
+                return bm25
+            why = f"{bm25.scores['num_docs']} passages"
         except Exception as error:  # what a damaged file raises depends on where it is damaged
             why = f"{type(error).__name__}: {error}"
         aside = place.with_name(f"{place.name}.damaged")
@@ -178,19 +178,19 @@ def read_corpus(corpus: str) -> list[Passage]:
         near = difflib.get_close_matches(path.name, there, 1)
         hint = f"did you mean {near[0]!r}?" if near else "give the path of a .jsonl file of passages"
         raise ConfigError(f"search: corpus: {path}: no such file; {hint}")
-    found: dict[Passage, None] = {}
+    passages: dict[Passage, None] = {}
     try:
         with path.open("rb") as file:
             encoding = encoding_of(file.read(4))
         with path.open(encoding=encoding) as lines:
             for number, line in enumerate((line.removeprefix(BOM) for line in lines), 1):
                 if line.strip():
-                    found.update(dict.fromkeys(_passages_of_line(line, f"search: corpus: {path}: line {number}")))
+                    passages.update(dict.fromkeys(_passages_of_line(line, f"search: corpus: {path}: line {number}")))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"search: corpus: {path}: cannot be read: {error}; save it as UTF-8") from None
-    if not found:
+    if not passages:
         raise ConfigError(f"search: corpus: {path}: it holds no passages")
-    return list(found)
+    return list(passages)
 
 
 def _passages_of_line(line: str, where: str) -> list[Passage]:
@@ -290,8 +290,8 @@ class QuestionSearch(Environment):
 
 def _result(index: Index, query: str, k: int) -> Result:
     """Return the passages as a text for the agent, and their numbers, titles and scores as the value."""
-    found = index.search(query, k)
-    shown = [(number, index.passages[number - 1], score) for number, score in found]
+    hits = index.search(query, k)
+    shown = [(number, index.passages[number - 1], score) for number, score in hits]
     texts = [f"[{number}] {f'{p.title}: ' if p.title else ''}{p.text}" for number, p, _ in shown]
     value = [{"number": number, "title": p.title, "score": score} for number, p, score in shown]
     return Result("\n\n".join(texts) or NOTHING, value=value)

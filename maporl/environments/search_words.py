@@ -61,12 +61,12 @@ def _words(text: str, of_run: Callable[[list[str], list[str]], list[str]]) -> li
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text.replace("\xad", ""))  # without soft hyphens
     text = _ENDING.sub(" ", text)
-    found: list[str] = []
+    words: list[str] = []
     for match in _RUN.finditer(text):
         word = match[0].casefold()
         if match[1] is not None:
             characters = _CHARACTER.findall(word)
-            found += of_run(characters, [one + other for one, other in pairwise(characters)])
+            words += of_run(characters, [one + other for one, other in pairwise(characters)])
         elif word not in COMMON or _LETTER.match(text, match.start()):
-            found.append(word if word.isascii() else unicodedata.normalize("NFKC", word))
-    return found
+            words.append(word if word.isascii() else unicodedata.normalize("NFKC", word))
+    return words

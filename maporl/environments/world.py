@@ -104,7 +104,7 @@ class World:
             if outcome.value is not None:
                 r.open[spec.name] = outcome.value
                 self.counts[f"env/{spec.name}/opened"] += 1
-        self._open += [r for r in rooms if r.open and not any(r is known for known in self._open)]
+        self._open += [r for r in rooms if r.open and not any(r is other for other in self._open)]
         for r, (outcome,) in zip(rooms, outcomes, strict=True):
             where = f"environment {spec.name!r}, question {r.example.id}, seed {environment_seed(r.key, spec.name)}"
             if outcome.late:
@@ -201,8 +201,8 @@ class World:
 
     def drop_these(self, dialogues: Sequence[Rooms]) -> None:
         """Close the environments of those of ``dialogues`` that are in progress."""
-        own = {id(rooms) for rooms in dialogues}
-        for rooms in [rooms for rooms in self._open if id(rooms) in own]:
+        ids = {id(rooms) for rooms in dialogues}
+        for rooms in [rooms for rooms in self._open if id(rooms) in ids]:
             self.drop(rooms)
 
     def drop_all(self) -> None:
@@ -351,8 +351,8 @@ class World:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Leave what happens inside out of the counts. Metrics of an update are then those of its own dialogues."""
-        kept = Counter(self.counts)
+        before = Counter(self.counts)
         try:
             yield
         finally:
-            self.counts = kept
+            self.counts = before

@@ -44,7 +44,7 @@ class OpponentShaping(Transform):
             if len(grids) != 2 or grids[0].keys() != grids[1].keys():
                 raise ValueError(
                     "post: opponent_shaping needs exactly two agents who both speak in every turn of a dialogue; got "
-                    + ", ".join(f"{agent!r} in turns {sorted(own)}" for agent, own in by_agent.items())
+                    + ", ".join(f"{agent!r} in turns {sorted(grid)}" for agent, grid in by_agent.items())
                 )
             for mine, theirs in (grids, grids[::-1]):
                 past = torch.zeros((), dtype=advantages.dtype)

@@ -28,7 +28,7 @@ class Tournament(Rule):
     along = "question"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        scores = [own[max(own)] if own else -math.inf for own in credits]
+        scores = [credit[max(credit)] if credit else -math.inf for credit in credits]
         ranks = eliminate(len(scores), lambda a, b: (scores[a], scores[b]))
         worth = [1.0 - rank / max(1, len(scores) - 1) for rank in ranks]
         return [dict.fromkeys(range(len(d.utterances)), w) for d, w in zip(dialogues, worth, strict=True)]
@@ -55,8 +55,8 @@ class PairwiseJudge(RewardSource):
         ranks = self._tournaments(list(questions.values()), task)
         worth = {
             id(d): 1.0 - rank / max(1, len(group) - 1)
-            for group, own in zip(questions.values(), ranks, strict=True)
-            for d, rank in zip(group, own, strict=True)
+            for group, group_ranks in zip(questions.values(), ranks, strict=True)
+            for d, rank in zip(group, group_ranks, strict=True)
         }
         return [[worth[id(d)]] * len(d.utterances) for d in dialogues]
 
@@ -84,11 +84,7 @@ class PairwiseJudge(RewardSource):
             ranks[number] = end.value
 
     def _judge(self, pairs: list[tuple[Dialogue, Dialogue]], task: Task) -> list[tuple[float, float]]:
-        """Return (points of the first, points of the second) for each pair.
-
-        An answer gets one point for each order in which it is preferred. Both get half a point if a verdict prefers
-        none.
-        """
+        """Return the points of both answers of each pair: one for each order that prefers it, half if none does."""
         both = [order for a, b in pairs for order in ((a, b), (b, a))]
         conversations = [
             user_says(
@@ -102,8 +98,8 @@ class PairwiseJudge(RewardSource):
         return [(there + 1.0 - back, 1.0 - there + back) for there, back in zip(first[::2], first[1::2], strict=True)]
 
     def _prefers_first(self, text: str) -> float:
-        found = last_match(self.section.pattern, text)
-        return 0.5 if found is None else float(found.upper() == "A")
+        choice = last_match(self.section.pattern, text)
+        return 0.5 if choice is None else float(choice.upper() == "A")
 
 
 def build(section: RewardSection, voices: Voices | None) -> RewardSource:

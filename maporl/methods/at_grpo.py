@@ -57,8 +57,8 @@ class DropGroups(Transform):
         """
         weights = torch.ones(len(batch), dtype=torch.float64)
         by_policy: dict[Any, list[list[int]]] = {}
-        own = () if batch.policy is None else ("policy",)
-        for rows in batch.groups((*own, *self.key), "post: drop_groups"):
+        policy_key = () if batch.policy is None else ("policy",)
+        for rows in batch.groups((*policy_key, *self.key), "post: drop_groups"):
             by_policy.setdefault(None if batch.policy is None else batch.policy[rows[0]], []).append(rows)
         for groups in by_policy.values():
             groups.sort(key=lambda rows: self._rank(batch, rows))

@@ -37,14 +37,14 @@ class Counterfactual(Rule):
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         alone = [{min(out): v for out, v in worths_without(d).items() if len(out) == 1} for d in dialogues]
         result = []
-        for dialogue, own, without in zip(dialogues, credits, alone, strict=True):
-            changed = dict(own)
+        for dialogue, credit, without in zip(dialogues, credits, alone, strict=True):
+            changed = dict(credit)
             outcome = worth(dialogue)
             for agent, paired in without.items():
                 base = paired if self.baseline == "paired" else fmean(values[agent] for values in alone)
                 bonus = self.weight * self.turned(outcome, base)
                 for u in (u for u in dialogue.utterances if u.agent == agent):
-                    changed[u.id] = own.get(u.id, 0.0) + bonus
+                    changed[u.id] = credit.get(u.id, 0.0) + bonus
             result.append(changed)
         return result
 

@@ -48,8 +48,12 @@ class Gate(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
-            {u.id: self.gated([named_reward(d, u, name) for name in self.order]) for u in d.utterances if u.id in own}
-            for d, own in zip(dialogues, credits, strict=True)
+            {
+                u.id: self.gated([named_reward(d, u, name) for name in self.order])
+                for u in d.utterances
+                if u.id in credit
+            }
+            for d, credit in zip(dialogues, credits, strict=True)
         ]
 
     def gated(self, values: Sequence[float]) -> float:

@@ -39,23 +39,23 @@ class Align(Transform):
         called: list[tuple[int, list[list[int]]]] = []
         for rows in batch.trajectories(by_agent=True):
             turns = _turns(batch, rows)
-            main = [] if batch.caller is None else [own for own in turns if not batch.called(own[0])]
-            for own in main:
-                weights[own] = 1.0 / len(main)
-            called += [(rows[0], [own for own in turns if own not in main])] if len(main) < len(turns) else []
+            main = [] if batch.caller is None else [turn for turn in turns if not batch.called(turn[0])]
+            for turn in main:
+                weights[turn] = 1.0 / len(main)
+            called += [(rows[0], [turn for turn in turns if turn not in main])] if len(main) < len(turns) else []
         counts = sorted(len(turns) for _, turns in called)
         target = self.to or (counts[min(len(counts) - 1, int(0.99 * len(counts)))] if counts else 0)
         for row, turns in called:
             place = [column[row] for column in (batch.prompt, batch.rollout, batch.agent) if column is not None]
             rng = random.Random(f"{self.seed}/{place}")  # so that the order of dialogues does not matter
             if self.how == "weight":
-                weights[[i for own in turns for i in own]] = target / len(turns)
+                weights[[i for turn in turns for i in turn]] = target / len(turns)
             elif len(turns) > target and self.how == "drop":
-                for own in rng.sample(turns, len(turns) - target):
-                    weights[own] = 0.0
+                for turn in rng.sample(turns, len(turns) - target):
+                    weights[turn] = 0.0
             else:
-                for own in rng.choices(turns, k=max(0, target - len(turns))):
-                    weights[own] += 1.0
+                for turn in rng.choices(turns, k=max(0, target - len(turns))):
+                    weights[turn] += 1.0
         return weights
 
 

@@ -26,7 +26,9 @@ class PublicGoods(Rule):
     threshold: float = 0.7
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        return [dict(zip(sorted(own), self.pay([own[i] for i in sorted(own)]), strict=True)) for own in credits]
+        return [
+            dict(zip(sorted(credit), self.pay([credit[i] for i in sorted(credit)]), strict=True)) for credit in credits
+        ]
 
     def pay(self, efforts: Sequence[float], outcome: float | None = None) -> list[float]:
         """Return the payoff of each effort, in order. ``outcome`` is S; by default it is the last effort.

@@ -37,11 +37,11 @@ class TreeMargin(Rule):
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         scores: dict[tuple, float] = {}
         followed: dict[tuple, tuple | None] = {}
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            for u in (u for u in dialogue.utterances if u.id in own):
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            for u in (u for u in dialogue.utterances if u.id in credit):
                 name = identity(dialogue, u)
-                before = [v for v in dialogue.utterances if v.id in own and v.order < u.order]
-                scores[name], followed[name] = own[u.id], identity(dialogue, before[-1]) if before else None
+                before = [v for v in dialogue.utterances if v.id in credit and v.order < u.order]
+                scores[name], followed[name] = credit[u.id], identity(dialogue, before[-1]) if before else None
         children: dict[tuple | None, list[tuple]] = {}
         for name, parent in followed.items():
             children.setdefault(parent, []).append(name)
@@ -55,6 +55,6 @@ class TreeMargin(Rule):
             )
             shaped[name] = scores[name] + self.alpha * (scores[name] - base)
         return [
-            {u.id: shaped[identity(d, u)] for u in d.utterances if u.id in own}
-            for d, own in zip(dialogues, credits, strict=True)
+            {u.id: shaped[identity(d, u)] for u in d.utterances if u.id in credit}
+            for d, credit in zip(dialogues, credits, strict=True)
         ]

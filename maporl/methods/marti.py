@@ -33,19 +33,19 @@ class Margin(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            last = {u.agent: own[u.id] for u in dialogue.utterances if u.id in own}
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            last = {u.agent: credit[u.id] for u in dialogue.utterances if u.id in credit}
             shaped = {}
-            for u in (u for u in dialogue.utterances if u.id in own):
+            for u in (u for u in dialogue.utterances if u.id in credit):
                 earlier = [
-                    own[v.id]
+                    credit[v.id]
                     for v in dialogue.utterances
-                    if v.id in own
+                    if v.id in credit
                     and v.turn < u.turn
                     and v.order < u.order
                     and (self.of == "all" or v.agent == u.agent)
                 ]
-                shaped[u.id] = self.shaped(own[u.id], fmean(earlier)) if earlier else own[u.id]
+                shaped[u.id] = self.shaped(credit[u.id], fmean(earlier)) if earlier else credit[u.id]
                 shaped[u.id] += self.beta * last[u.agent]
             result.append(shaped)
         return result

@@ -37,7 +37,7 @@ class Annotator(RewardSource):
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """Return the label of what each utterance led to: 0 if it is not known yet, None if nothing was observed."""
         asked = [[self._asked(d, u, task) for u in d.utterances] for d in dialogues]
-        return [[None if key is None else self.notes.get(key) or 0.0 for key in own] for own in asked]
+        return [[None if key is None else self.notes.get(key) or 0.0 for key in keys] for keys in asked]
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Let the annotator label what was observed last, and return how many notes there are and how many were found.
@@ -53,8 +53,8 @@ class Annotator(RewardSource):
             new = [key for key in dict.fromkeys(seen) if key not in self.notes][: self.section.per_update]
             mine = new[distributed.rank() :: distributed.size()]
             texts = self.speak(self.section.agent, [[{"role": "user", "content": key}] for key in mine]) if new else []
-            own = {key: mark(self.section, text) for key, text in zip(mine, texts, strict=True)}
-            for labels in distributed.all_gather(own):
+            marks = {key: mark(self.section, text) for key, text in zip(mine, texts, strict=True)}
+            for labels in distributed.all_gather(marks):
                 self.notes |= labels
         labels = [label for label in self.notes.values() if label is not None]
         metrics["annotations/notes"] = float(len(self.notes))

@@ -18,8 +18,8 @@ class LengthShare(Rule):
         tokens = [sum(len(u.response_ids) for u in d.utterances) for d in dialogues]
         most = max(1, *tokens)
         return [
-            {key: value + self.weight * count / most for key, value in own.items()}
-            for own, count in zip(credits, tokens, strict=True)
+            {key: value + self.weight * count / most for key, value in credit.items()}
+            for credit, count in zip(credits, tokens, strict=True)
         ]
 
 
@@ -50,8 +50,8 @@ class Readability(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            found = [u.rewards["nll"] for u in dialogue.utterances if "nll" in u.rewards]
-            added = self.weight / max(self.least, *found) if found else 0.0
-            result.append({key: value + added for key, value in own.items()})
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            nlls = [u.rewards["nll"] for u in dialogue.utterances if "nll" in u.rewards]
+            added = self.weight / max(self.least, *nlls) if nlls else 0.0
+            result.append({key: value + added for key, value in credit.items()})
         return result

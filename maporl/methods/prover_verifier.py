@@ -35,16 +35,16 @@ class Prove(Rule):
     along = "question"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        logits = [{key: _logit(value) for key, value in own.items()} for own in credits]
-        said = [[u for u in d.utterances if u.id in own] for d, own in zip(dialogues, logits, strict=True)]
+        logits = [{key: _logit(value) for key, value in credit.items()} for credit in credits]
+        said = [[u for u in d.utterances if u.id in logit] for d, logit in zip(dialogues, logits, strict=True)]
         by_role: dict[str, list[float]] = defaultdict(list)
-        for utterances, own in zip(said, logits, strict=True):
+        for utterances, logit in zip(said, logits, strict=True):
             for u in utterances:
-                by_role[u.role or u.agent].append(own[u.id])
+                by_role[u.role or u.agent].append(logit[u.id])
         above = {role: iter(deviations(values)) for role, values in by_role.items()}
         return [
-            {u.id: self._paid(u, own[u.id], next(above[u.role or u.agent])) for u in utterances}
-            for utterances, own in zip(said, logits, strict=True)
+            {u.id: self._paid(u, logit[u.id], next(above[u.role or u.agent])) for u in utterances}
+            for utterances, logit in zip(said, logits, strict=True)
         ]
 
     def _paid(self, u: Utterance, value: float, above: float) -> float:
@@ -85,8 +85,8 @@ class Translate(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         groups: dict[Hashable, list[tuple[int, Utterance, Utterance]]] = defaultdict(list)
-        for number, (dialogue, own) in enumerate(zip(dialogues, credits, strict=True)):
-            for u in (u for u in dialogue.utterances if u.id in own):
+        for number, (dialogue, credit) in enumerate(zip(dialogues, credits, strict=True)):
+            for u in (u for u in dialogue.utterances if u.id in credit):
                 if (shown := _shown_answer(dialogue, u)) is not None:
                     which = (dialogue.rollout, shown.id) if shown.sample is None else shown.sample
                     groups[u.role or u.agent, which].append((number, u, shown))
@@ -133,10 +133,10 @@ def _same_as_shown(dialogue: Dialogue, utterance: Utterance, task: Task) -> floa
     shown = _shown_answer(dialogue, utterance) if utterance.answers else None
     if shown is None:
         return None
-    given = None if shown.grade is None else shown.grade.answer
-    if given is None:
+    answer = None if shown.grade is None else shown.grade.answer
+    if answer is None:
         return 0.0
-    return float(task.grade(replace(dialogue.asked(utterance), answer=given), utterance.words()).correct is True)
+    return float(task.grade(replace(dialogue.asked(utterance), answer=answer), utterance.words()).correct is True)
 
 
 def _shown_answer(dialogue: Dialogue, utterance: Utterance) -> Utterance | None:
@@ -150,9 +150,6 @@ def _right(u: Utterance) -> bool:
 
 
 def _logit(score: float) -> float:
-    """Return the verifier's output, of which the score is the sigmoid.
-
-    One that is rounded to 0 or 1 counts as nearly that.
-    """
+    """Return the output of which the score is the sigmoid; a score rounded to 0 or 1 counts as nearly that."""
     bounded = min(max(score, 1e-6), 1 - 1e-6)
     return math.log(bounded / (1 - bounded))

@@ -83,7 +83,7 @@ def cluster_shares(texts: Sequence[str]) -> list[float]:
         for other in ordered[number + 1 :]
     ]
     clusters = fcluster(linkage(distances, "average"), FARTHEST, "distance").tolist()
-    shares = {i: clusters.count(own) / len(texts) for i, own in zip(numbers, clusters, strict=True)}
+    shares = {i: clusters.count(cluster) / len(texts) for i, cluster in zip(numbers, clusters, strict=True)}
     return [shares[i] for i in range(len(texts))]
 
 

@@ -37,13 +37,13 @@ class Judgement(RewardSource):
         Where few results are useful, an agent that always says no is mostly right. So the accuracy is the mean of the
         share of useful results that were called useful, and of the share of the others that were called useless.
         """
-        own = [
+        judgements = [
             (u.tags["ideal"], u.tags["useful"])
             for d in dialogues
             for u in d.utterances
             if is_judgement(u) and "ideal" in u.tags
         ]
-        made = distributed.all_gather_lists(own)
+        made = distributed.all_gather_lists(judgements)
         if not made:
             return {}
         return {

@@ -69,19 +69,19 @@ class Consistency(Rule):
                 )
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        outcomes = [_last(d, own) for d, own in zip(dialogues, credits, strict=True)]
-        known = [exceeds(value, 0.0) for value in outcomes if value is not None]
-        share = sum(known) / len(known) if known else math.nan
+        outcomes = [_last(d, credit) for d, credit in zip(dialogues, credits, strict=True)]
+        successes = [exceeds(value, 0.0) for value in outcomes if value is not None]
+        share = sum(successes) / len(successes) if successes else math.nan
         alone = len(dialogues) == 1
         team, judge = alone or self.least <= share <= self.most, alone or self.judge_least <= share <= self.judge_most
-        return [self._paid(d, own, team, judge) for d, own in zip(dialogues, credits, strict=True)]
+        return [self._paid(d, credit, team, judge) for d, credit in zip(dialogues, credits, strict=True)]
 
-    def _paid(self, dialogue: Dialogue, own: dict[int, float], team: bool, judge: bool) -> dict[int, float]:
+    def _paid(self, dialogue: Dialogue, credit: dict[int, float], team: bool, judge: bool) -> dict[int, float]:
         paid: dict[int, float] = {}
-        for u in (u for u in dialogue.utterances if not is_step_verdict(u) and u.id in own):
+        for u in (u for u in dialogue.utterances if not is_step_verdict(u) and u.id in credit):
             verdicts = [v for v in dialogue.utterances if is_step_verdict(v) and v.caller == u.id]
             said = [v.tags["verdict"] or 0 for v in verdicts]
-            worth = self._outcome(own[u.id]) + (self.weight * fmean(said) if said else 0.0)
+            worth = self._outcome(credit[u.id]) + (self.weight * fmean(said) if said else 0.0)
             paid[u.id] = worth if team else 0.0
             for v in verdicts:
                 sign = v.tags["verdict"]
@@ -92,7 +92,7 @@ class Consistency(Rule):
         return credit if self.failure is None else 1.0 if exceeds(credit, 0.0) else self.failure
 
 
-def _last(dialogue: Dialogue, own: dict[int, float]) -> float | None:
+def _last(dialogue: Dialogue, credit: dict[int, float]) -> float | None:
     """Return the credit of the last utterance that is judged."""
-    judged = [u.id for u in dialogue.utterances if not is_step_verdict(u) and u.id in own]
-    return own[judged[-1]] if judged else None
+    judged = [u.id for u in dialogue.utterances if not is_step_verdict(u) and u.id in credit]
+    return credit[judged[-1]] if judged else None

@@ -32,8 +32,12 @@ class Tier(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [
-            {u.id: own[u.id] + self.bonus(named_reward(d, u, self.proximity)) for u in d.utterances if u.id in own}
-            for d, own in zip(dialogues, credits, strict=True)
+            {
+                u.id: credit[u.id] + self.bonus(named_reward(d, u, self.proximity))
+                for u in d.utterances
+                if u.id in credit
+            }
+            for d, credit in zip(dialogues, credits, strict=True)
         ]
 
     def bonus(self, proximity: float) -> float:

@@ -32,9 +32,9 @@ class EndOfFailures(Transform):
         Raises:
             ValueError: a column was not recorded.
         """
-        kept = weights.clone()
+        result = weights.clone()
         for rows in batch.trajectories(by_agent=False):
-            own = [i for i in rows if not batch.called(i)]
-            if own and not any(exceeds(batch.earned[i], self.above) for i in rows):
-                kept[[i for i in rows if i != own[-1]]] = 0.0
-        return kept
+            main = [i for i in rows if not batch.called(i)]
+            if main and not any(exceeds(batch.earned[i], self.above) for i in rows):
+                result[[i for i in rows if i != main[-1]]] = 0.0
+        return result

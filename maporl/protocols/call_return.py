@@ -72,8 +72,8 @@ class CallReturn(Protocol):
             check_template(name, getattr(self, name), {"reply"}, {"reply"} if self.judge is None else set())
         if self.judge is not None:
             check_template("judge", self.judge, {"reply"}, {"reply"})
-        for name, given in (("judge", self.judge), ("tool", self.tool)):
-            if given is not None and self.call == "tool":
+        for name, value in (("judge", self.judge), ("tool", self.tool)):
+            if value is not None and self.call == "tool":
                 raise ValueError(f"{name}: goes with calls in text, got call: tool; set call: text, or remove it")
         if self.place is not None and self.tool is None:
             raise ValueError(f"place: {self.place!r} is where a tool is called; name it, as tool: search")

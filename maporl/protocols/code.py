@@ -99,12 +99,12 @@ class Code(Protocol):
                 replies = yield [replace(test, messages=seen, parents=(*parents, program.id))]
             (tests,) = replies
             asserts = asserts_in(tests.text, name)
-            found, judged = yield [run(program, code, asserts), run(tests, example.meta["reference"], asserts)]
-            agree = program.rewards["agree"] = _share(found)
+            tested, judged = yield [run(program, code, asserts), run(tests, example.meta["reference"], asserts)]
+            agree = program.rewards["agree"] = _share(tested)
             tests.rewards |= {"tests": _share(judged), "team": _share(hidden), "agree": agree}
             if asserts and agree == 1:
                 return number
-            failures = "\n".join(found.text.splitlines()[:SHOWN]) if asserts else "No tests were written."
+            failures = "\n".join(tested.text.splitlines()[:SHOWN]) if asserts else "No tests were written."
             texts, parents = [self.disagree.format(failures=failures, code=code)] * 2, (program.id, tests.id)
         return None
 

@@ -90,16 +90,16 @@ class Collaboration(Protocol):
         """
         helper = self.collaborator or next(a for a in agents if a != self.actor)
         actor = self.actor or next(a for a in agents if a != helper)
-        known = {"question": example.question, "reference": example.answer}
+        values = {"question": example.question, "reference": example.answer}
         if self.mode == "hint":
-            words = yield [_ask(helper, self.hint.format(**known), answers=False)]
+            words = yield [_ask(helper, self.hint.format(**values), answers=False)]
             yield [_ask(actor, self.with_hint.format(question=example.question, words=words[0].words()), words)]
             return None
         draft = yield [_ask(actor, self.opening.format(question=example.question))]
         for number in range(self.rounds):
             if self.when == "never" or (self.when == "wrong" and _right(draft[0])):
                 return None if number else "unaided"
-            words = yield [_ask(helper, self.critique.format(draft=draft[0].words(), **known), draft, answers=False)]
+            words = yield [_ask(helper, self.critique.format(draft=draft[0].words(), **values), draft, answers=False)]
             draft = yield [_ask(actor, self.revise.format(question=example.question, words=words[0].words()), words)]
         return None
 

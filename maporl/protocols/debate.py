@@ -260,7 +260,7 @@ class Debate(Protocol):
 
     def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
-        others, mine = heard.news[agent], heard.own.get(agent)
+        others, mine = heard.news[agent], heard.last.get(agent)
         if others:
             shown = summary.text if summary is not None else self._quotes(others)
             text = self.later.format(question=question, others=shown)
@@ -313,11 +313,11 @@ class Heard:
 
     def __init__(self, debaters: list[str]):
         self.news: dict[str, list[Utterance]] = {agent: [] for agent in debaters}
-        self.own: dict[str, Utterance] = {}
+        self.last: dict[str, Utterance] = {}
 
     def take(self, said: list[Utterance]) -> None:
         """Take the words of a turn. Those who spoke in it had been shown all news before."""
-        self.own |= {u.agent: u for u in said}
+        self.last |= {u.agent: u for u in said}
         new = {u.agent: u for u in answered(said)}
         for agent, news in self.news.items():
             old = {} if any(u.agent == agent for u in said) else {u.agent: u for u in news}

@@ -86,8 +86,8 @@ class Design(Protocol):
         >>> Design(steps=2).members("Here it is:\\n1. **Solver**: Solve it.\\n- Checker: Check it.\\nThird: Again.")
         [('Solver', 'Solve it.'), ('Checker', 'Check it.')]
         """
-        found = [(match.group(1).strip(), match.group(2).strip()) for match in matches(self.member, plan)]
-        return found[: self.steps]
+        members = [(match.group(1).strip(), match.group(2).strip()) for match in matches(self.member, plan)]
+        return members[: self.steps]
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the plan and its execution. The outcome is the number of members that spoke."""

@@ -75,10 +75,10 @@ class Forum(Protocol):
                 past[-1].append(evaluation)
                 text = self.score.format(question=example.question, solution=solution.text, evaluation=evaluation.text)
                 (scored,) = yield [self._ask(rng.choice(agents), text, "scorer", (solution.id, evaluation.id))]
-                found = [match[1] for match in matches(self.pattern, scored.text) if match[1] in ("1", "2", "3")]
-                scored.rewards["peer"] = 0.0 if found else -1.0
-                evaluation.rewards["peer"] = (3 - int(found[-1])) / 2 if found else 0.0
-                worth += [(int(found[-1]) - 1) / 2] if found else []
+                scores = [match[1] for match in matches(self.pattern, scored.text) if match[1] in ("1", "2", "3")]
+                scored.rewards["peer"] = 0.0 if scores else -1.0
+                evaluation.rewards["peer"] = (3 - int(scores[-1])) / 2 if scores else 0.0
+                worth += [(int(scores[-1]) - 1) / 2] if scores else []
             solution.rewards["peer"] = sum(worth) / len(worth) if worth else 0.0
 
     def _ask(self, agent: str, text: str, role: str, parents: tuple[int, ...], answers: bool = False) -> Ask:

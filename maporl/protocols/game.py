@@ -169,12 +169,7 @@ class PlayGame(Protocol):
             u.tags |= game.revealed(agents.index(u.agent))
 
     def _movers(self, game: Game, moved: Counter[int]) -> tuple[int, ...]:
-        """Return the players to move, and count their moves.
-
-        Raises:
-            ConfigError: ``to_move`` returns anything but a tuple of players, or one of them has moved more often than
-                ``longest`` allows.
-        """
+        """Return the players to move, and count their moves."""
         movers = game.to_move()
         if not isinstance(movers, tuple | list) or any(player not in range(game.seated) for player in movers):
             raise ConfigError(
@@ -191,11 +186,7 @@ class PlayGame(Protocol):
         return tuple(movers)
 
     def _payments(self, game: Game, method: str, payments: Any) -> dict[int, float]:
-        """Return what a ``method`` of the game pays.
-
-        Raises:
-            ConfigError: it returned no payments to players.
-        """
+        """Return what a ``method`` of the game pays."""
         if not isinstance(payments, dict):
             raise ConfigError(
                 f"game {self.game}: {method} returned {payments!r:.80}, expected {{player: payment}}; {{}} pays nobody"

@@ -47,9 +47,9 @@ def faults(protocol: Protocol, growth: Growth | None, players: tuple[str, ...]) 
 def _with(protocol: Protocol, name: str, value: int) -> Protocol:
     """Return ``protocol`` with another value of an option. A name ``options.limit`` is a key of a mapping."""
     first, _, key = name.partition(".")
-    known: list[str] = [f.name for f in fields(protocol) if f.init] if is_dataclass(protocol) else []
-    if first not in known:
-        raise ValueError(f"protocol {protocol.label}: {unknown(first, known)}")
+    options: list[str] = [f.name for f in fields(protocol) if f.init] if is_dataclass(protocol) else []
+    if first not in options:
+        raise ValueError(f"protocol {protocol.label}: {unknown(first, options)}")
     present: Any = getattr(protocol, first)
     if key and isinstance(present, Mapping):
         return replace(protocol, **{first: {**present, key: value}})  # type: ignore[type-var]  # it is a dataclass

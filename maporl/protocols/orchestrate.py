@@ -128,8 +128,8 @@ class Orchestrate(Protocol):
 
     def _named(self, text: str) -> tuple[str, str]:
         """Return the name and the task in what an orchestrator said, which are empty if it names nobody."""
-        found = list(matches(self.pattern, text))
-        name, task = (part.strip() for part in ((*found[-1].groups(""), "")[:2] if found else ("", "")))
+        choices = list(matches(self.pattern, text))
+        name, task = (part.strip() for part in ((*choices[-1].groups(""), "")[:2] if choices else ("", "")))
         return name, task
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
@@ -141,8 +141,8 @@ class Orchestrate(Protocol):
         answer: Utterance | None = None
 
         def ask(agent: str, role: str, template: str, task: str = "", **options: Any) -> list[Ask]:
-            known = {"question": example.question, "memory": "\n\n".join(memory) or self.nothing}
-            text = template.format(**known, task=task, agents=", ".join(workers))
+            values = {"question": example.question, "memory": "\n\n".join(memory) or self.nothing}
+            text = template.format(**values, task=task, agents=", ".join(workers))
             parents = shown if heard is None else (*shown, heard.id)
             return [Ask(agent, user_says(text), role, parents, fresh=True, **options)]
 

@@ -220,11 +220,11 @@ class Propose(Protocol):
             for name in asked:
                 if name not in names:
                     raise ValueError(f"{option}: tool {self.check}: {unknown(name, names)}")
-        given = [self.check_argument, *self.check_about]
+        passed = [self.check_argument, *self.check_about]
         for name in tools[self.check].parameters.get("required", ()):
-            if name not in given:
+            if name not in passed:
                 raise ValueError(
-                    f"check_about: tool {self.check} needs {name!r}, and is given {given} alone; name it here if the "
+                    f"check_about: tool {self.check} needs {name!r}, and is given {passed} alone; name it here if the "
                     "meta of the task's examples has it, or set another check"
                 )
 
@@ -320,10 +320,7 @@ class Propose(Protocol):
         return question + (f"<{self.answer_tag}>{example.answer}</{self.answer_tag}>" if self.vouch == "stated" else "")
 
     def _read(self, text: str, example: Example) -> tuple[str | None, str | None]:
-        """Return the question in what a proposer said and its answer, which is empty if nobody knows it.
-
-        One of them is None if it cannot be read. The question is then not asked.
-        """
+        """Return a proposal's question and answer (empty if nobody knows it); one that cannot be read is None."""
         question = text if self.tag is None else between(self.tag, text)
         question = question.strip() if question is not None else ""
         if not 0 < len(question) <= self.longest:
@@ -369,9 +366,9 @@ class Propose(Protocol):
     def _about(self, example: Example) -> dict[str, Any]:
         """Return what the tool that checks questions is told of the example."""
         if missing := [name for name in self.check_about if name not in example.meta]:
-            given = sorted(example.meta.keys() - {"draw", "rollout"})  # which every question has
+            keys = sorted(example.meta.keys() - {"draw", "rollout"})  # which every question has
             raise ConfigError(
-                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {given}; name one "
+                f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {keys}; name one "
                 "of these, or use a task that gives it"
             )
         return {name: example.meta[name] for name in self.check_about}
@@ -386,8 +383,8 @@ class Propose(Protocol):
             return right
         if self.vouch == "majority":
             right = let_majority_grade(tries)
-            kept = self.least_share <= fmean(right) <= self.most_share
-            for u in [] if kept else tries:
+            in_range = self.least_share <= fmean(right) <= self.most_share
+            for u in [] if in_range else tries:
                 _leave_out(u)
             return right
         texts = [self.mark.format(question=question, answer=u.text) for u in tries]
@@ -410,11 +407,7 @@ class Propose(Protocol):
             proposal.rewards |= self._payments(quality, None)
 
     def _payments(self, quality: float | None, worth: float | None) -> dict[str, float]:
-        """Return what the proposer is paid.
-
-        ``worth`` is the mean of the tries', or None if the question was not asked. ``quality`` is None if it cannot be
-        read.
-        """
+        """Return what the proposer is paid. ``worth`` is the tries' mean, or None if the question was not asked."""
         if self.vouch in KNOWING:
             return _known_payments(worth)
         if self.vouch == "majority":
@@ -467,8 +460,8 @@ def between(tag: str, text: str) -> str | None:
     >>> between("q", "I ask <q>1+1</q>, <q>2</q>"), between("q", "<q>1+1")
     ('1+1', None)
     """
-    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    return None if found is None else found[1]
+    match = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return None if match is None else match[1]
 
 
 def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
@@ -489,8 +482,7 @@ def let_majority_grade(tries: Sequence[Utterance]) -> list[float]:
 
 
 def _graded(tries: Sequence[Utterance]) -> bool:
-    """Return whether the task could compare tries with the answer that was stated, or that a tool gave. If not, they
-    count as wrong and teach nothing."""
+    """Return whether the task could compare tries with an answer. If not, they count as wrong and teach nothing."""
     if any(u.grade is not None and u.grade.correct is not None for u in tries):
         return True
     for u in tries:
@@ -500,8 +492,7 @@ def _graded(tries: Sequence[Utterance]) -> bool:
 
 
 def _known_payments(p: float | None) -> dict[str, float]:
-    """Return what a proposer is paid if the share ``p`` of the tries is right, or None if its question was not
-    asked."""
+    """Return a proposer's pay if the share ``p`` of the tries is right; None: its question was not asked."""
     if p is None:
         return dict.fromkeys(KNOWN, 0.0) | {"invalid": 1.0}
     variance = p * (1 - p)
@@ -523,9 +514,9 @@ def _judged(judge: str, text: str, of: Utterance) -> Ask:
 
 def _worth(verdict: Utterance) -> float | None:
     """Pay a verdict for its form. Return what its mark is worth, (m - 1)/9, or None if it cannot be read."""
-    found = [*_OUT_OF_TEN.finditer(verdict.text)][-1:] or [*_LAST.finditer(verdict.text)]
-    verdict.rewards["form"] = float(bool(found))
-    return (int(found[0][1]) - 1) / 9 if found else None
+    marks = [*_OUT_OF_TEN.finditer(verdict.text)][-1:] or [*_LAST.finditer(verdict.text)]
+    verdict.rewards["form"] = float(bool(marks))
+    return (int(marks[0][1]) - 1) / 9 if marks else None
 
 
 def _leave_out(utterance: Utterance) -> None:

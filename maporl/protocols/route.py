@@ -96,32 +96,32 @@ class Route(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play the dialogue. The outcome is the number of searches, or "unanswered"."""
         router, searcher, answerer = seats(agents, self.router, self.searcher, self.answerer)
-        found: list[str] = []
+        passages: list[str] = []
         shown: tuple[int, ...] = ()
 
         def ask(agent: str, role: str, template: str, routing: Utterance | None = None) -> list[Ask]:
-            known = {"question": example.question, "passages": "\n\n".join(found) or self.nothing}
-            text = template.format(**known, verdict=routing.text if routing else "")
+            values = {"question": example.question, "passages": "\n\n".join(passages) or self.nothing}
+            text = template.format(**values, verdict=routing.text if routing else "")
             parents = (*shown, routing.id) if routing else shown
             answers = role == "answerer"
             return [Ask(agent, user_says(text), role, parents, answers=answers, fresh=True)]
 
         routing: Utterance | None = None
-        while len(found) < self.steps:
+        while len(passages) < self.steps:
             (routing,) = yield ask(router, "router", self.route)
             yes, no = (any(matches(pattern, routing.text)) for pattern in (self.enough, self.more))
             formed = yes != no if self.form is None else any(matches(self.form, routing.text))
             routing.rewards["route_form"] = float(formed)
             if yes and not no:
                 break
-            if self.at_end == "stop" and len(found) + 1 == self.steps:
+            if self.at_end == "stop" and len(passages) + 1 == self.steps:
                 return "unanswered"  # nobody would be shown what one more search finds
             (said,) = yield ask(searcher, "searcher", self.search, routing)
             match = next(matches(self.query, said.text), None)
             said.rewards["route_form"] = float(match is not None)
             query = (said.text if match is None else match.group(1)).strip()
             (result,) = yield [Act(searcher, self.tool, {self.argument: query}, said.id, self.place)]
-            found.append(self.found.format(step=len(found) + 1, query=query, text=result.text))
+            passages.append(self.found.format(step=len(passages) + 1, query=query, text=result.text))
             shown, routing = (*shown, said.id), None
         yield ask(answerer, "answerer", self.answer, routing)
-        return len(found)
+        return len(passages)

@@ -17,10 +17,10 @@ def check_speaks(speaks: Mapping[str, Sequence[int]], turns: int) -> None:
     Raises:
         ValueError: an agent has no turn, or a turn that is not played, or its turns do not rise.
     """
-    for agent, own in speaks.items():
-        if not own or list(own) != sorted(set(own)) or own[0] < 1 or own[-1] > turns:
+    for agent, numbers in speaks.items():
+        if not numbers or list(numbers) != sorted(set(numbers)) or numbers[0] < 1 or numbers[-1] > turns:
             raise ValueError(
-                f"speaks.{agent}: expected rising numbers of turns from 1 to {turns}, such as [1], got {list(own)}"
+                f"speaks.{agent}: expected rising numbers of turns from 1 to {turns}, such as [1], got {list(numbers)}"
             )
 
 

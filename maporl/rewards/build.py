@@ -119,10 +119,10 @@ UNIT_SOURCES = frozenset({"label", "format", "near", "f1"})
 def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     """Return the names of the sources of :data:`SOURCES` that score an utterance that does not answer."""
     coaches = section.judge is not None and section.judge.scores == "everything"
-    found = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
-    found["judgement"] = is_judgement(utterance)
-    found["annotator"] = True  # if anything is observed after it
-    return [name for name, scores in found.items() if scores and name in section.sources]
+    scoring = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
+    scoring["judgement"] = is_judgement(utterance)
+    scoring["annotator"] = True  # if anything is observed after it
+    return [name for name, scores in scoring.items() if scores and name in section.sources]
 
 
 def build_sources(
@@ -164,23 +164,23 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
     """
     if name in SOURCES:
         return SOURCES[name]
-    found: Any = look_up(name, dict.fromkeys([*SOURCES, *pays]), where)
-    if isinstance(found, RewardSource):
-        return lambda section, voices: found
-    if is_completion_reward(found):
-        return lambda section, voices: _completion_reward(found)
-    if not isinstance(found, type):
-        must_take(found, ("dialogues", "task"), f"{where}: {name}")
-        return lambda section, voices: FunctionSource(found)
-    if not issubclass(found, RewardSource):
+    source: Any = look_up(name, dict.fromkeys([*SOURCES, *pays]), where)
+    if isinstance(source, RewardSource):
+        return lambda section, voices: source
+    if is_completion_reward(source):
+        return lambda section, voices: _completion_reward(source)
+    if not isinstance(source, type):
+        must_take(source, ("dialogues", "task"), f"{where}: {name}")
+        return lambda section, voices: FunctionSource(source)
+    if not issubclass(source, RewardSource):
         raise ConfigError(
-            f"{where}: {name}: expected a function of (dialogues, task) or a maporl.RewardSource, got {kind_of(found)}"
+            f"{where}: {name}: expected a function of (dialogues, task) or a maporl.RewardSource, got {kind_of(source)}"
         )
     try:
-        signature(found).bind()
+        signature(source).bind()
     except TypeError:
         raise ConfigError(
-            f"{where}: {name}: expected a class without arguments, got {found.__name__}{signature(found)}; give them "
+            f"{where}: {name}: expected a class without arguments, got {source.__name__}{signature(source)}; give them "
             "defaults"
         ) from None
-    return lambda section, voices: found()
+    return lambda section, voices: source()

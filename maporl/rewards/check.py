@@ -56,14 +56,14 @@ def contributions(ablate: AblateSection | None) -> set[str]:
     return {"marginal", "shapley"} if ablate.how == "coalitions" else {"marginal"}
 
 
-def _rules(run: ResolvedRun, rules: list[Rule], given: set[str]) -> Iterator[Fault]:
+def _rules(run: ResolvedRun, rules: list[Rule], rewards: set[str]) -> Iterator[Fault]:
     """Yield the rewards and columns that rules read, and that nothing gives."""
     for entry, rule in zip(run.config.reward.rules, rules, strict=True):
-        for reward in sorted(rule.reads - given):
+        for reward in sorted(rule.reads - rewards):
             yield Fault(
                 "reward.rules",
                 f"{entry_name(entry)} reads the reward {reward!r}, which nothing gives here, so it would always be 0",
-                f"name one of {sorted(given)}, or add it to reward.sources (with weight 0 it counts in rules alone)",
+                f"name one of {sorted(rewards)}, or add it to reward.sources (with weight 0 it counts in rules alone)",
             )
         for column in sorted(rule.needs - run.protocol.records):
             name = run.config.protocol["name"]

@@ -75,10 +75,10 @@ def worths_without(dialogue: Dialogue) -> Worths:
     Raises:
         ConfigError: nobody answered in an ablation, so it has no worth.
     """
-    found: dict[frozenset[str], list[float]] = {}
+    worths: dict[frozenset[str], list[float]] = {}
     for ablation in dialogue.ablations:
-        found.setdefault(frozenset(ablation.without), []).append(worth(ablation))
-    return {group: fmean(values) for group, values in found.items()}
+        worths.setdefault(frozenset(ablation.without), []).append(worth(ablation))
+    return {group: fmean(values) for group, values in worths.items()}
 
 
 def worth(dialogue: Dialogue) -> float:

@@ -81,24 +81,20 @@ def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection, update: in
             except Exception as error:
                 raise ConfigError(f"reward.rules: {name}: it failed: {told(error)}") from error
             credits = _must_be_credits(result, siblings, name)
-        for dialogue, own in zip(siblings, credits, strict=True):
+        for dialogue, credit in zip(siblings, credits, strict=True):
             for u in dialogue.utterances:
-                if u.id in own:
-                    u.rewards["credit"] = own[u.id]
+                if u.id in credit:
+                    u.rewards["credit"] = credit[u.id]
 
 
 def _must_be_credits(credits: Any, dialogues: list[Dialogue], rule: str) -> list[dict[int, float]]:
-    """Return what a rule returned, if it is one mapping of utterances to finite credits for each dialogue.
-
-    Raises:
-        ConfigError: it is something else. ``rule`` is the rule's name.
-    """
-    if not isinstance(credits, list) or any(not isinstance(own, dict) for own in credits):
+    """Return what a rule returned, if it is one mapping of utterances to finite credits for each dialogue."""
+    if not isinstance(credits, list) or any(not isinstance(credit, dict) for credit in credits):
         got = f"{credits!r:.80}"
     elif len(credits) != len(dialogues):
         got = f"{len(credits)} of them for {len(dialogues)} dialogues"
     else:
-        wrong = [value for own in credits for value in own.values() if not _finite(value)]
+        wrong = [value for credit in credits for value in credit.values() if not _finite(value)]
         if not wrong:
             return credits
         got = f"the credit {wrong[0]!r:.40}"
@@ -113,10 +109,8 @@ def _finite(value: Any) -> bool:
 
 
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
-    """Set credits as MAPoRL does: an answer gets shared scores plus the collaboration bonus.
-
-    MAPoRL has answers only. The score of another utterance is its own, so it is shared with nobody.
-    """
+    """Set credits as MAPoRL does: an answer gets shared scores plus the collaboration bonus."""
+    # MAPoRL has answers only; the score of another utterance is its own, so it is shared with nobody
     for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
         u.rewards["credit"] = u.rewards["score"]
     if not any(d.answers() for d in dialogues):

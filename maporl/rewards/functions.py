@@ -86,8 +86,8 @@ class CompletionReward(RewardSource):
                 f"reward {reward_name(self.function)!r}: gave a list of numbers for one answer; a team is paid one "
                 "number for an answer. Numbers for single tokens are for trl_ext.PPOv2Trainer"
             )
-        found = iter(values)
-        return [[next(found) for _ in d.utterances] for d in dialogues]  # type: ignore[misc]  # no value is a list
+        remaining = iter(values)
+        return [[next(remaining) for _ in d.utterances] for d in dialogues]  # type: ignore[misc]  # no value is a list
 
 
 def with_functions(
@@ -105,26 +105,28 @@ def with_functions(
         ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have
             one name, the number of weights differs, or a column has the name of what functions get besides the columns.
     """
-    given: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
-    if not given:
+    reward_funcs: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
+    if not reward_funcs:
         raise ValueError("reward_funcs: expected a function or a list of functions, got an empty list")
-    for function in given:
+    for function in reward_funcs:
         if not callable(function) or isinstance(function, nn.Module):
             raise ValueError(
                 f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward "
                 "model is a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or "
                 "maporl.ServedReward"
             )
-    check_columns(given, task, "train_dataset")
-    names = [reward_name(function) for function in given]
+    check_columns(reward_funcs, task, "train_dataset")
+    names = [reward_name(function) for function in reward_funcs]
     if len(set(names)) != len(names):
         raise ValueError(f"reward_funcs: expected functions with different names, got {names}; rename one")
-    shares = [1.0] * len(given) if weights is None else [float(w) for w in weights]
-    if len(shares) != len(given):
-        raise ValueError(f"reward_weights: expected {len(given)} numbers, one for each of {names}, got {len(shares)}")
-    own = {name: CompletionReward(function) for name, function in zip(names, given, strict=True)}
+    shares = [1.0] * len(reward_funcs) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(reward_funcs):
+        raise ValueError(
+            f"reward_weights: expected {len(reward_funcs)} numbers, one for each of {names}, got {len(shares)}"
+        )
+    completion_rewards = {name: CompletionReward(function) for name, function in zip(names, reward_funcs, strict=True)}
     section = dataclasses.replace(reward, sources=dict(zip(names, shares, strict=True)))
-    return section, {**(sources or {}), **own}
+    return section, {**(sources or {}), **completion_rewards}
 
 
 def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -> None:
@@ -155,8 +157,8 @@ def takes_environments(function: RewardFunction) -> bool:
 def _instances(dialogue: Dialogue, agent: str) -> Any:
     """Return the environment in which an agent acts: None, the only one, or all by name. A lost one is left out."""
     rooms = {name: room for name, room in dialogue.environments.items() if agent in room.spec.agents and not room.lost}
-    found = {name: room.world.instance for name, room in rooms.items()}
-    return next(iter(found.values()), None) if len(found) < 2 else found
+    instances = {name: room.world.instance for name, room in rooms.items()}
+    return next(iter(instances.values()), None) if len(instances) < 2 else instances
 
 
 def _completion(prompt: Any, text: str) -> Any:

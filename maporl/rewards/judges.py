@@ -37,9 +37,9 @@ class PointwiseJudge(RewardSource):
         return [[next(values) for _ in d.utterances] for d in dialogues]
 
     def _read(self, text: str, dialogue: Dialogue, utterance: Utterance) -> float:
-        found = mark(self.section, text)
-        if found is not None:
-            return found
+        score = mark(self.section, text)
+        if score is not None:
+            return score
         if self.section.unreadable is None:
             raise RewardFailure(
                 f"judge {self.section.agent!r} gave a verdict in which {self.section.pattern!r} finds no number, about "
@@ -75,9 +75,9 @@ def last_match(pattern: str, text: str) -> str | None:
 
 def mark(section: JudgeSection | AnnotatorSection, text: str) -> float | None:
     """The last number that the section's pattern finds, as a share of its largest; None if it finds none."""
-    found = last_match(section.pattern, text)
+    number = last_match(section.pattern, text)
     try:
-        value = math.nan if found is None else float(found)
+        value = math.nan if number is None else float(number)
     except ValueError:  # a pattern of the user's may find any text
         return None
     return None if math.isnan(value) else min(value, section.largest) / section.largest

@@ -29,8 +29,8 @@ class Likelihood(RewardSource):
             for u in d.utterances:
                 if u.policy and u.response_ids and "nll" not in u.rewards:
                     shared.setdefault(_name(d, u), u)
-        known = dict(zip(shared, self.nll(list(shared.values())), strict=True))
-        return [[known.get(_name(d, u)) for u in d.utterances] for d in dialogues]
+        nlls = dict(zip(shared, self.nll(list(shared.values())), strict=True))
+        return [[nlls.get(_name(d, u)) for u in d.utterances] for d in dialogues]
 
 
 def asks_untrained(restate: str, sources: Collection[str]) -> str | None:

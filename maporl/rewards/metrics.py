@@ -39,9 +39,9 @@ def mean_rewards(parts: list[Sums]) -> dict[str, float]:
     For penalties, also return how many there were.
     """
     totals: Sums = {}
-    for name, (own, number) in (entry for part in parts for entry in part.items()):
+    for name, (added, number) in (entry for part in parts for entry in part.items()):
         total, count = totals.get(name, (0, 0))
-        totals[name] = (total + own, count + number)
+        totals[name] = (total + added, count + number)
     means = {name: total / count for name, (total, count) in totals.items()}
     counts = {f"count/{n.removeprefix('reward/')}": float(c) for n, (_, c) in totals.items() if "/penalty/" in n}
     return means | counts

@@ -21,12 +21,14 @@ def repeats(
     ids may repeat, because 1111 is a number. The time is linear in the number of tokens: an n-gram stands k times in a
     row if k-1 periods in a row agree with the period after them.
     """
-    found = np.zeros(len(answers), dtype=bool)
+    repeating = np.zeros(len(answers), dtype=bool)
     order = np.argsort([len(a) for a in answers], kind="stable")
     for chunk in np.array_split(order, max(1, len(answers) // 512)):  # answers of similar length share an array
         if len(chunk):
-            found[chunk] = _repeats([answers[i] for i in chunk], [exempt[i] if exempt else () for i in chunk], times)
-    return found
+            repeating[chunk] = _repeats(
+                [answers[i] for i in chunk], [exempt[i] if exempt else () for i in chunk], times
+            )
+    return repeating
 
 
 def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times: int) -> np.ndarray:
@@ -39,7 +41,7 @@ def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times:
         marks = [token not in ignored for token in answer]
         counts[row, 1 : len(answer) + 1] = np.cumsum(marks)
         counts[row, len(answer) + 1 :] = counts[row, len(answer)]
-    found = np.zeros(len(answers), dtype=bool)
+    repeating = np.zeros(len(answers), dtype=bool)
     for n in range(1, min(LONGEST_NGRAM, width // (times + 1)) + 1):
         same = ids[:, n:] == ids[:, :-n]
         agreeing = np.zeros((len(answers), same.shape[1] + 1), dtype=np.int64)
@@ -47,5 +49,5 @@ def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times:
         span = times * n
         starts = agreeing[:, span:] - agreeing[:, :-span] == span
         counted = counts[:, n : n + starts.shape[1]] > counts[:, : starts.shape[1]]
-        found |= (starts & counted).any(1)
-    return found
+        repeating |= (starts & counted).any(1)
+    return repeating

@@ -34,8 +34,8 @@ class Own(Rule):
         if self.missing is None:
             return credits
         return [
-            dict.fromkeys(range(len(d.utterances)), self.missing) | own
-            for d, own in zip(dialogues, credits, strict=True)
+            dict.fromkeys(range(len(d.utterances)), self.missing) | credit
+            for d, credit in zip(dialogues, credits, strict=True)
         ]
 
 
@@ -53,13 +53,13 @@ class TeamMean(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
+        for dialogue, credit in zip(dialogues, credits, strict=True):
             shared = {}
             for u in dialogue.utterances:
                 values = [
-                    own[v.id]
+                    credit[v.id]
                     for v in dialogue.utterances
-                    if v.id in own and (self.over == "dialogue" or v.turn == u.turn)
+                    if v.id in credit and (self.over == "dialogue" or v.turn == u.turn)
                 ]
                 if values:
                     shared[u.id] = math.fsum(values) / (1 if self.total else len(values))
@@ -88,15 +88,15 @@ class Last(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result: Credits = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            last = max(own, default=None)
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            last = max(credit, default=None)
             if last is None:
                 unscored = {} if self.missing is None else dict.fromkeys(range(len(dialogue.utterances)), self.missing)
                 result.append(unscored)
                 continue
             ends = {u.agent: u.id for u in dialogue.utterances}.values() if self.to == "ends" else [last]
-            others = own[last] if self.to == "all" else 0.0
-            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | dict.fromkeys(ends, own[last]))
+            others = credit[last] if self.to == "all" else 0.0
+            result.append(dict.fromkeys(range(len(dialogue.utterances)), others) | dict.fromkeys(ends, credit[last]))
         return result
 
 
@@ -110,10 +110,10 @@ class Complement(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            changed = dict(own)
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            changed = dict(credit)
             for u in (u for u in dialogue.utterances if u.role in self.roles):
-                shown = [own[p] for p in u.parents if p in own and dialogue.utterances[p].role not in self.roles]
+                shown = [credit[p] for p in u.parents if p in credit and dialogue.utterances[p].role not in self.roles]
                 if shown:
                     changed[u.id] = difference(1.0, fmean(shown))
             result.append(changed)
@@ -126,15 +126,15 @@ class ZeroSum(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
+        for dialogue, credit in zip(dialogues, credits, strict=True):
             totals: dict[str, float] = {}
-            for u in (u for u in dialogue.utterances if u.id in own):
-                totals[u.agent] = totals.get(u.agent, 0.0) + own[u.id]
+            for u in (u for u in dialogue.utterances if u.id in credit):
+                totals[u.agent] = totals.get(u.agent, 0.0) + credit[u.id]
             relative = {
                 agent: difference(total, fmean(v for a, v in totals.items() if a != agent) if len(totals) > 1 else 0.0)
                 for agent, total in totals.items()
             }
-            result.append({u.id: relative[u.agent] for u in dialogue.utterances if u.id in own})
+            result.append({u.id: relative[u.agent] for u in dialogue.utterances if u.id in credit})
         return result
 
 
@@ -153,12 +153,12 @@ class BackPropagate(Rule):
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         combine: Any = {"mean": fmean, "max": max, "sum": math.fsum}[self.how]
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            worth = dict(own)
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            worth = dict(credit)
             for u in reversed(dialogue.utterances):
                 consumed = [worth[v.id] for v in dialogue.utterances if u.id in v.parents and v.id in worth]
                 if consumed:
-                    worth[u.id] = combine(consumed) + (own.get(u.id, 0.0) if self.keep_own else 0.0)
+                    worth[u.id] = combine(consumed) + (credit.get(u.id, 0.0) if self.keep_own else 0.0)
             result.append(worth)
         return result
 
@@ -170,7 +170,7 @@ class TreeMean(Rule):
     along = "question"
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
-        leaves = [own[max(own)] if own else None for own in credits]
+        leaves = [credit[max(credit)] if credit else None for credit in credits]
         shared: dict[tuple, list[float]] = {}
         for dialogue, leaf in zip(dialogues, leaves, strict=True):
             if leaf is not None:
@@ -231,11 +231,11 @@ class Mix(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            mixed = dict(own)
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            mixed = dict(credit)
             for u in (u for u in dialogue.utterances if not self.roles or u.role in self.roles):
                 parts = [weight * named_reward(dialogue, u, name) for name, weight in self.weights.items()]
-                mixed[u.id] = self.credit * own.get(u.id, 0.0) + math.fsum([self.constant, *parts])
+                mixed[u.id] = self.credit * credit.get(u.id, 0.0) + math.fsum([self.constant, *parts])
             result.append(mixed)
         return result
 
@@ -255,8 +255,8 @@ class Cost(Rule):
             return price if self.most is None else min(price, self.most)
 
         return [
-            {u.id: own[u.id] - cost(u) for u in d.utterances if u.id in own}
-            for d, own in zip(dialogues, credits, strict=True)
+            {u.id: credit[u.id] - cost(u) for u in d.utterances if u.id in credit}
+            for d, credit in zip(dialogues, credits, strict=True)
         ]
 
 
@@ -270,8 +270,8 @@ class Inherit(Rule):
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result = []
-        for dialogue, own in zip(dialogues, credits, strict=True):
-            inherited = dict(own)
+        for dialogue, credit in zip(dialogues, credits, strict=True):
+            inherited = dict(credit)
             for u in dialogue.utterances:
                 if u.caller is not None and u.caller in inherited:
                     inherited[u.id] = inherited[u.caller]

@@ -39,7 +39,7 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
     Raises:
         RewardFailure: a source raised an error, or gave the wrong number of values or a value that is not finite.
     """
-    for name, source in ((name, as_source(given)) for name, given in sources.items()):
+    for name, source in ((name, as_source(source)) for name, source in sources.items()):
         shown = _shown(name, source, dialogues)
         try:
             values = source(shown, task) if shown else []

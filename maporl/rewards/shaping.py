@@ -60,13 +60,13 @@ def _last_played(values: np.ndarray, played: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, np.maximum(last, 0)[None], axis=0)[0]
 
 
-def _discounted(own: np.ndarray, later: np.ndarray, played: np.ndarray, discount: float) -> np.ndarray:
-    credit = np.full(own.shape, np.nan)
-    tail = np.zeros(own.shape[1:])
-    weight = np.zeros(own.shape[1:])
-    for turn in reversed(range(own.shape[0])):
+def _discounted(scores: np.ndarray, later: np.ndarray, played: np.ndarray, discount: float) -> np.ndarray:
+    credit = np.full(scores.shape, np.nan)
+    tail = np.zeros(scores.shape[1:])
+    weight = np.zeros(scores.shape[1:])
+    for turn in reversed(range(scores.shape[0])):
         here = played[turn]
-        total = np.where(here, own[turn], 0.0) + discount * tail
+        total = np.where(here, scores[turn], 0.0) + discount * tail
         norm = 1.0 + discount * weight
         credit[turn] = np.where(here, total / norm, np.nan)
         tail = np.where(here, np.where(here, later[turn], 0.0) + discount * tail, tail)

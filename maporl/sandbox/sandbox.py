@@ -171,23 +171,23 @@ class Sandbox:
         if not call.isidentifier():
             raise ValueError(f"call: expected the name of a function that the snippet defines, got {call!r}")
         keys = [self._key(code, call) if self._is_source(code) else None for code in codes]
-        known: dict[str | None, Outcome] = {None: Outcome(None, "source")}
+        outcomes: dict[str | None, Outcome] = {None: Outcome(None, "source")}
         if self._cache:
-            found = self._cache.get(list({key for key in keys if key is not None}))
-            known |= {key: Outcome(**record) for key, record in found.items()}
+            cached = self._cache.get(list({key for key in keys if key is not None}))
+            outcomes |= {key: Outcome(**record) for key, record in cached.items()}
         fresh: list[tuple[str, dict[str, Any]]] = []
         try:
             for key, code in zip(keys, codes, strict=True):
-                if key is None or key in known:
+                if key is None or key in outcomes:
                     continue
-                known[key] = self.execute(code, call)
-                if self._cache and known[key].reason not in UNCACHED and repeatable(code):
-                    fresh.append((key, vars(known[key])))
+                outcomes[key] = self.execute(code, call)
+                if self._cache and outcomes[key].reason not in UNCACHED and repeatable(code):
+                    fresh.append((key, vars(outcomes[key])))
                 if len(fresh) >= _SAVE_EVERY:
                     self._save(fresh)
         finally:
             self._save(fresh)
-        return [known[key] for key in keys]
+        return [outcomes[key] for key in keys]
 
     def walls(self) -> list[str]:
         """What holds a snippet here, from the outermost wall to the innermost.
@@ -253,14 +253,14 @@ class Sandbox:
             left = list(tests[len(done) :])
             requests = [program, _request({"setup": setup, "tests": left, "name": name})]
             ended = self._exchange(b"t", requests, _SAID_JSON * (len(left) + 1))
-            first, *own = ended.outcomes(len(left) + 1)
-            if not first.ok or not own:
+            first, *outcomes = ended.outcomes(len(left) + 1)
+            if not first.ok or not outcomes:
                 return done + [first if not first.ok else Outcome(None, "killed")] * len(left)
-            last = own[-1]
+            last = outcomes[-1]
             fatal += last.reason in _FATAL
             # another process is another chance, and a program that ends only its first one would be paid for it
-            again = last.reason in _USED_UP and len(own) > 1 and not ended.mostly_after(len(own))
-            done += own[:-1] if again else own
+            again = last.reason in _USED_UP and len(outcomes) > 1 and not ended.mostly_after(len(outcomes))
+            done += outcomes[:-1] if again else outcomes
             if fatal >= _MOST_FATAL:
                 return done + [last] * (len(tests) - len(done))
         return done
@@ -348,7 +348,7 @@ class _Worker(Servant):
                 written, read[ends[2]] = {ends[0]: requests[0]}, self.limits.output_bytes
             else:
                 written = {ends[0]: requests[0], ends[2]: requests[1]}
-            found, heard, in_time = exchange(written, read, deadline)
+            received, heard, in_time = exchange(written, read, deadline)
             seconds = time.monotonic() - began
             end.send(b".")
             statuses = end.recv(8)
@@ -359,10 +359,10 @@ class _Worker(Servant):
         finally:
             for descriptor in ends:
                 os.close(descriptor)
-        flooded = any(len(found[descriptor]) > limit for descriptor, limit in read.items())
-        printed = found[ends[2]] if order == b"s" else b""
+        flooded = any(len(received[descriptor]) > limit for descriptor, limit in read.items())
+        printed = received[ends[2]] if order == b"s" else b""
         times = tuple((when - began, come) for when, come in heard[ends[1]])
-        return Ended(found[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded, times, seconds)
+        return Ended(received[ends[1]], printed, struct.unpack("<II", statuses), in_time, flooded, times, seconds)
 
 
 def _request(asked: dict[str, Any]) -> bytes:

@@ -44,12 +44,12 @@ def pair(pool: SandboxPool, said: str, kind: str) -> dict[str, Any]:
     Raises:
         ValueError: the proposal is not valid. The message says why.
     """
-    program, given = code_of(said, "f").strip("\n"), _INPUT.findall(spoken(said))
-    if not program or not given:
+    program, blocks = code_of(said, "f").strip("\n"), _INPUT.findall(spoken(said))
+    if not program or not blocks:
         raise ValueError("expected a ```python block that defines f, and an ```input block")
-    inputs = arguments(given[-1])
+    inputs = arguments(blocks[-1])
     if inputs is None:
-        raise ValueError(f"the input {given[-1]!r:.80} has no arguments that are literals")
+        raise ValueError(f"the input {blocks[-1]!r:.80} has no arguments that are literals")
     return question(kind, program, inputs, checked(pool, program, [inputs])[0])
 
 
@@ -70,9 +70,9 @@ def induction(pool: SandboxPool, said: str, program: str) -> dict[str, Any]:
     Raises:
         ValueError: the proposal is not valid. The message says why.
     """
-    given, messages = _INPUT.findall(spoken(said)), _MESSAGE.findall(spoken(said))
-    inputs = [known for known in map(arguments, given) if known is not None]
-    if len(given) != INPUT_COUNT or len(inputs) != INPUT_COUNT or not messages or not messages[-1].strip():
+    blocks, messages = _INPUT.findall(spoken(said)), _MESSAGE.findall(spoken(said))
+    inputs = [text for text in map(arguments, blocks) if text is not None]
+    if len(blocks) != INPUT_COUNT or len(inputs) != INPUT_COUNT or not messages or not messages[-1].strip():
         raise ValueError(f"expected {INPUT_COUNT} ```input blocks of literals, and a ```message block")
     return induced(program, inputs, checked(pool, program, inputs), messages[-1].strip())
 
@@ -104,13 +104,13 @@ def checked(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str]
 def values(pool: SandboxPool, program: str, inputs: Sequence[str]) -> list[str] | None:
     """Return what f returns for each of ``inputs``, as Python writes it, or None if one is not a literal or the program
     fails."""
-    given = [ast.literal_eval(f"({one},)") for one in inputs]
-    code = f"{program}\n\ndef values_of_f():\n    return [repr(f(*given)) for given in {given!r}]\n"
+    argument_tuples = [ast.literal_eval(f"({one},)") for one in inputs]
+    code = f"{program}\n\ndef values_of_f():\n    return [repr(f(*given)) for given in {argument_tuples!r}]\n"
     with pool.one() as sandbox:
-        found = sandbox.execute(code, "values_of_f").value
-    if not isinstance(found, list) or len(found) != len(inputs):
+        results = sandbox.execute(code, "values_of_f").value
+    if not isinstance(results, list) or len(results) != len(inputs):
         return None
-    return found if all(isinstance(one, str) and literal(one) is not None for one in found) else None
+    return results if all(isinstance(one, str) and literal(one) is not None for one in results) else None
 
 
 def arguments(text: str) -> str | None:
@@ -119,11 +119,11 @@ def arguments(text: str) -> str | None:
     >>> arguments(" 'a',[1 ,2]"), arguments("3"), arguments("print(1)"), arguments("")
     ("'a', [1, 2]", '3', None, None)
     """
-    found = literal(f"({text.strip()},)")
-    if found is None or not isinstance(found[0], tuple):
+    parsed = literal(f"({text.strip()},)")
+    if parsed is None or not isinstance(parsed[0], tuple):
         return None
     try:
-        return ", ".join(map(repr, found[0]))
+        return ", ".join(map(repr, parsed[0]))
     except ValueError:  # Python writes no number of more than 4,300 digits, but reads one in hexadecimal
         return None
 

@@ -71,14 +71,13 @@ class ANLI(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row: hub rows have ``premise``, ``hypothesis``, ``label``, and local ones ``question``,
-    ``answer``."""
+    """The example in a row: of the hub (``premise``, ``hypothesis``, ``label``) or local (``question``, ``answer``)."""
     name = str(row.get("id") or row.get("uid") or f"anli-{number}")
-    given = row.get("answer" if "premise" not in row else "label")
-    written = "" if given is None else str(given)
+    value = row.get("answer" if "premise" not in row else "label")
+    written = "" if value is None else str(value)
     answer = {str(place): label for place, label in enumerate(LABELS)}.get(written, written)
     if answer.strip() and answer not in LABELS:
-        raise ValueError(f"({name}) has the label {given!r}; expected {', '.join(LABELS)}, or 0, 1, 2 in this order")
+        raise ValueError(f"({name}) has the label {value!r}; expected {', '.join(LABELS)}, or 0, 1, 2 in this order")
     if "premise" in row and "hypothesis" not in row:
         raise ValueError(f"({name}) has 'premise' but no 'hypothesis'")
     if "premise" not in row:

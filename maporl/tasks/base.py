@@ -257,10 +257,7 @@ def _refuse_binary(path: Path) -> None:
 
 
 def _missing(path: Path) -> str:
-    """Return the message that a file is missing.
-
-    It says where it was looked for, and names a file of nearly this name.
-    """
+    """Return the message that a file is missing: where it was looked for, and a file of nearly this name."""
     wanted = path.absolute()
     folder = wanted.parent
     if not folder.is_dir():

@@ -32,10 +32,10 @@ class GSM8K(ReadTask):
     @cached_property
     def _examples(self) -> list[Example]:
         if self.split == "train":
-            found = read_examples(self.source, "train", _example)
+            examples = read_examples(self.source, "train", _example)
         else:
-            found = read_examples(self._eval_source(), "test", _example)
-        return found[: self.limit]
+            examples = read_examples(self._eval_source(), "test", _example)
+        return examples[: self.limit]
 
     def _eval_source(self) -> str:
         if self.eval_source is None and is_file(self.source):
@@ -54,10 +54,8 @@ class GSM8K(ReadTask):
 
 
 def _example(row: dict, number: int) -> Example:
-    """The example in a row.
-
-    Its label follows ``####`` or is in the last box of the answer, or is all of it, without commas between thousands.
-    """
+    """The example in a row."""
+    # its label follows #### or is in the last box of the answer, or is all of it, without commas between thousands
     question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
     name = str(row.get("id", f"gsm8k-{number}"))
     try:

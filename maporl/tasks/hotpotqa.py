@@ -49,17 +49,17 @@ def _example(row: dict[str, Any], number: int) -> Example:
     """Return the example in a row of the hub, which has ``context``, or of a file, which has ``paragraphs``."""
     name = str(row.get("id") or f"hotpotqa-{number}")
     meta = dict(row["meta"]) if isinstance(row.get("meta"), dict) else {}
-    given = next(
+    paragraphs = next(
         (place[key] for place, key in ((row, "paragraphs"), (meta, "paragraphs"), (row, "context")) if place.get(key)),
         None,
     )
-    if given is None:
+    if paragraphs is None:
         raise ValueError(
             f"({name}) has no paragraphs, and without them a search cannot find its answer; take the configuration "
             "hotpotqa/hotpot_qa:distractor, or a file with paragraphs"
         )
     try:
-        passages = passages_of(given)
+        passages = passages_of(paragraphs)
     except (ValueError, TypeError) as error:
         raise ValueError(f"({name}): paragraphs: {error}") from None
     meta |= {key: row[key] for key in ("type", "level") if row.get(key) is not None}

@@ -97,19 +97,19 @@ class Mathematics(ReadTask):
     @cached_property
     def _examples(self) -> list[Example]:
         if self.split == "train":
-            found = read_examples(self.source, self.train_split, self._example)
-            found = [example for example in found if not self.levels or example.meta.get("level") in self.levels]
-            if not found:
+            examples = read_examples(self.source, self.train_split, self._example)
+            examples = [example for example in examples if not self.levels or example.meta.get("level") in self.levels]
+            if not examples:
                 raise TaskError(f"math: {self.source} has no row of the levels {list(self.levels)}; change task.levels")
         else:
             if self.eval_source is None and is_file(self.source):
                 raise TaskError(f"math: {self.source} is one file and has no test split; set task.eval_source")
-            found = read_examples(self.eval_source or self.source, self.eval_split, self._example)
-        return found[: self.limit]
+            examples = read_examples(self.eval_source or self.source, self.eval_split, self._example)
+        return examples[: self.limit]
 
     def _example(self, row: dict[str, Any], number: int) -> Example:
-        question, given = self._given(row)
-        answer = ", ".join(map(str, given)) if isinstance(given, list | tuple) else given
+        question, label = self._given(row)
+        answer = ", ".join(map(str, label)) if isinstance(label, list | tuple) else label
         name = str(row.get("id", number))
         try:
             answer, worked = label_of("" if answer is None else str(answer))
@@ -163,11 +163,11 @@ def _without(pattern: str, text: str) -> str:
     >>> _without(r"\s*Think hard\.", "2+2? Think hard.")
     '2+2?'
     """
-    kept, end = [], 0
+    pieces, end = [], 0
     for match in matches(pattern, text):
-        kept.append(text[end : match.start()])
+        pieces.append(text[end : match.start()])
         end = match.end()
-    return "".join([*kept, text[end:]])
+    return "".join([*pieces, text[end:]])
 
 
 def _column(row: dict[str, Any], name: str) -> Any:

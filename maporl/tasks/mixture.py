@@ -102,9 +102,11 @@ class Mixture(Lessons, Task):
         """The grades of the examples' own tasks, each of which is called once."""
         grades: dict[int, Grade] = {}
         for name, task in self.parts.items():
-            own = [i for i, example in enumerate(examples) if example.meta["task"] == name]
-            found = task.grade_many([examples[i] for i in own], [texts[i] for i in own]) if own else []
-            grades |= dict(zip(own, found, strict=True))
+            indices = [i for i, example in enumerate(examples) if example.meta["task"] == name]
+            part_grades = (
+                task.grade_many([examples[i] for i in indices], [texts[i] for i in indices]) if indices else []
+            )
+            grades |= dict(zip(indices, part_grades, strict=True))
         return [grades[i] for i in range(len(examples))]
 
     def question(self, example: Example) -> str:

@@ -154,18 +154,18 @@ class Programs(ReadTask, ProgramTask):
         inside = {
             e.id: (e, _failed(outcomes)) for e, outcomes in zip(doubtful, self._references(doubtful), strict=True)
         }
-        kept, dropped = [], Counter[str]()
+        passing, dropped = [], Counter[str]()
         in_process = [name for name, (_, failed) in inside.items() if not failed]
         for example, failed in zip(examples, outside, strict=True):
             if not failed:
-                kept.append(example)
+                passing.append(example)
             elif reason := inside[example.id][1]:
                 dropped[reason] += 1
             elif self.in_process_tests:
-                kept.append(inside[example.id][0])
+                passing.append(inside[example.id][0])
             else:
                 dropped["in_process"] += 1
-        if not kept:
+        if not passing:
             raise TaskError(
                 f"{self.name}: {self.source}: no reference solution of {len(examples)} rows passes its tests in the "
                 f"sandbox ({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
@@ -176,7 +176,7 @@ class Programs(ReadTask, ProgramTask):
                     else ""
                 )
             )
-        result = kept, dict(dropped.most_common()), in_process
+        result = passing, dict(dropped.most_common()), in_process
         if in_process:
             vars(self)["_checked"] = result
             logger.warning("%s: %s: %s", self.name, self.split, self._said_of_in_process())
@@ -293,11 +293,7 @@ def _failed(outcomes: "Sequence[Outcome]") -> str:
 
 
 def _rewritten(test: str, name: str, reference: str) -> tuple[list[str], str]:
-    """The tests in the body of ``check``, with the function's name for ``candidate``, and what runs before them.
-
-    Raises:
-        ValueError: the test is not Python, or its ``check`` tests nothing.
-    """
+    """The tests in the body of ``check``, with the function's name for ``candidate``, and what runs before them."""
     try:
         tree = ast.parse(test)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -306,22 +302,19 @@ def _rewritten(test: str, name: str, reference: str) -> tuple[list[str], str]:
     if check is None:
         raise ValueError("has a test that does not define check(candidate)")
     # the function under its own name is the reference's: a program is not compared with itself
-    own = f"reference_{name}"
-    tree = _Renamed({name: own}).visit(tree)
+    reference_name = f"reference_{name}"
+    tree = _Renamed({name: reference_name}).visit(tree)
     outer = [node for node in tree.body if node is not check]
     before, tests = _parts(check, check.args.args[0].arg, name)
     if not tests:
         raise ValueError("has a check(candidate) that tests nothing")
     text = ast.unparse(ast.Module([*outer, *before], []))
-    helpers = _helpers(reference, name, "\n".join([text, *tests]), own)
+    helpers = _helpers(reference, name, "\n".join([text, *tests]), reference_name)
     return tests, f"{helpers}\n{text}".strip("\n")
 
 
 def _parts(check: ast.FunctionDef, candidate: str, name: str) -> tuple[list[ast.stmt], list[str]]:
-    """What ``check`` prepares without the program, and its tests.
-
-    Asserts of a constant test nothing and are left out.
-    """
+    """What ``check`` prepares without the program, and its tests. Asserts of a constant are left out."""
     before: list[ast.stmt] = []
     tests: list[ast.stmt] = []
     for node in check.body:
@@ -358,23 +351,20 @@ def _bound(statement: ast.stmt) -> list[str]:
     return [part.id for part in ast.walk(statement) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
 
 
-def _helpers(reference: str, name: str, tests: str, own: str = "") -> str:
-    """What the tests use of a reference solution besides its function ``name``, or an empty text if that is nothing.
-
-    That is its functions, constants and imports. Instances of its classes are inputs, and so the program's own. ``own``
-    is another name, by which the tests call the reference's own function ``name``.
-    """
+def _helpers(reference: str, name: str, tests: str, alias: str = "") -> str:
+    """A reference's functions, constants and imports that tests use beside ``name``, which they may call ``alias``."""
+    # instances of its classes are inputs, and so the program's own
     try:
         body, used = ast.parse(reference).body, {n.id for n in ast.walk(ast.parse(tests)) if isinstance(n, ast.Name)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     kinds = ast.FunctionDef | ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
-    kept: list[ast.stmt] = [
-        node for node in body if isinstance(node, kinds) and (name not in _bound(node) or own in used)
+    nodes: list[ast.stmt] = [
+        node for node in body if isinstance(node, kinds) and (name not in _bound(node) or alias in used)
     ]
-    if not {*(own,), *(bound for node in kept for bound in _bound(node))} & used:
+    if not {*(alias,), *(bound for node in nodes for bound in _bound(node))} & used:
         return ""
-    return ast.unparse(_Renamed({name: own} if own in used else {}).visit(ast.Module(kept, [])))
+    return ast.unparse(_Renamed({name: alias} if alias in used else {}).visit(ast.Module(nodes, [])))
 
 
 class _Renamed(ast.NodeTransformer):

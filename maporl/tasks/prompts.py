@@ -133,11 +133,11 @@ def questions_of(
     if eval_dataset is not None:
         eval_task = Prompts(eval_dataset, "eval")
     assert task is not None  # or train_dataset was given
-    for name, given, rows in (("task", task, "train_dataset"), ("eval_task", eval_task, "eval_dataset")):
-        if isinstance(given, type) and issubclass(given, Task):
-            raise ValueError(f"{name}: expected an object, got the class {given.__name__}; write {given.__name__}(...)")
-        if given is not None and not isinstance(given, Task):
-            raise ValueError(f"{name}: expected a maporl.Task, got {type(given).__name__}; pass a data set as {rows}")
+    for name, value, rows in (("task", task, "train_dataset"), ("eval_task", eval_task, "eval_dataset")):
+        if isinstance(value, type) and issubclass(value, Task):
+            raise ValueError(f"{name}: expected an object, got the class {value.__name__}; write {value.__name__}(...)")
+        if value is not None and not isinstance(value, Task):
+            raise ValueError(f"{name}: expected a maporl.Task, got {type(value).__name__}; pass a data set as {rows}")
     if len(task) == 0:
         raise ValueError("task: expected at least one example, got an empty task")
     return task, eval_task

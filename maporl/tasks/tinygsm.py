@@ -81,8 +81,8 @@ class TinyGSM(ReadTask):
 
     @cached_property
     def _labelled(self) -> tuple[list[Example], dict[str, int]]:
-        rows, known = self._rows()
-        examples, dropped = label_rows(rows, known)
+        rows, in_training = self._rows()
+        examples, dropped = label_rows(rows, in_training)
         if not rows or sum(dropped.values()) > self.max_dropped * len(rows):
             raise TaskError(
                 f"tinygsm: {self._where()}: {sum(dropped.values())} of {len(rows)} rows were dropped "
@@ -143,23 +143,19 @@ def label_rows(rows: Numbered, known: set[str]) -> tuple[list[Example], dict[str
     return examples, dict(dropped.most_common())
 
 
-def _unusable(row: dict[str, Any], known: set[str]) -> str | None:
+def _unusable(row: dict[str, Any], in_training: set[str]) -> str | None:
     """Why a row is dropped before its program runs; None if it is not."""
     if not _question(row):
         return "no_question"
-    if _question(row) in known:
+    if _question(row) in in_training:
         return "also_in_training"
     code = _code(row)
     return "not_repeatable" if isinstance(code, str) and not repeatable(code) else None
 
 
 def _run(codes: list[Any]) -> list[Any]:
-    """The sandbox's outcome for each program.
-
-    Raises:
-        TaskError: so many programs crash, do not end or take long that the rest would take hours. One that does not end
-            costs the sandbox's whole time limit, and one that crashes a new worker.
-    """
+    """The sandbox's outcome for each program; raises if so many fail or take long that the rest would take hours."""
+    # one that does not end costs the sandbox's whole time limit, and one that crashes a new worker
     from maporl.sandbox.sandbox import Outcome, Sandbox  # every task is imported, and only this one needs the sandbox
 
     calls: dict[str, list[int]] = {}

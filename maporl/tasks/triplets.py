@@ -100,13 +100,13 @@ class Triplets(Task):
     @cached_property
     def _programs(self) -> list[tuple[str, list[str], list[str], str]]:
         """The programs of the split, each with ten inputs, their outputs and a message."""
-        found = _built_in() if self.source is None else _read(self.source)
-        random.Random(self.seed).shuffle(found)
-        held_out = max(1, round(self.held_out * len(found)))
-        found = found[:held_out] if self.split == "eval" else found[held_out:]
-        if not found:
+        programs = _built_in() if self.source is None else _read(self.source)
+        random.Random(self.seed).shuffle(programs)
+        held_out = max(1, round(self.held_out * len(programs)))
+        programs = programs[:held_out] if self.split == "eval" else programs[held_out:]
+        if not programs:
             raise TaskError(f"triplets: {self.source} leaves no program to train on; give more, or a smaller held_out")
-        return found
+        return programs
 
     @cached_property
     def _examples(self) -> list[Example]:
@@ -140,10 +140,10 @@ class Triplets(Task):
 
     def grade(self, example: Example, text: str) -> Grade:
         """Run the program where that is needed, and compare values."""
-        found, meta = _ANSWER.findall(spoken(text)), example.meta
-        if not found:
+        answers, meta = _ANSWER.findall(spoken(text)), example.meta
+        if not answers:
             return Grade(None, False, "no final answer")
-        said = found[-1].strip()
+        said = answers[-1].strip()
         if meta["kind"] == "induction":
             program = code_of(said, "f")
             outputs = values(_pool(meta), program, [one for one, _ in meta["hidden"]]) if program else None
@@ -157,8 +157,8 @@ class Triplets(Task):
             return Grade(
                 said, right, "is the output" if right else "is not the output" if literal(said) else "is not a literal"
             )
-        given = arguments(said)
-        outputs = None if given is None else values(_pool(meta), meta["program"], [given])
+        inputs = arguments(said)
+        outputs = None if inputs is None else values(_pool(meta), meta["program"], [inputs])
         right = outputs is not None and same(outputs[0], meta["output"])
         return Grade(said, right, "gives the output" if right else "does not give the output")
 
@@ -180,31 +180,31 @@ def _run(program: str, inputs: tuple[str, ...]) -> list[str]:
 
 
 def _built_in() -> list[tuple[str, list[str], list[str], str]]:
-    found = []
+    programs = []
     for kind, bodies in PROGRAMS.items():
         for body in bodies:
             program = f"def f(x):\n    return {body}"
-            found.append((program, INPUTS[kind], _run(program, tuple(INPUTS[kind])), f"A function of one {kind}."))
-    return found
+            programs.append((program, INPUTS[kind], _run(program, tuple(INPUTS[kind])), f"A function of one {kind}."))
+    return programs
 
 
 def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
-    found = []
+    programs = []
     for number, row in enumerate(read_rows(source, "train")):
         program, inputs = row.get("program"), row.get("inputs")
         texts = [one if isinstance(one, str) else repr(one) for one in inputs] if isinstance(inputs, list) else []
-        given = [arguments(one) for one in texts]
-        known = [one for one in given if one is not None]
-        if not isinstance(program, str) or len(given) != INPUT_COUNT or known != given:
-            wrong = f"input {texts[given.index(None)]!r:.60}" if None in given else f"{len(given)} inputs"
+        parsed = [arguments(one) for one in texts]
+        valid = [one for one in parsed if one is not None]
+        if not isinstance(program, str) or len(parsed) != INPUT_COUNT or valid != parsed:
+            wrong = f"input {texts[parsed.index(None)]!r:.60}" if None in parsed else f"{len(parsed)} inputs"
             raise TaskError(
                 f"triplets: {source}: row {number + 1}: expected a program that defines f, and {INPUT_COUNT} inputs as "
                 "in a call, such as "
                 f"\"'a', 3\", got the columns {sorted(row)}, a program of the type {type(program).__name__} and {wrong}"
             )
         try:
-            outputs = _run(program, tuple(known))
+            outputs = _run(program, tuple(valid))
         except ValueError as error:
             raise TaskError(f"triplets: {source}: row {number + 1}: {error}") from None
-        found.append((program, known, outputs, str(row.get("message") or "A function.")))
-    return found
+        programs.append((program, valid, outputs, str(row.get("message") or "A function.")))
+    return programs

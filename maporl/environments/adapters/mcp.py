@@ -112,8 +112,8 @@ def _options(options: Mapping[str, Any]) -> ServerOptions:
     try:
         return ServerOptions(**options)
     except TypeError as error:
-        known = ", ".join(ServerOptions.__dataclass_fields__)
-        raise ConfigError(f"mcp: {str(error).split(') ')[-1]}; its options are {known}") from None
+        names = ", ".join(ServerOptions.__dataclass_fields__)
+        raise ConfigError(f"mcp: {str(error).split(') ')[-1]}; its options are {names}") from None
 
 
 def _caller(server: Server, name: str) -> Callable[..., Any]:
@@ -124,10 +124,8 @@ def _caller(server: Server, name: str) -> Callable[..., Any]:
 
 
 def _tools(listed: Sequence[Any], options: ServerOptions, run: Callable[[str], Callable[..., Any]]) -> list[Tool]:
-    """Return the tools that a server lists, by names that models can write.
-
-    Version 1 of its package has other names for fields than version 2.
-    """
+    """Return the tools that a server lists, by names that models can write."""
+    # version 1 of its package has other names for fields than version 2
     names = _names([tool.name for tool in listed])
     if missing := [name for name in options.only or () if name not in names and name not in names.values()]:
         shown = [*names][:MOST_NAMED]
@@ -144,14 +142,14 @@ MOST_NAMED = 30
 
 def _names(listed: Sequence[str]) -> dict[str, str]:
     """Return a name that models can write for each of a server's tools: its own, wherever this can be."""
-    found = {name: name for name in listed if writable(name) == name}
+    by_listed = {name: name for name in listed if writable(name) == name}
     for name in listed:
         plain, number = writable(name), 1
-        while name not in found and plain in found.values():
+        while name not in by_listed and plain in by_listed.values():
             number += 1
             plain = f"{writable(name)[:60]}_{number}"
-        found.setdefault(name, plain)
-    return {name: found[name] for name in listed}
+        by_listed.setdefault(name, plain)
+    return {name: by_listed[name] for name in listed}
 
 
 def _tool(listed: Any, name: str, run: Callable[..., Any], options: ServerOptions) -> Tool:

@@ -184,16 +184,16 @@ class Server:
         return self.alive
 
     async def _listed(self) -> list[Any]:
-        found: list[Any] = []
+        tools: list[Any] = []
         cursor, seen = None, set[str]()
         while True:
             page = await self._watched(self._session.list_tools(**({} if cursor is None else _cursor(cursor))))
-            found += page.tools
+            tools += page.tools
             cursor = getattr(page, "nextCursor", None) or getattr(page, "next_cursor", None)
             if not cursor:
-                return found
-            if cursor in seen or len(found) > MOST_TOOLS or len(seen) > MOST_TOOLS:
-                raise ValueError(f"its list does not end: {len(found)} tools in {len(seen) + 1} pages")
+                return tools
+            if cursor in seen or len(tools) > MOST_TOOLS or len(seen) > MOST_TOOLS:
+                raise ValueError(f"its list does not end: {len(tools)} tools in {len(seen) + 1} pages")
             seen.add(cursor)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
@@ -272,12 +272,12 @@ async def _transport(package: Any, options: ServerOptions, log: Any) -> AsyncIte
         from maporl.http_client import certificates
 
         proxy = proxy_of(str(options.url))
-        own = streamable_http.create_mcp_http_client()  # version 1 has another kind of client than version 2
-        kind = type(own)
-        await own.aclose()
+        default = streamable_http.create_mcp_http_client()  # version 1 has another kind of client than version 2
+        kind = type(default)
+        await default.aclose()
         how: dict[str, Any] = {
-            "timeout": own.timeout,
-            "follow_redirects": own.follow_redirects,
+            "timeout": default.timeout,
+            "follow_redirects": default.follow_redirects,
             "verify": certificates(),
         }
         async with (
@@ -289,10 +289,10 @@ async def _transport(package: Any, options: ServerOptions, log: Any) -> AsyncIte
     from mcp.client.stdio import get_default_environment
 
     # the package adds variables of its own choice, and env takes them away again
-    kept = {"PATH", *options.env}
-    drop = [part for name in get_default_environment() if name not in kept for part in ("-u", name)]
+    variables = {"PATH", *options.env}
+    drop = [part for name in get_default_environment() if name not in variables for part in ("-u", name)]
     parameters = package.StdioServerParameters(
-        command="env", args=[*drop, *options.command], env={n: os.environ[n] for n in kept if n in os.environ}
+        command="env", args=[*drop, *options.command], env={n: os.environ[n] for n in variables if n in os.environ}
     )
     async with package.stdio_client(parameters, errlog=log) as streams:
         yield streams

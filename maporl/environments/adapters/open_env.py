@@ -109,10 +109,7 @@ class OpenEnv(Environment):
     # -- with the server ----------------------------------------------------------------------------------------------
 
     async def _begun(self, arguments: Mapping[str, Any]) -> Any:
-        """Return the first observation.
-
-        A server that is full or away is asked again until ``open_seconds`` are over.
-        """
+        """Return the first observation. A server that is full or away is asked again for ``open_seconds``."""
         until = time.monotonic() + self._open_seconds
         while True:
             client = self._make(base_url=self._url, message_timeout_s=_SECONDS, mode="simulation")
@@ -186,8 +183,8 @@ class OpenEnv(Environment):
         seen = answer.observation
         failed, text = _tool_answer(seen) if "tool_name" in seen else (False, self._text(seen))
         reward = None if answer.reward is None else float(answer.reward)
-        kept = {"observation": seen}
-        return Result(text, kept, "raised" if failed else None, reward, self._done)
+        value = {"observation": seen}
+        return Result(text, value, "raised" if failed else None, reward, self._done)
 
     def _text(self, observation: Any) -> str:
         fields = _fields(observation)

@@ -123,8 +123,8 @@ class TRLEnvironment(Environment):
 
     def can_pay(self, agents: Sequence[str]) -> bool:
         """Return whether it has a reward, or a method may return a :class:`maporl.types.Result`."""
-        own = hasattr(type(self.made), "get_reward") or self._reward is not None
-        return own or any(may_pay(tool.run) for tool in self._tools)
+        pays = hasattr(type(self.made), "get_reward") or self._reward is not None
+        return pays or any(may_pay(tool.run) for tool in self._tools)
 
     def fork(self) -> "TRLEnvironment":
         """Return an environment around what ``_fork`` returned."""
@@ -141,10 +141,7 @@ class TRLEnvironment(Environment):
 
 
 def _is_tool(name: str, method: Any) -> bool:
-    """Return whether TRL takes a method for a tool.
-
-    ``close`` without a docstring, which TRL refuses, is not one here.
-    """
+    """Return whether TRL takes a method for a tool. Here, ``close`` without a docstring is not one; TRL refuses it."""
     return not name.startswith("_") and name not in NOT_TOOLS and (name != "close" or bool(inspect.getdoc(method)))
 
 
@@ -157,25 +154,25 @@ def _tools_of(made: Any) -> list[Tool]:
     if kind not in _KNOWN:
         # as TRL does, methods are found on the class: a look at an instance would compute its properties
         methods = inspect.getmembers(kind, predicate=inspect.isfunction)
-        found = [Tool.of(getattr(made, name)) for name, method in methods if _is_tool(name, method)]
-        _KNOWN[kind] = [replace(tool, run=getattr(kind, tool.name)) for tool in found]
+        tools = [Tool.of(getattr(made, name)) for name, method in methods if _is_tool(name, method)]
+        _KNOWN[kind] = [replace(tool, run=getattr(kind, tool.name)) for tool in tools]
     return _KNOWN[kind]
 
 
-def _chosen(reset: Callable[..., Any], given: Mapping[str, Any], row: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _chosen(reset: Callable[..., Any], columns: Mapping[str, Any], row: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the columns that ``reset`` takes by name, or the whole row if it takes any."""
     parameters = list(inspect.signature(reset).parameters.values())
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     for p in parameters:
         needed = p.name in named and p.default is p.empty
-        if (needed and p.name not in given) or p.kind is p.POSITIONAL_ONLY:
+        if (needed and p.name not in columns) or p.kind is p.POSITIONAL_ONLY:
             raise ConfigError(
                 f"environment {kind}: reset wants {p.name!r}, which the questions do not have; they have "
                 f"{', '.join(sorted(map(str, row)))}"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return {**row, **{name: given[name] for name in named if name in given}}
-    return {name: given[name] for name in named if name in given}
+        return {**row, **{name: columns[name] for name in named if name in columns}}
+    return {name: columns[name] for name in named if name in columns}
 
 
 def _shown(value: Any, name: str) -> Any:
@@ -186,11 +183,7 @@ def _shown(value: Any, name: str) -> Any:
 
 
 def _text_of(blocks: list[Any], where: str) -> str:
-    """Return the text of content blocks, or of another list.
-
-    Raises:
-        ConfigError: a block is an image or something else than text.
-    """
+    """Return the text of content blocks, or of another list."""
     if not blocks or not all(isinstance(block, dict) and "type" in block for block in blocks):
         return str(blocks)
     kinds = [block["type"] for block in blocks if block["type"] != "text"]

@@ -91,11 +91,7 @@ class Gymnasium(Game):
 
 
 def _made(env: str, options: dict[str, Any]) -> Any:
-    """Return Gymnasium's environment, which draws in text if it can.
-
-    Raises:
-        ConfigError: the package is not installed, or it has no such environment.
-    """
+    """Return Gymnasium's environment, which draws in text if it can."""
     if find_spec("gymnasium") is None:
         raise ConfigError(
             f"game gymnasium: the package gymnasium is not installed; install it with: {install_command('games')}"

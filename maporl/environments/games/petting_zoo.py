@@ -154,12 +154,7 @@ class PettingZoo(Game):
         return self.parse is None
 
     def _settle(self) -> None:
-        """Step agents that have ended, whom PettingZoo wants to be stepped with None, until one is selected that has
-        not.
-
-        Raises:
-            ConfigError: the environment goes on selecting agents that have ended.
-        """
+        """Step agents that have ended with None, as PettingZoo wants, until one is selected that has not."""
         in_vain = 0
         while self.world.agents:
             self.ended = self._flagged(self.world.terminations) | self._flagged(self.world.truncations)
@@ -208,11 +203,7 @@ class PettingZoo(Game):
         return legal_moves(space, mask, self.actions, f"game pettingzoo: {self.env}")
 
     def _action(self, player: int, text: str) -> Any:
-        """Return the action that ``text`` means.
-
-        Raises:
-            IllegalMove: the user's ``parse`` refuses it.
-        """
+        """Return the action that ``text`` means, or raise if the user's ``parse`` refuses it."""
         legal = self._legal(player)
         if self._parse is None:
             return text if legal is None else legal[text]
@@ -225,11 +216,7 @@ class PettingZoo(Game):
 
 
 def _made(api: str, env: str, options: dict[str, Any]) -> Any:
-    """Return PettingZoo's environment.
-
-    Raises:
-        ConfigError: the package is not installed, or it has no such environment.
-    """
+    """Return PettingZoo's environment."""
     if find_spec("pettingzoo") is None:
         raise ConfigError(
             f"game pettingzoo: the package pettingzoo is not installed; install it with: {install_command('games')}"

@@ -77,9 +77,9 @@ def spoken(space: Any, text: str) -> str:
 
 def mask_of(observation: Any, info: Any) -> Any:
     """Return the ``action_mask`` of an observation or of its information, or None."""
-    for given in (observation, info):
-        if isinstance(given, Mapping) and "action_mask" in given:
-            return given["action_mask"]
+    for values in (observation, info):
+        if isinstance(values, Mapping) and "action_mask" in values:
+            return values["action_mask"]
     return None
 
 
@@ -106,7 +106,7 @@ def board(observation: Any, player: str) -> str:
     Rows are joined by ``/``: ``X`` is the player's own piece, ``O`` another's, ``_`` a free cell.
     """
     cells = observation["observation"].tolist()
-    return "/".join("".join("X" if own else "O" if other else "_" for own, other in row) for row in cells)
+    return "/".join("".join("X" if mine else "O" if other else "_" for mine, other in row) for row in cells)
 
 
 def _rows(value: Any) -> str:

@@ -47,8 +47,8 @@ def solutions(numbers: Numbers, rng: random.Random | None = None) -> Iterator[Nu
 
 def unique(numbers: Numbers) -> bool:
     """Return whether there is exactly one way to fill in the empty cells."""
-    found = solutions(numbers)
-    return next(found, None) is not None and next(found, None) is None
+    fillings = solutions(numbers)
+    return next(fillings, None) is not None and next(fillings, None) is None
 
 
 @functools.lru_cache(maxsize=4096)  # a fork plays its game again

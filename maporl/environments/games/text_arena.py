@@ -141,12 +141,12 @@ class TextArena(Game):
         """
         ((player, text),) = moves.items()
         self.taken[player] += 1
-        known = self.world.state.game_info[player]
-        earlier = known["invalid_move"]
+        info = self.world.state.game_info[player]
+        earlier = info["invalid_move"]
         try:
             with self._own_generator():
                 self.done = bool(self.world.step(action=text)[0])
-            self.breaker = player if known["invalid_move"] and not earlier else None
+            self.breaker = player if info["invalid_move"] and not earlier else None
             if not self.done:
                 self._look()
                 return {}
@@ -160,7 +160,7 @@ class TextArena(Game):
         self.rewards = {int(player): float(value) for player, value in rewards.items()}
         if self.fines(player):
             self.rewards = {}  # the protocol pays it as an illegal move
-        self.told = {int(player): dict(own) for player, own in (infos or {}).items()}
+        self.told = {int(player): dict(details) for player, details in (infos or {}).items()}
         return self.rewards
 
     def revealed(self, player: int) -> dict[str, Any]:

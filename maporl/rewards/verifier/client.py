@@ -143,8 +143,8 @@ def each_once(
     places = {key: place for place, key in reversed(list(enumerate(keys)))}
     first = sorted(places.values())
     outcomes = ask([chats[place] for place in first], [references[place] for place in first])
-    found = dict(zip(first, outcomes, strict=True))
-    return [found[places[key]] for key in keys]
+    by_place = dict(zip(first, outcomes, strict=True))
+    return [by_place[places[key]] for key in keys]
 
 
 class VerifierClient(Counted):
@@ -229,13 +229,13 @@ class VerifierClient(Counted):
         self, url: str, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
         body = {"request_id": request_id, "chats": list(chats), "references": list(references)}
-        found, results = self._list(url, "/v1/score", body, "results", len(chats))
-        self._see(url, found)
+        answer, results = self._list(url, "/v1/score", body, "results", len(chats))
+        self._see(url, answer)
         return [self._outcome(url, result) for result in results]
 
-    def _see(self, url: str, found: dict[str, Any]) -> None:
+    def _see(self, url: str, answer: dict[str, Any]) -> None:
         """Take note of the verifier that an answer is from."""
-        sha256, shown = found.get("sha256"), self._http[url].shown
+        sha256, shown = answer.get("sha256"), self._http[url].shown
         if sha256 is not None and (not isinstance(sha256, str) or not 0 < len(sha256) <= _LONGEST_DIGEST):
             raise VerifierFailure(url, f"expected sha256 of its verifier as a text, got {shown(sha256)}")
         if sha256 is None and url not in self._unnamed:
@@ -244,7 +244,7 @@ class VerifierClient(Counted):
                 "verifier server %s does not say which verifier it has (sha256), so that another one goes unnoticed",
                 shown_url(url),
             )
-        self.identity.see(sha256, shown(found.get("model")), f"verifier server {shown_url(url)}")
+        self.identity.see(sha256, shown(answer.get("model")), f"verifier server {shown_url(url)}")
 
     def _outcome(self, url: str, result: Any) -> Outcome:
         """The outcome for one chat. Its error is raised, and so stops the run, unless ``on_failure`` is ``label``."""
@@ -283,14 +283,14 @@ class VerifierClient(Counted):
         self, url: str, path: str, body: dict[str, Any], name: str, count: int
     ) -> tuple[dict[str, Any], list[Any]]:
         """Post ``body`` and return the answer, and its list ``name``, which has ``count`` entries."""
-        found: Any = self._http[url].post(path, body)
-        if not isinstance(found, dict):
-            raise VerifierFailure(url, f"expected a JSON object, got {type(found).__name__}")
-        entries = found.get(name)
+        answer: Any = self._http[url].post(path, body)
+        if not isinstance(answer, dict):
+            raise VerifierFailure(url, f"expected a JSON object, got {type(answer).__name__}")
+        entries = answer.get(name)
         if not isinstance(entries, list) or len(entries) != count:
-            got = len(entries) if isinstance(entries, list) else self._http[url].shown(found.get(name, found))
+            got = len(entries) if isinstance(entries, list) else self._http[url].shown(answer.get(name, answer))
             raise VerifierFailure(url, f"expected {count} {name}, got {got}")
-        return found, entries
+        return answer, entries
 
     def _score(self, url: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:

@@ -63,7 +63,7 @@ def mixture(rounds: Sequence[int], growth: float) -> list[float]:
     """
     sizes = Counter(rounds)
     newest = max(sizes)
-    weights = [growth ** (own - newest) / sizes[own] for own in rounds]
+    weights = [growth ** (r - newest) / sizes[r] for r in rounds]
     return [weight / sum(weights) for weight in weights]
 
 
@@ -95,9 +95,9 @@ class CoTraining:
         One process trains, and sends the weights to the others. Each process scores with its own copy, and copies that
         were trained apart would drift apart, because kernels do not add up in the same order everywhere.
         """
-        found = distributed.all_gather_lists(self._pairs_of(dialogues, task))
-        self.pairs, self.new = self.pairs + found, self.new + len(found)
-        self.rounds = self.rounds + [self.round] * len(found)
+        gathered = distributed.all_gather_lists(self._pairs_of(dialogues, task))
+        self.pairs, self.new = self.pairs + gathered, self.new + len(gathered)
+        self.rounds = self.rounds + [self.round] * len(gathered)
         due = update % self.section.learn_every == 0 or (update == 1 and self.verifier.begins)
         if not due or not self.new:
             return {}
@@ -147,7 +147,7 @@ class CoTraining:
         return loss + self.section.score_penalty * outputs.sigmoid().square().mean()
 
     def _pairs_of(self, dialogues: Iterable[Dialogue], task: Task) -> list[Pair]:
-        found: dict[tuple[str, str], dict[bool, list[list[int]]]] = {}
+        questions: dict[tuple[str, str], dict[bool, list[list[int]]]] = {}
         alone = self.section.loss == "answers"
         for dialogue in dialogues:
             for utterance in dialogue.answers():
@@ -155,7 +155,7 @@ class CoTraining:
                     continue
                 correct = utterance.grade.correct if utterance.grade else None
                 asked = dialogue.asked(utterance)
-                sides = found.setdefault((asked.id, asked.question), {})
+                sides = questions.setdefault((asked.id, asked.question), {})
                 if correct is None or (self.section.pairs == "first" and not alone and correct in sides):
                     continue
                 chat = chat_of(task.question(asked), utterance.words())
@@ -167,11 +167,11 @@ class CoTraining:
         if alone:
             return [
                 (ids, None) if correct else (None, ids)
-                for sides in found.values()
+                for sides in questions.values()
                 for correct, answers in sides.items()
                 for ids in answers
             ]
-        return [pair for sides in found.values() for pair in product(sides.get(True, ()), sides.get(False, ()))]
+        return [pair for sides in questions.values() for pair in product(sides.get(True, ()), sides.get(False, ()))]
 
     def save(self, folder: Path) -> None:
         """Write the verifier, and what is needed to go on training it, into ``folder``."""

@@ -111,15 +111,15 @@ class KnowsVerifier:
 
 def record_verifiers(folder: Path, number: int, sources: Mapping[str, RewardSource]) -> None:
     """Write into ``verifiers.json`` of the run in ``folder`` which verifiers the update or round ``number`` has had."""
-    found = {name: own for name, source in sources.items() if (own := source.remembered())}
-    if not found:
+    verifiers = {name: verifier for name, source in sources.items() if (verifier := source.remembered())}
+    if not verifiers:
         return
     was = _read(folder)
     now = {name: [one for one in had if one["since"] < number] for name, had in was.items()}
-    for name, own in found.items():
+    for name, verifier in verifiers.items():
         had = now.setdefault(name, [])
-        if not had or {key: had[-1].get(key) for key in own} != own:
-            had.append({"since": number, **own})
+        if not had or {key: had[-1].get(key) for key in verifier} != verifier:
+            had.append({"since": number, **verifier})
     if now != was:
         replace_file(folder / VERIFIERS, json.dumps(now, indent=1))
 

@@ -131,14 +131,14 @@ class Verifier:
     def _read(
         self, rows: list[list[int]], read: Callable[[list[list[int]]], list[float]], batch_size: int | None = None
     ) -> list[float]:
-        """Return what ``read`` makes of each row. Equal rows are read once, because the last bits depend on the
-        forward, and rules that compare answers would see them."""
+        """Return what ``read`` makes of each row."""
+        # equal rows are read once: the last bits depend on the forward, and rules that compare answers would see them
         distinct = [list(row) for row in dict.fromkeys(map(tuple, rows))]
-        found: dict[tuple[int, ...], float] = {}
+        values: dict[tuple[int, ...], float] = {}
         for chunk in self.batches(distinct, batch_size):
             together = [distinct[i] for i in chunk]
-            found |= zip(map(tuple, together), read(together), strict=True)
-        return [found[tuple(row)] for row in rows]
+            values |= zip(map(tuple, together), read(together), strict=True)
+        return [values[tuple(row)] for row in rows]
 
     def batches(self, rows: list[list[int]], batch_size: int | None = None) -> list[list[int]]:
         """The places of the rows of each forward: those of similar length share one."""
@@ -201,17 +201,17 @@ def chance_of(record: dict[str, Any] | None) -> str | None:
     metrics = (record or {}).get("metrics")
     if not isinstance(metrics, dict) or "auc_reached_by_chance" not in metrics:
         return None  # of an earlier version, or of another trainer
-    reached, found = metrics["auc_reached_by_chance"], metrics["held_out"]
-    if reached is None or found["auc"] is None:
+    reached, held_out = metrics["auc_reached_by_chance"], metrics["held_out"]
+    if reached is None or held_out["auc"] is None:
         return (
             "the verifier was measured on answers that are all right or all wrong, so that nothing shows what its "
             "scores are worth"
         )
-    if found["auc"] > reached:
+    if held_out["auc"] > reached:
         return None
     return (
-        f"the verifier is not better than chance: its AUC on {found['answers']} held-out answers is "
-        f"{found['auc']:.3f}, and scores without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
+        f"the verifier is not better than chance: its AUC on {held_out['answers']} held-out answers is "
+        f"{held_out['auc']:.3f}, and scores without any meaning reach {min(reached, 1.0):.3f} in one of twenty cases"
     )
 
 

@@ -44,11 +44,11 @@ class ServedReward(KnowsVerifier):
             raise ConfigError(f"{where}: on_failure: label and learn_every need a team's task; leave them out")
         urls = [urls] if isinstance(urls, str) else list(urls)
         section: VerifierSection = validated(VerifierSection, {"urls": urls, **options}, where)
-        if not (found := server_urls(section)):
+        if not (servers := server_urls(section)):
             raise ConfigError(
                 f"{where}: expected the urls of servers, or {URLS_VARIABLE} in the environment; got neither"
             )
-        self.client, self.reference = VerifierClient(section, found), reference
+        self.client, self.reference = VerifierClient(section, servers), reference
         self.identity, self.asked = self.client.identity, f"verifier {' or '.join(self.client.urls)}"
         self.__name__ = name
         """The name by which trainers call the function."""

@@ -58,8 +58,8 @@ def dialogue_source(scores_of: Scores, name: str, bounded: bool = True) -> Rewar
     def score(dialogues: list[Dialogue], task: Task) -> Values:
         asked = [(d, d.answers()[-1]) for d in dialogues if d.answers()]
         chats = [chat_of(task.question(d.example), joint_text(d.utterances)) for d, _ in asked]
-        found = checked(scores_of(chats), asked, name, bounded)
-        scores = dict(zip([id(d) for d, _ in asked], found, strict=True))
+        values = checked(scores_of(chats), asked, name, bounded)
+        scores = dict(zip([id(d) for d, _ in asked], values, strict=True))
         return [[scores[id(d)] if u.answers else None for u in d.utterances] for d in dialogues]
 
     return FunctionSource(score)
@@ -149,8 +149,8 @@ class ServedVerifier(KnowsVerifier, RewardSource):
                 )
             scores[index] = float(grade.correct)
         self.client.count("labelled", len(missing))
-        found = iter(checked(scores, asked, " or ".join(self.client.urls)))
-        return [[next(found) for _ in d.utterances] for d in dialogues]
+        remaining = iter(checked(scores, asked, " or ".join(self.client.urls)))
+        return [[next(remaining) for _ in d.utterances] for d in dialogues]
 
     def after_update(self, update: int, dialogues: list[Dialogue], task: Task) -> dict[str, float]:
         """Counts since the last update: requests, retries, waits, servers left out, answers that the grader

@@ -119,7 +119,7 @@ def forbid_paths() -> bool:
     version = call(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_VERSION))
     if version < 1:
         return False
-    rights = struct.pack("@QQQ", *(_rights(version, known) for known in (_FILE_RIGHTS, _PORT_RIGHTS, _SCOPES)))
+    rights = struct.pack("@QQQ", *(_rights(version, counts) for counts in (_FILE_RIGHTS, _PORT_RIGHTS, _SCOPES)))
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = call(_LANDLOCK_CREATE, rights, ctypes.c_size_t(size), ctypes.c_uint32(0))
     if rules < 0:
@@ -130,9 +130,9 @@ def forbid_paths() -> bool:
     return granted
 
 
-def _rights(version: int, known: dict[int, int]) -> int:
+def _rights(version: int, counts: dict[int, int]) -> int:
     """All rights that this version of Landlock can refuse, as a bit mask."""
-    bits = max((count for since, count in known.items() if since <= version), default=0)
+    bits = max((count for since, count in counts.items() if since <= version), default=0)
     return (1 << bits) - 1
 
 

@@ -102,8 +102,7 @@ def _modules(folder: Path, package: str) -> Iterator[tuple[str, Path]]:
 
 
 def _byte_code(name: str, path: Path) -> bytes | None:
-    """The byte code of a module: what Python has stored of it if it is up to date, else compiled now; None if it has
-    none."""
+    """The byte code of a module: the stored one if it is up to date, else compiled now; None if it has none."""
     stored, source = Path(importlib.util.cache_from_source(str(path))), path.stat()
     with suppress(OSError, struct.error):
         data = stored.read_bytes()

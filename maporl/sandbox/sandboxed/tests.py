@@ -90,9 +90,9 @@ def serve_program(asked: dict[str, Any], limits: dict[str, Any]) -> NoReturn:
                 if values[0] not in namespace:
                     raise NameError(f"name {values[0]!r} is not defined")
                 return {"value": encode(namespace[values[0]], keep)}
-            found = [decode(value, lambda record: things[record["thing"]]) for value in values]
+            positional = [decode(value, lambda record: things[record["thing"]]) for value in values]
             others = {name: decode(value, lambda record: things[record["thing"]]) for name, value in named.items()}
-            return {"value": encode(ACTS[act](*found, **others), keep)}
+            return {"value": encode(ACTS[act](*positional, **others), keep)}
         except Unusable as error:
             return {"ended": "syntax", "message": str(error)}
         except MemoryError:

@@ -125,18 +125,18 @@ def boxed(text: str, alone: bool = True) -> str | None:
     boxes: list[tuple[int, int, int, int]] = []  # where each begins and ends, and where its content does
     around: dict[int, int] = {}  # where the brace is that was open when a box began
     opened: list[tuple[int, int, int]] = []
-    for found in _BOX.finditer(text):
-        if found["bare"]:
-            boxes.append((found.start(), found.end(), *found.span("bare")))
-            around[found.start()] = opened[-1][2] if opened else 0
-        elif found.group() != "}":
-            if found["brace"]:
-                around[found.start()] = opened[-1][2] if opened else 0
-            opened.append((found.start(), found.end(), found.start()) if found["brace"] else (-1, -1, found.start()))
+    for match in _BOX.finditer(text):
+        if match["bare"]:
+            boxes.append((match.start(), match.end(), *match.span("bare")))
+            around[match.start()] = opened[-1][2] if opened else 0
+        elif match.group() != "}":
+            if match["brace"]:
+                around[match.start()] = opened[-1][2] if opened else 0
+            opened.append((match.start(), match.end(), match.start()) if match["brace"] else (-1, -1, match.start()))
         elif opened:
             start, content, _ = opened.pop()
-            if start >= 0 and not _EMPTY_BOX.fullmatch(text, content, found.start()):
-                boxes.append((start, found.end(), content, found.start()))
+            if start >= 0 and not _EMPTY_BOX.fullmatch(text, content, match.start()):
+                boxes.append((start, match.end(), content, match.start()))
     if not boxes:
         return None
     last = max(boxes)
@@ -338,18 +338,17 @@ def _same_share(said: Tree, answer: str, right: Tree, truth: str, budget: Budget
 
 
 def _rounds_to(said: Tree, truth: str) -> bool:
-    """Whether an irrational value rounds to the decimal ``truth``; or any value to a decimal that is called
-    approximate."""
+    """Whether an irrational value rounds to the decimal ``truth``; or any value to one that is called approximate."""
     text = plain(truth)
     about = re.match(r"\\approx|≈|~|about |approximately ", text)
     decimal = re.match(r"[^0-9.]*([0-9][0-9,]*\.([0-9]+))", text)
     label = number(truth)
     if decimal is None or label is None or not (about or len(decimal[1].replace(".", "").strip("0")) >= 4):
         return False
-    found = real_value(said)
-    if found is None or (found[1] and not about):
+    value = real_value(said)
+    if value is None or (value[1] and not about):
         return False
-    return abs(found[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
+    return abs(value[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
 
 
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
@@ -485,13 +484,13 @@ def marked(text: str) -> list[tuple[str, str]]:
     [(' the ', '5. No, the '), (' the ', '6')]
     """
     marks = deque(_MARK.finditer(text), MOST_CANDIDATES)
-    found = []
+    pairs = []
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(text)
         before = text[max(0, mark.start() - 200) : mark.start()].rsplit("\n", 1)[-1]
         line = text[mark.end() : end].split("\n", 1)[0]
-        found.append((CLAUSES.split(before)[-1], line.split("</answer>", 1)[0]))
-    return found
+        pairs.append((CLAUSES.split(before)[-1], line.split("</answer>", 1)[0]))
+    return pairs
 
 
 def _asserted(before: str) -> bool:
@@ -543,9 +542,7 @@ def right_hand_side(text: str, variable: bool = True) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """``text`` up to the end of its first sentence, which a full stop inside a number does not end.
-
-    After the letter of an option the whole text counts: what follows may be the option's own, or take it back.
-    """
+    """``text`` up to the end of its first sentence, which a full stop inside a number does not end."""
+    # after the letter of an option the whole text counts: what follows may be the option's own, or take it back
     first = re.split(r"(?<=[^\s.])[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
     return text if first != text and _LETTER.fullmatch(plain(first).strip("* ")) else first

@@ -102,5 +102,5 @@ def _within(answer: str, truth: str, meta: Mapping[str, Any]) -> bool:
 
 def _real(text: str) -> Fraction | None:
     tree = reading(text)
-    found = None if tree is None else real_value(tree[0])
-    return None if found is None else found[0]
+    value = None if tree is None else real_value(tree[0])
+    return None if value is None else value[0]

@@ -223,11 +223,11 @@ class _Reader:
         """What stands between commas or semicolons."""
         if self.peek() == closing:
             return []
-        found = [*self.relation()]
+        trees = [*self.relation()]
         while self.peek() in (",", ";") and self.place < len(self.tokens):
             self.place += 1
-            found += self.relation()
-        return found
+            trees += self.relation()
+        return trees
 
     def relation(self) -> list[Tree]:
         """One relation, or the two of which a sign ± stands for one each."""
@@ -450,23 +450,23 @@ class _Reader:
 
     def marks(self) -> str:
         """The primes and the index that belong to a name."""
-        found = ""
+        marks = ""
         while True:
             if self.peek() == "'":
-                found += self.take()
+                marks += self.take()
             elif self.peek() == "^" and (self.peek(1) == "'" or (self.peek(1) == "{" and self.peek(2) == "'")):
                 self.place += 1
                 braces = self.peek() == "{"
                 self.place += braces
                 while self.peek() == "'":
-                    found += self.take()
+                    marks += self.take()
                 if braces:
                     self.expect("}")
-            elif self.peek() == "_" and "_" not in found:
+            elif self.peek() == "_" and "_" not in marks:
                 self.place += 1
-                found += "_" + self.raw()
+                marks += "_" + self.raw()
             else:
-                return found
+                return marks
 
     def raw(self) -> str:
         """The tokens of an index or of an accent's letter, as a name."""
@@ -476,13 +476,13 @@ class _Reader:
                 raise NotMathematics(token)
             return token
         self.place += 1
-        found, depth = list[str](), 1
+        tokens, depth = list[str](), 1
         while True:
             token = self.take()
             depth += (token == "{") - (token == "}")
             if depth == 0:
-                return "".join(found)
-            found.append(token)
+                return "".join(tokens)
+            tokens.append(token)
 
     def applied(self) -> str:
         """What a function without a known meaning is applied to, as a part of its name."""
@@ -532,12 +532,12 @@ class _Reader:
         r"""The base of a logarithm. Nobody means a base of 1 by ``\log_10``."""
         return ("number", Fraction(self.take())) if self.kind() == "number" else self.argument()
 
-    def call(self, name: str, base: Tree | None, given: list[Tree]) -> Tree:
-        if name not in ("gcd", "lcm", "max", "min") and len(given) != 1:
+    def call(self, name: str, base: Tree | None, arguments: list[Tree]) -> Tree:
+        if name not in ("gcd", "lcm", "max", "min") and len(arguments) != 1:
             raise NotMathematics(name)
         if name == "log" or name == "lg":
-            return ("call", "log", given[0], base or ("number", Fraction(10)))
-        return ("call", name, *given)
+            return ("call", "log", arguments[0], base or ("number", Fraction(10)))
+        return ("call", name, *arguments)
 
     def arguments(self, name: str) -> list[Tree]:
         """What a function is applied to: what stands in brackets, or the factors up to a sign or another function."""

@@ -60,15 +60,15 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
         where = named[-1] if named else text
     where = _JOINED.sub(" ", _SIGN_OF_NEGATION.sub(" not ", where.lower()))
     clauses = CLAUSES.split(where)
-    found, carried = set(), False
+    affirmed, carried = set(), False
     for clause, following in zip(clauses, [*clauses[1:], ""], strict=True):
         mentions = list(mention.finditer(clause))
         denied = not mention.search(following) and _NOTHING_BUT_NEGATION.fullmatch(following)
         others = mention.sub(lambda match: "_" * len(match.group()), clause)  # "no" may be a label itself
         if mentions and not (carried or denied):
-            found |= _asserted(mentions, others)
+            affirmed |= _asserted(mentions, others)
         carried = not mentions and (carried or _negation_goes_on(clause))
-    asserted = [label for label in labels if label.lower() in found]
+    asserted = [label for label in labels if label.lower() in affirmed]
     return asserted[0] if len(asserted) == 1 else None
 
 
@@ -76,7 +76,7 @@ def _asserted(mentions: list[re.Match[str]], others: str) -> set[str]:
     """The mentions of a clause that no word negates: before them, or after them and before a reason."""
     negations = [match.span() for match in _NEGATION.finditer(others)]
     reasons = [match.start() for match in _REASON.finditer(others)]
-    found = set()
+    affirmed = set()
     for place, mention in enumerate(mentions):
         reason = bisect_left(reasons, mention.end())
         end = reasons[reason] if reason < len(reasons) else len(others)
@@ -89,8 +89,8 @@ def _asserted(mentions: list[re.Match[str]], others: str) -> set[str]:
         ):
             negated_after = negations[negation][1] > mentions[place + 1].start()  # "neutral, not a contradiction"
         if not (negated_after or (negations and negations[0][1] <= mention.start())):
-            found.add(mention.group())
-    return found
+            affirmed.add(mention.group())
+    return affirmed
 
 
 def _negation_goes_on(clause: str) -> bool:

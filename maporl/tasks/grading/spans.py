@@ -55,9 +55,9 @@ def find_span(text: str) -> str | None:
     >>> find_span("<think>Answer: Emma</think>Answer：<Jane Austen>"), find_span("<think>Answer: Emma")
     ('Jane Austen', None)
     """  # noqa: E501
-    found = [words.strip().strip("*").strip() for _, words in marked(spoken(text)[-LONGEST_TEXT:])]
-    found = [words[1:-1].strip() if words[:1] == "<" and words[-1:] == ">" else words for words in found]
-    return found[-1] or None if found else None
+    spans = [words.strip().strip("*").strip() for _, words in marked(spoken(text)[-LONGEST_TEXT:])]
+    spans = [words[1:-1].strip() if words[:1] == "<" and words[-1:] == ">" else words for words in spans]
+    return spans[-1] or None if spans else None
 
 
 def grade_span(text: str, truth: str) -> Grade:

@@ -64,8 +64,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def _only_units(tail: str) -> str:
-    r"""``tail`` without LaTeX if it consists of units only, marked as text, such as ``\text{m}/\text{s}^2``; else
-    ""."""
+    r"""``tail`` without LaTeX if it has only units marked as text, such as ``\text{m}/\text{s}^2``; else ""."""
     plainly = _UNMARKED.sub(" ", re.sub(r"\}\s*\{", "/", tail)).replace("^ ", "^").strip(" .$")
     plainly = re.sub(r"\s*\^\s*", "^", plainly)
     names = [_ONE.fullmatch(part) for part in re.split(r"[\s/*·]+", plainly) if part]
@@ -88,9 +87,9 @@ def units_differ(answer: str, truth: str) -> bool:
     mine, theirs = _words(answer), _words(truth)
     if not mine or not theirs or "unit" in mine + theirs:
         return False
-    known = [unit_of(words) for words in (mine, theirs)]
-    if known != [None, None]:
-        return known[0] != known[1]
+    units = [unit_of(words) for words in (mine, theirs)]
+    if units != [None, None]:
+        return units[0] != units[1]
     names = [{_one(word) for word in re.findall(r"[^\W\d_]+", words)} for words in (mine, theirs)]
     return not (names[0] <= names[1] or names[1] <= names[0])  # "apples" and "red apples"
 
@@ -125,17 +124,17 @@ def unit_of(words: str) -> str | None:
     >>> unit_of("square feet"), unit_of("feet^2"), unit_of("$"), unit_of("m per second"), unit_of("whole inches"), unit_of("apples")
     ('ft2', 'ft2', '$', 'm/s', 'in', None)
     """  # noqa: E501
-    found: list[str] = []
+    parts: list[str] = []
     power = ""
     words = re.sub(r"\b([ap])\.?\s?m\b\.?", r"\1m", words, flags=re.IGNORECASE)
     for word in re.findall(r"[A-Za-zµ]+|[$€£°%]|/|\^?\{?[23²³]\}?", re.sub(r"\bper\b", "/", words)):
         if word == "/":
-            found.append("/")
+            parts.append("/")
         elif word.strip("^{}") in _POWERS:
-            found[-1:] = [found[-1] + _POWERS[word.strip("^{}")]] if found else []
+            parts[-1:] = [parts[-1] + _POWERS[word.strip("^{}")]] if parts else []
         elif word.lower() in ("square", "sq", "cubic", "cu"):
             power = "2" if word.lower().startswith("sq") else "3"
         elif word.lower() in _KNOWN:
-            found.append(_KNOWN[word.lower()] + power)
+            parts.append(_KNOWN[word.lower()] + power)
             power = ""
-    return "".join(found).strip("/") or None
+    return "".join(parts).strip("/") or None

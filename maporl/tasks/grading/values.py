@@ -133,14 +133,14 @@ def real_value(tree: Tree) -> tuple[Fraction, bool] | None:
     if _letters(tree):
         return None
     try:
-        found = _at(tree, None, False, Budget())
+        computed = _at(tree, None, False, Budget())
     except (NotComputed, RecursionError):
         return None
-    if found is None:
+    if computed is None:
         return None
-    if isinstance(found.value, Fraction):
-        return found.value, True
-    value = _real(found)
+    if isinstance(computed.value, Fraction):
+        return computed.value, True
+    value = _real(computed)
     return None if value is None else (_fraction(value), False)
 
 
@@ -248,8 +248,7 @@ def _is_name(tree: Tree) -> bool:
 
 
 def _told(relation: Tree, budget: Budget) -> Tree | None:
-    """What a relation such as ``x = 5`` tells about a name, or a true equation in numbers; None if it tells no
-    value."""
+    """What a relation such as ``x = 5``, or a true equation in numbers, tells; None if it tells no value."""
     signs, sides = relation[1], relation[2:]
     if signs == ("∈",) and _is_name(sides[0]):
         return sides[1]
@@ -310,14 +309,14 @@ def _renamed(relation: Tree) -> Tree:
     argument = argument.removesuffix(")")
     if not bracket or len(argument) != 1 or not argument.isalpha():
         return relation
-    own = {("symbol", argument): ("symbol", "(argument)"), relation[2]: ("symbol", f"{function}(argument)")}
-    return _replaced(relation, own)
+    replacements = {("symbol", argument): ("symbol", "(argument)"), relation[2]: ("symbol", f"{function}(argument)")}
+    return _replaced(relation, replacements)
 
 
-def _replaced(tree: Any, own: dict[Tree, Tree]) -> Any:
+def _replaced(tree: Any, replacements: dict[Tree, Tree]) -> Any:
     if not isinstance(tree, tuple):
         return tree
-    return own.get(tree) or tuple(_replaced(part, own) for part in tree)
+    return replacements.get(tree) or tuple(_replaced(part, replacements) for part in tree)
 
 
 def _multiples(a: Tree, b: Tree, budget: Budget, sign: int | None) -> bool:
@@ -328,10 +327,10 @@ def _multiples(a: Tree, b: Tree, budget: Budget, sign: int | None) -> bool:
         return False
     factor: Found | None = None
     for point in _points(x, y):
-        found = _both(x, y, point, False, budget)
-        if found[0] is None or found[1] is None or found[0].value == 0 or found[1].value == 0:
+        sides = _both(x, y, point, False, budget)
+        if sides[0] is None or sides[1] is None or sides[0].value == 0 or sides[1].value == 0:
             continue
-        ratio = _quotient(found[0], found[1])
+        ratio = _quotient(sides[0], sides[1])
         factor = ratio if factor is None else factor
         if not _near(ratio, factor):
             return False
@@ -376,9 +375,9 @@ def _interval(opening: str, low: Tree | None, high: Tree | None, closing: str) -
 def _regions(tree: Tree) -> Tree:
     """Several inequalities as the union of their intervals, and the whole line as the real numbers."""
     if tree[0] == "list" and all(part[0] == "relation" for part in tree[1:]):
-        found = [_region(part) for part in tree[1:]]
-        if None not in found and len(_letters(tree)) == 1:
-            return ("union", *found)
+        regions = [_region(part) for part in tree[1:]]
+        if None not in regions and len(_letters(tree)) == 1:
+            return ("union", *regions)
     if tree == _interval("(", None, None, ")"):
         return ("symbol", "ℝ")
     return tree
@@ -448,8 +447,7 @@ def _points(a: Tree, b: Tree) -> Iterator[dict[str, Fraction] | None]:
 
 
 def _whole_letters(tree: Any) -> set[str]:
-    """The letters that must stand for whole numbers: in a factorial, a binomial, a gcd, and the exponent of a negative
-    number."""
+    """The letters that must be whole numbers: in factorials, binomials, gcds, and exponents of negative numbers."""
     if not isinstance(tree, tuple) or not tree:
         return set()
     if tree[0] == "pow" and tree[1][0] == "neg" and not _letters(tree[1]):
@@ -521,11 +519,7 @@ def _needed(widest: int) -> int:
 def _at(
     tree: Tree, point: dict[str, Fraction] | None, in_radians: bool, budget: Budget, bits: int = _LEAST_BITS
 ) -> Found | None:
-    """The value of ``tree`` where letters have the values of ``point``, or None if it has none there.
-
-    Raises:
-        NotComputed: the budget is spent.
-    """
+    """The value of ``tree`` where letters have the values of ``point``, or None if it has none there."""
     for _ in range(3):
         worker = _Worker(point or {}, in_radians, bits, budget)
         try:
@@ -551,12 +545,12 @@ def _near(x: Found, y: Found) -> bool:
     return difference == 0 or context.mag(difference) <= 2 * max(x.widest, y.widest) + 64 - min(x.bits, y.bits)
 
 
-def _real(found: Found) -> Any:
+def _real(computed: Found) -> Any:
     """The value as a real number, or None if it is complex by more than rounding."""
-    value = found.value
+    value = computed.value
     if isinstance(value, Fraction):
         return value
-    small = value.imag == 0 or _context(found.bits).mag(value.imag) <= 2 * found.widest + 64 - found.bits
+    small = value.imag == 0 or _context(computed.bits).mag(value.imag) <= 2 * computed.widest + 64 - computed.bits
     return value.real if small else None
 
 
@@ -569,17 +563,17 @@ def _number(context: "MPContext", value: Any) -> Any:
     return context.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else context.convert(value)
 
 
-_own = threading.local()
+_local = threading.local()
 
 
 def _context(bits: int) -> "MPContext":
     """The arithmetic of this thread, with so many binary digits. The module mpmath has one for all threads."""
-    if not hasattr(_own, "context"):
+    if not hasattr(_local, "context"):
         from mpmath.ctx_mp import MPContext  # slow to import
 
-        _own.context = MPContext()
-    _own.context.prec = bits
-    return _own.context
+        _local.context = MPContext()
+    _local.context.prec = bits
+    return _local.context
 
 
 class _Worker:
@@ -632,8 +626,14 @@ class _Worker:
         return value
 
     def _symbol(self, name: str) -> Any:
-        own = _OWN.get(name)
-        return self.point[name] if own is None else +getattr(self.mp, own) if own != "j" else self.mp.mpc(0, 1)
+        constant = _OWN.get(name)
+        return (
+            self.point[name]
+            if constant is None
+            else +getattr(self.mp, constant)
+            if constant != "j"
+            else self.mp.mpc(0, 1)
+        )
 
     def _add(self, *terms: Tree) -> Any:
         total, *others = (self.value(term) for term in terms)
