@@ -137,11 +137,11 @@ class Guard:
 
         await self.app(scope, replay, send)
 
-    def _may_enter(self, path: str, given: bytes) -> bool:
+    def _may_enter(self, path: str, authorization: bytes) -> bool:
         token = self.options.token
         if token is None or path in OPEN:
             return True
-        scheme, _, sent = given.partition(b" ")
+        scheme, _, sent = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(sent.strip(), token.encode())
 
     async def _knows_host(self, header: bytes | None, send: Send) -> bool:

@@ -86,10 +86,10 @@ def estimate_all(
     if config.multi_objective_aggregation == "normalize_then_sum":
         advantages = _each_reward_alone(batch, config, weights)
     for term in config.plus:
-        own = term.within(config)
-        compute = return_of(own).compute
+        section = term.within(config)
+        compute = return_of(section).compute
         assert compute is not None  # the check of the configuration refuses returns over tokens here
-        added = _compare(batch, own, weights, BaselineState(), compute(batch, own)).advantages
+        added = _compare(batch, section, weights, BaselineState(), compute(batch, section)).advantages
         advantages = advantages + term.weight * added
     for transform, entry in zip(transforms, config.post, strict=True):
         name = entry_name(entry)
@@ -137,8 +137,8 @@ def _compare(
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:
-            kept = [i for i in rows if statistics[i] > 0]
-            if not bool(raw[kept].any()):
+            weighted = [i for i in rows if statistics[i] > 0]
+            if not bool(raw[weighted].any()):
                 advantages[rows] = 0.0
     advantages[lone] = returns[lone] if config.singleton == "raw" else 0.0
     advantages[weights == 0] = 0.0
@@ -162,11 +162,11 @@ def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tenso
     assert compute is not None  # returns over tokens were refused before
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, values in batch.parts.items():
-        given = torch.tensor([value is not None for value in values])
+        present = torch.tensor([value is not None for value in values])
         rewards = [0.0 if value is None else value for value in values]
         returns = compute(replace(batch, reward=rewards, parts=None), config)
-        own = _compare(batch, config, weights * given, BaselineState(), returns).advantages
-        total += (batch.part_weights or {}).get(name, 1.0) * own
+        advantages = _compare(batch, config, weights * present, BaselineState(), returns).advantages
+        total += (batch.part_weights or {}).get(name, 1.0) * advantages
     return total
 
 
@@ -225,10 +225,10 @@ def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights
         batch.column(name, f"unit: {config.unit}")
     returns, shares = returns.clone(), weights.clone()
     for rows in batch.groups((*config.key, *batch.dialogues(), *columns)):
-        kept = [i for i in rows if weights[i] > 0]
-        if kept:
-            returns[rows] = returns[kept].mean()
-            shares[kept] = (weights[kept] if config.unit == "turn" else 1.0) / len(kept)
+        weighted = [i for i in rows if weights[i] > 0]
+        if weighted:
+            returns[rows] = returns[weighted].mean()
+            shares[weighted] = (weights[weighted] if config.unit == "turn" else 1.0) / len(weighted)
     return returns, shares
 
 

@@ -159,9 +159,9 @@ class RenderedChat(str):
             written = render(tokenizer, marked, generate=False)
         else:
             written = tokenizer.apply_chat_template(marked, chat_template=FALLBACK_TEMPLATE, tokenize=False)
-        found = cls(written.replace(mark, ""))
-        found.pieces = written.split(mark)
-        return found
+        chat = cls(written.replace(mark, ""))
+        chat.pieces = written.split(mark)
+        return chat
 
 
 def encode_prompt(

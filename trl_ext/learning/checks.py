@@ -75,8 +75,8 @@ def check_apart(models: Mapping[str, nn.Module | None], remedy: str) -> None:
         ValueError: two of them have. The message has their names, and then ``remedy``.
     """
     parameters = {name: set(map(id, model.parameters())) for name, model in models.items() if model is not None}
-    for (one, own), (other, theirs) in combinations(parameters.items(), 2):
-        if own & theirs:
+    for (one, ids), (other, other_ids) in combinations(parameters.items(), 2):
+        if ids & other_ids:
             raise ValueError(f"{one} and {other} have the same weights; {remedy}")
 
 

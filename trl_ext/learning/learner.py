@@ -399,9 +399,9 @@ class Learner:
         """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while
         active."""
         with self.active(self.critic_adapter):
-            found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
+            trained = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
         with self.active():
-            return found
+            return trained
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -559,8 +559,8 @@ class Learner:
             rows.values = _scatter(torch.cat(values[real]), rows, order)
             rows.ref_logprobs = _scatter(torch.cat(references[real]), rows, order)
         self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
-        own = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
-        sums = [float(sum(own)), float(len(rows.sampled[0]))]
+        entropy_sums = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
+        sums = [float(sum(entropy_sums)), float(len(rows.sampled[0]))]
         entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
@@ -591,10 +591,10 @@ class Learner:
         """
         args = self.args
         totals = Totals.of(rows, index, args)
-        found: list[MicroBatch] = []
+        microbatches: list[MicroBatch] = []
         device = rows.input_ids.device
-        kept, self._kept_forward = self._kept_forward, None
-        reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
+        earlier, self._kept_forward = self._kept_forward, None
+        reuse = earlier is not None and earlier[0] is rows and len(index) == len(rows)
         parts = self.microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
@@ -604,15 +604,15 @@ class Learner:
                     self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
                 continue
             microbatch = rows.take(parts[number])
-            if reuse and kept is not None:
-                out = kept[1]
+            if reuse and earlier is not None:
+                out = earlier[1]
             else:
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
             with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
-            found.append((microbatch, out.logprobs.detach(), measures))
-        return self.summed(found)
+            microbatches.append((microbatch, out.logprobs.detach(), measures))
+        return self.summed(microbatches)
 
     @property
     def rounded(self) -> bool:
@@ -779,10 +779,10 @@ def _check_device(name: str, model: Any, device: torch.device) -> None:
     Raises:
         ValueError: it is elsewhere.
     """
-    found = base_of(model).device
-    if (found.type, found.index or 0) != (device.type, device.index or 0):
+    actual = base_of(model).device
+    if (actual.type, actual.index or 0) != (device.type, device.index or 0):
         raise ValueError(
-            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; "
+            f"policy {name!r}: its quantised weights are on {actual} and cannot move, and it is trained on {device}; "
             f"load its model with device_map={{'': '{device}'}}"
         )
 

@@ -31,10 +31,10 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """
     mask = mask.to(values.dtype)
     # where() and not a product, because NaN or inf outside the mask would spread through a product
-    kept = torch.where(mask > 0, values, torch.zeros_like(values))
+    selected = torch.where(mask > 0, values, torch.zeros_like(values))
     if dim is None:
-        return kept.sum() / mask.sum()
-    return kept.sum(dim) / mask.sum(dim)
+        return selected.sum() / mask.sum()
+    return selected.sum(dim) / mask.sum(dim)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:

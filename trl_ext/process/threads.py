@@ -92,7 +92,7 @@ def _quota(root: Path) -> float:
 
     Containers are limited by it.
     """
-    found = math.inf
+    cores = math.inf
     for file in _quota_files(root):
         try:
             words = file.read_text().split()
@@ -102,8 +102,8 @@ def _quota(root: Path) -> float:
         except (OSError, ValueError):
             continue
         if quota not in ("max", "-1"):
-            found = min(found, int(quota) / int(period))
-    return found
+            cores = min(cores, int(quota) / int(period))
+    return cores
 
 
 def _quota_files(root: Path) -> list[Path]:
@@ -117,8 +117,8 @@ def _quota_files(root: Path) -> list[Path]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        own = top / path.lstrip("/")
-        folders = [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
+        cgroup = top / path.lstrip("/")
+        folders = [folder for folder in (cgroup, *cgroup.parents) if folder == top or top in folder.parents]
         files += [folder / ("cpu.cfs_quota_us" if controllers else "cpu.max") for folder in folders]
     return files
 

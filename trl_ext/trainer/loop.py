@@ -306,8 +306,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
         self._interruptions.asked = self._interruptions.asked or number
-        found = [target] if step else numbered_checkpoints(self.folder)
-        where = f"saved in {found[-1]}" if found else "saved nothing yet, because no update was complete"
+        checkpoints = [target] if step else numbered_checkpoints(self.folder)
+        where = f"saved in {checkpoints[-1]}" if checkpoints else "saved nothing yet, because no update was complete"
         told = (
             f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: "
             f"{self.how_to_resume()}"

@@ -314,8 +314,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def remembering(self) -> dict[str, Remembers]:
         """Return the reward functions that say which model is behind them, such as those of a reward server."""
-        found: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
-        return {name: own for name, own in found.items() if isinstance(own, Remembers)}
+        functions: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
+        return {name: function for name, function in functions.items() if isinstance(function, Remembers)}
 
     def restore_state(self, state: dict) -> None:
         """Restore the state of a checkpoint, and let the sampler take over its weights."""

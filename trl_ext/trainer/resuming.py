@@ -66,7 +66,7 @@ class Resuming:
     def checkpoint_state(self) -> dict:
         """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
         counts = {"global_step": self.state.global_step, "episodes": self.episodes}
-        rewards = {name: kept for name, own in self.remembering().items() if (kept := own.remembered())}
+        rewards = {name: record for name, source in self.remembering().items() if (record := source.remembered())}
         more = {"rewards": rewards} if rewards else {}
         return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
 
@@ -82,9 +82,9 @@ class Resuming:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
         sources = self.remembering()
-        for name, kept in state.get("rewards", {}).items():  # earlier versions kept none
+        for name, record in state.get("rewards", {}).items():  # earlier versions kept none
             if name in sources:
-                sources[name].recall(kept)
+                sources[name].recall(record)
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
