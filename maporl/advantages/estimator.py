@@ -115,11 +115,7 @@ class _Compared:
 def _compare(
     batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: BaselineState, returns: Tensor
 ) -> _Compared:
-    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0.
-
-    Raises:
-        GroupOfOne: a group has a single member.
-    """
+    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0."""
     baseline, scale = baseline_of(config), scale_of(config)
     groups, statistics = batch.groups(config.key), weights
     if config.unit != "row":
@@ -146,13 +142,7 @@ def _compare(
 
 
 def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the advantages that each of the rewards would have alone.
-
-    A row that lacks a reward counts in no statistic of it and gets nothing for it, as in TRL.
-
-    Raises:
-        ValueError: the rewards were not recorded apart.
-    """
+    """Return the weighted sum of the advantages that each of the rewards would have alone."""
     if not batch.parts:
         raise ValueError(
             "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were "
@@ -171,11 +161,7 @@ def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tenso
 
 
 def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
-    """Return what a transform's ``apply`` returned, if it is a finite tensor like the one before it.
-
-    Raises:
-        ConfigError: it is something else. ``name`` is the transform's name.
-    """
+    """Return what ``apply`` of the transform ``name`` returned, if it is a finite tensor like the one before it."""
     if not isinstance(result, Tensor) or result.shape != before.shape:
         got = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else f"{result!r:.80}"
     elif bool(result.isfinite().all()) or not bool(before.isfinite().all()):
@@ -215,11 +201,8 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
 
 
 def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every row the mean return of its unit's rows in its group, and let each unit count once.
-
-    The rows of a rollout, or those of a turn in which an agent called tools, are a unit. A turn counts as often as a
-    transform lets its rows count.
-    """
+    """Give every row the mean return of its unit's rows in its group, and let each unit count once."""
+    # a turn counts as often as a transform lets its rows count
     columns = {"rollout": ("rollout",), "turn": ("rollout", "agent", "turn")}[config.unit]
     for name in columns:
         batch.column(name, f"unit: {config.unit}")
@@ -233,10 +216,7 @@ def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights
 
 
 def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
-    """Return the rows that have no other row in their group to be compared with.
-
-    They are an error if ``config.singleton`` is "error".
-    """
+    """Return the rows that have no other row in their group to be compared with, unless these are an error."""
     over = {baseline_of(config).over, scale_of(config).over}
     compared: Groups = list(groups) if "group" in over else []
     if "agent" in over:

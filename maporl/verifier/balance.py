@@ -111,10 +111,7 @@ def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter)
 
 
 def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample]:
-    """As many right as wrong answers of a question, first those that were sampled without a hint.
-
-    ``questions`` counts what became of the question.
-    """
+    """As many right as wrong answers of a question, those without a hint first, counted in ``questions``."""
     right, wrong = pool.answers[True], pool.answers[False]
     count = min(len(right), len(wrong), options.per_question)
     if count == 0:

@@ -154,10 +154,8 @@ def new_mark() -> str:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return ``value`` with ``change`` done to every text in its lists and dictionaries.
-
-    Roles and types of parts are words that templates compare with their own, so a single word stays as it is.
-    """
+    """Return ``value`` with ``change`` done to every text in its lists and dictionaries."""
+    # roles and types of parts are words that templates compare with their own, so a single word stays as it is
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

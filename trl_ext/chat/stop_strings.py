@@ -49,9 +49,8 @@ class StopStrings:
 
     @cached_property
     def _most(self) -> int:
-        """The most tokens that a string is in, if each has a byte of it, and some more: decoders treat a first token
-        differently, and may begin within a character.
-        """
+        """The most tokens that a string is in, if each has a byte of it, and some more."""
+        # decoders treat a first token differently, and may begin within a character
         return 8 + max(len(string.encode("utf-8", "surrogatepass")) for string in self.strings)
 
     def _last(self, ids: Sequence[int]) -> list[int]:

@@ -249,10 +249,7 @@ class Described(Unreadable):
 
 
 class _Unclear(Unreadable):
-    """It is not clear where a call ends.
-
-    What is before ``following`` may be a part of it, so that nothing there is a call.
-    """
+    """It is not clear where a call ends. Nothing before ``following`` is read as a call."""
 
     def __init__(self, why: str, following: int):
         super().__init__(why)

@@ -395,8 +395,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def _inner(folder: Path, name: str, file: str) -> Path:
-    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older
-    versions."""
+    """Return the folder ``name`` in ``folder``, or ``folder`` itself if ``file`` is there, as in older versions."""
     older = (folder / file).is_file() and not (folder / name / file).is_file()
     return folder if older else folder / name
 

@@ -149,11 +149,7 @@ def sees_later_tokens(model: Any) -> bool:
 
 
 def _check_generation(model: Any, where: str) -> None:
-    """Check that the generation configuration of a model can be saved with it.
-
-    Raises:
-        ValueError: transformers would refuse it, at the first save.
-    """
+    """Check that the generation configuration of a model can be saved with it."""
     config = getattr(model, "generation_config", None)
     if config is None or isinstance(model, PeftModel):  # an adapter is saved without it
         return

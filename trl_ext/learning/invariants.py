@@ -72,14 +72,9 @@ def check_unmoved(learner: Learner, rows: TokenBatch, index: Tensor, measures: M
 
 
 def _check_gradients(learner: Learner, rows: TokenBatch) -> None:
-    """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not.
-
-    Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
-    Gradients are seen only where a single process holds them.
-
-    Raises:
-        ForwardsDiffer: most is not, so that training would change little or nothing.
-    """
+    """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not."""
+    # Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
+    # Gradients are seen only where a single process holds them.
     elsewhere = learner.strategy.sharded or learner.strategy.masters or distributed.size() > 1
     if rows.critic_only or elsewhere or not len(rows):
         return

@@ -83,10 +83,7 @@ def accumulate_together(
 def _outputs(
     learners: Mapping[str, Learner], names: Sequence[str], rows: TokenBatch, owner: np.ndarray
 ) -> Iterator[tuple[int, TokenBatch, PolicyOutput]]:
-    """Run one forward over ``rows``, whose learners ``owner`` [N] numbers.
-
-    For each learner this yields its number, its rows, and the forward's output at their sampled tokens.
-    """
+    """Run one forward over ``rows`` of the learners ``owner`` [N]; yield each one's number, rows and output."""
     first = learners[names[0]]
     read = rows.to_read(tree_limits(base_of(first.model)))
     adapters = [str(learners[names[number]].adapter) for number in owner[read.rows]]

@@ -195,12 +195,7 @@ class Learner:
         self.objective: Objective = OBJECTIVES[args.objective]
 
     def _check_adapter(self) -> None:
-        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base
-        again.
-
-        Raises:
-            AdapterError: it sees them.
-        """
+        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded again."""
         options = self.model.peft_config[self.adapter]
         with self.active(), shaken(self.model, [self.adapter]):
             if sees_later_tokens(self.model):
@@ -340,11 +335,7 @@ class Learner:
             self.frozen = self.strategy.freeze(self.reference, self.device)
 
     def _groups(self, optimizer: Any) -> list[dict]:
-        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
-
-        Raises:
-            ValueError: the optimizer has made steps already, and steps half-precision weights.
-        """
+        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built."""
         if optimizer is None:
             with self.active():
                 return self._parameter_groups()
@@ -396,8 +387,7 @@ class Learner:
         )
 
     def _critic_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while
-        active."""
+        """Return the parameters of the critic's adapter that PEFT trains: those that it trains while active."""
         with self.active(self.critic_adapter):
             trained = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
         with self.active():
@@ -649,21 +639,15 @@ class Learner:
             parameter.requires_grad_(True)
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
-        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows.
-
-        Raises:
-            NonFiniteError: always.
-        """
+        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""
         spread = _scatter(logprobs, rows, torch.arange(len(rows)))
         self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
         raise NonFiniteError(f"policy {self.name!r}: the loss is {loss} on rows {'; '.join(rows.labels[:4])}")
 
     def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
-        """Return a loss of 0 through everything that is trained.
-
-        A process without further micro-batches needs it, because sharded processes must run equally many forwards, and
-        reduce the gradients of the same parameters.
-        """
+        """Return a loss of 0 through everything that is trained."""
+        # a process without further micro-batches needs it, because sharded processes must run equally many forwards,
+        # and reduce the gradients of the same parameters
         out = self.forward(placeholder(device, critic_only))
         policy = torch.zeros((), device=device) if critic_only else out.logprobs.sum()
         return 0.0 * (policy if out.values is None else policy + out.values.sum())
@@ -755,10 +739,7 @@ def _start_of(model: Any, adapter: str) -> str:
 
 
 def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
-    """Put the values [M] of the sampled tokens of ``rows`` back to [N, T], with zeros elsewhere.
-
-    The rows of ``flat`` are in ``order`` [N].
-    """
+    """Put the values [M] of the sampled tokens of ``rows``, in ``order`` [N], back to [N, T], with zeros elsewhere."""
     row, column = rows.take(order).sampled
     full = flat.new_zeros(rows.sampled_mask.shape)
     full[order.to(row.device)[row], column] = flat
@@ -774,11 +755,7 @@ def _is_quantized(module: Any) -> bool:
 
 
 def _check_device(name: str, model: Any, device: torch.device) -> None:
-    """Check that a quantised model is on its ``device``, because it stays where it was loaded.
-
-    Raises:
-        ValueError: it is elsewhere.
-    """
+    """Check that a quantised model is on its ``device``, because it stays where it was loaded."""
     actual = base_of(model).device
     if (actual.type, actual.index or 0) != (device.type, device.index or 0):
         raise ValueError(
@@ -788,11 +765,9 @@ def _check_device(name: str, model: Any, device: torch.device) -> None:
 
 
 def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
-    """Give ``adapters`` of a model the dtype of its half-precision base.
-
-    Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
-    optimizer steps float32 master weights.
-    """
+    """Give ``adapters`` of a model the dtype of its half-precision base."""
+    # Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
+    # optimizer steps float32 master weights.
     names = [name for name in adapters if name is not None]
     dtype = next(p.dtype for p in base_parameters(model).values() if p.is_floating_point()) if names else torch.float32
     for name in names if dtype in HALF_PRECISION else ():

@@ -221,10 +221,7 @@ class Learning:
         return peak_memory(learner.device for learner in self.learners.values())
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
-        """Add every learner's gradient of its minibatch and return the statistics by learner.
-
-        With ``joint_adapters``, learners of one base are updated in one backward pass.
-        """
+        """Add every learner's gradient of its minibatch and return the statistics by learner."""
         index, joint = minibatch, self.args.joint_adapters
         alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
         groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
@@ -237,12 +234,10 @@ class Learning:
         return {name: metrics for part in self._on_all_devices(groups, accumulate) for name, metrics in part.items()}
 
     def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
-        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device.
-
-        Groups on one device work one after the other, as without threads. Processes that train together exchange
-        messages, whose order must be the same in all of them, and a central critic belongs to all learners, so neither
-        has threads.
-        """
+        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device."""
+        # Groups on one device work one after the other, as without threads. Processes that train together exchange
+        # messages, whose order must be the same in all of them, and a central critic belongs to all learners: neither
+        # has threads.
         by_device: dict[torch.device, list[int]] = {}
         for number, group in enumerate(groups):
             by_device.setdefault(self.learners[group[0]].device, []).append(number)

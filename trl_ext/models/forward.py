@@ -227,10 +227,7 @@ def _ask_reading(model: Any) -> Reading:
 
 
 def _samples_rows(model: Any, ids: Tensor, tolerance: float) -> bool:
-    """Return whether a model's own generation samples two rows together as each alone.
-
-    Some carry their states wrongly.
-    """
+    """Return whether a model's own generation samples two rows together as each alone."""
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": PADDING}
     try:
         generations = [
@@ -439,10 +436,7 @@ def states_of(model: Any, rows: TokenBatch) -> Tensor:
 
 
 def _read_states(model: Any, read: ToRead) -> Tensor:
-    """Return what the head would see at the M tokens of ``read``.
-
-    A model for classification has none that reads tokens.
-    """
+    """Return what the head would see at the M tokens of ``read``."""
     base = base_of(model)
     head, arguments = base.get_output_embeddings(), _arguments(base, read)
     if reading_of(base).direct:
@@ -454,13 +448,9 @@ def _read_states(model: Any, read: ToRead) -> Tensor:
 
 @contextmanager
 def _head_sees_only(head: nn.Module, shape: torch.Size, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
-    """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1,
-    M, H].
-
-    The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a
-    dict that receives ``hidden`` [M, H]. Without ``compute`` the head sees a single position, whose logits the caller
-    ignores.
-    """
+    """Give the output head only the states at ``index``, as [1, M, H], and yield a dict that receives ``hidden``."""
+    # The model's own forward still applies whatever it does to logits, such as soft caps and scales. Without compute
+    # the head sees a single position, whose logits the caller ignores.
     seen: dict[str, Tensor] = {}
 
     def select(_module, arguments):
@@ -517,10 +507,7 @@ def _one_token(made: list[tuple[nn.Module, Any]]) -> tuple[Any, Any]:
 
 @contextmanager
 def _trunk_gives(trunk: Any, output: Any) -> Iterator[None]:
-    """Let the transformer below the head return ``output``, so that a forward runs only what follows it.
-
-    If the transformer is not known (None), it runs, on the one token that it is given.
-    """
+    """Let the transformer below the head, if it is known, return ``output``, so that only what follows it runs."""
     if trunk is None:
         yield
         return

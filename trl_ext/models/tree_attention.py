@@ -55,10 +55,8 @@ class TreeMask(Tensor):
 
 
 def _keys_of_blocks(layout: Layout) -> np.ndarray | None:
-    """Return the places of each block's keys in its line, [P, blocks, K], or None if a block needs most of the line.
-
-    Blocks with fewer keys than K have the place behind the line, to which nothing attends.
-    """
+    """Return the places of each block's keys, [P, blocks, K], or None if a block needs most of the line."""
+    # blocks with fewer keys than K have the place behind the line, to which nothing attends
     lines, width = layout.end.shape
     count = round(width / BLOCK)
     if count < 2 or width % count:

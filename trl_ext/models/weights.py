@@ -106,13 +106,7 @@ def check_bounds(source: str | Path) -> None:
 
 
 def _json_of(file: Path, source: str | Path) -> Any:
-    """Return the JSON value of a file that describes a model, which may be a stranger's.
-
-    Raises:
-        WeightsError: it is larger than :data:`MOST_CONFIG_BYTES`.
-        ValueError: it is not JSON.
-        RecursionError: it nests too deeply.
-    """
+    """Return the JSON value of a file that describes a model, which may be a stranger's."""
     size = file.stat().st_size
     if size > MOST_CONFIG_BYTES:
         raise WeightsError(f"{source}: its {file.name} has {size:,} bytes; at most {MOST_CONFIG_BYTES:,} are read")
@@ -206,11 +200,9 @@ def _same_rows(saved: Any, tensor: torch.Tensor) -> bool:
 
 
 def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
-    """Check that a model's configuration asks for no attention that cannot be used.
-
-    A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in
-    any case.
-    """
+    """Check that a model's configuration asks for no attention that cannot be used."""
+    # A kind that is not installed does no harm where another one was chosen. Code of other repositories is refused in
+    # any case.
     is_model = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
     config = read_pretrained(kind.config_class if is_model else AutoConfig, source)
     parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
@@ -247,11 +239,7 @@ def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
 
 
 def _check_company(model: Any, name: str, options: PeftConfig, where: str) -> None:
-    """Check that neither a new adapter nor one that a base has already changes the base's weights for the other.
-
-    Raises:
-        WeightsError: one does. The message begins with ``where``.
-    """
+    """Check that neither a new adapter nor one that a base has already changes the base's weights for the other."""
     others = {n: config for n, config in getattr(model, "peft_config", {}).items() if n != name}
     changing = [n for n, config in others.items() if changes_base(config)] + [name] * changes_base(options)
     if others and changing:
@@ -388,10 +376,8 @@ def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tenso
 
 
 def _not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors with NaN or infinite numbers.
-
-    A sum is faster than a mask, and finds most are fine.
-    """
+    """Return the names of tensors with NaN or infinite numbers."""
+    # a sum is faster than a mask, and finds most are fine
     floating = {n: t for n, t in tensors.items() if t.is_floating_point() and t.device.type != "meta"}
     suspects = [name for name, tensor in floating.items() if not bool(torch.isfinite(tensor.sum(dtype=torch.float32)))]
     return [name for name in suspects if not bool(torch.isfinite(floating[name].float()).all())]

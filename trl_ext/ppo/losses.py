@@ -228,9 +228,7 @@ def engine_gap(rows: TokenBatch) -> list[float]:
 
 
 def _spread(flat: Tensor, shape: Sequence[int], *index: Tensor) -> Tensor:
-    """Return the values [M] at the places ``index`` of a tensor of ``shape``, with 0 elsewhere.
-
-    The gradient passes through. One index counts through the flattened tensor.
-    """
+    """Return the values [M] at the places ``index`` of a tensor of ``shape``, with 0 elsewhere, with their gradient."""
+    # one index counts through the flattened tensor
     full = flat.new_zeros(shape)
     return (full.view(-1) if len(index) == 1 else full).index_put(index, flat).view(shape)

@@ -88,10 +88,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float:
-    """Return how many cores the process's cgroup and those above it allow, or infinity.
-
-    Containers are limited by it.
-    """
+    """Return how many cores the process's cgroup and those above it allow, as in a container, or infinity."""
     cores = math.inf
     for file in _quota_files(root):
         try:
@@ -132,11 +129,9 @@ def _set_by_user(environment: Mapping[str, str]) -> str | None:
 
 
 def _launcher_chose() -> bool:
-    """Return whether the launcher set the number of threads by itself.
-
-    It did if its own environment has none, and its command has no ``--num_cpu_threads_per_process``. A launcher that
-    cannot be asked is taken to say what the user wants.
-    """
+    """Return whether the launcher set the number of threads by itself."""
+    # It did if its own environment has none, and its command has no --num_cpu_threads_per_process. A launcher that
+    # cannot be asked is taken to say what the user wants.
     try:
         launcher = psutil.Process().parent()
         if launcher is None:

@@ -149,8 +149,7 @@ class Batch:
         return logits[index]
 
     def _read(self, tokens: Tensor, steps: int) -> Tensor:
-        """Read a token of each row, [B], and return the logits of the next one, [B, V]. At most ``steps`` are to come,
-        this one included."""
+        """Read a token of each row, [B], the first of at most ``steps``, and return the next one's logits, [B, V]."""
         if not self.records:
             return self._forward(tokens.unsqueeze(1))
         if self.step is not None and self.step.full:
@@ -166,10 +165,7 @@ class Batch:
             self.mask, self.step = self.step.mask_of_keys(), None
 
     def _forward(self, ids: Tensor, fresh: Tensor | None = None) -> Tensor:
-        """Append ``ids`` [B, n] to the cache and return the logits of the next token, [B, V].
-
-        ``fresh`` [B, n] is 1 at tokens and 0 at padding. By default all are tokens.
-        """
+        """Append ``ids`` [B, n] to the cache and return the next token's logits, [B, V]. ``fresh`` is 0 at padding."""
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
         options = cache_arguments(self.base, self.cache)
@@ -216,10 +212,7 @@ class Batch:
         return tokens
 
     def _find_draws(self) -> None:
-        """Find the rows that draw their tokens alike.
-
-        They are computed together, as if they were alone in the batch.
-        """
+        """Find the rows that draw their tokens alike, which are computed as if they were alone in the batch."""
         positions: dict[tuple[float, float, int], list[int]] = {}
         for position, row in enumerate(self.rows):
             positions.setdefault(row.sampling.drawn, []).append(position)

@@ -142,10 +142,8 @@ class Sharded(Replicated):
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _start(self, value: Any) -> int:
-        """Return where the rows of this process begin in the flattened whole.
-
-        FSDP2 cuts the first dimension as ``chunk`` does.
-        """
+        """Return where this process's rows begin in the flattened whole."""
+        # FSDP2 cuts the first dimension as chunk does
         rows = -(-value.shape[0] // distributed.size())
         return min(distributed.rank() * rows, value.shape[0]) * (value.numel() // max(value.shape[0], 1))
 

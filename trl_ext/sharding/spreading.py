@@ -74,11 +74,7 @@ def parts(root: nn.Module, kinds: Collection[str]) -> Iterator[tuple[nn.Module, 
 
 
 def _from_main(value: Tensor, device: torch.device) -> Tensor:
-    """Return the main process's ``value`` on ``device``. It is a new tensor unless it was there.
-
-    Raises:
-        WorldError: the main process has no value.
-    """
+    """Return the main process's ``value`` on ``device``. It is a new tensor unless it was there."""
     if value.is_meta and device.type != "meta" and distributed.rank() == 0:
         raise distributed.WorldError("a model's weights are on the meta device in the main process; load them there")
     tensor = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()

@@ -166,8 +166,7 @@ class Zero(Replicated):
                         numbers.copy_(values)
 
     def _frozen(self, name: str, parameter: Any) -> Iterator[Shard]:
-        """Yield this process's part of a parameter that is not trained: what ZeRO-3 gave it, or in the main process
-        all."""
+        """Yield this process's part of a frozen parameter: what ZeRO-3 gave it, or in the main process all."""
         if self.stage == 3:
             size = parameter.ds_tensor.ds_numel
             start = min(size * distributed.rank(), parameter.ds_numel)
@@ -176,10 +175,7 @@ class Zero(Replicated):
             yield flattened(name, WEIGHT, parameter)
 
     def _fragment(self, parameter: Any, part: str) -> tuple[int, Tensor] | None:
-        """Return where this process's part of a trained parameter begins, and the numbers that DeepSpeed steps.
-
-        ``part`` is the float32 weights or a moment. None: this process has nothing of the parameter.
-        """
+        """Return where this process's part of a trained parameter begins, and its weights or moment, if it has any."""
         from deepspeed import utils
 
         if self.stage == 3:
@@ -197,8 +193,7 @@ class Zero(Replicated):
         return mapping.lp_fragment_address.start, numbers
 
     def _begin_state(self, state: State, groups: list[dict]) -> None:
-        """Take over the options of ``groups``, and begin the optimizer's state with zeros if ``state`` has counts of
-        steps."""
+        """Take over the options of ``groups``, and begin with zero moments if ``state`` has counts of steps."""
         for group, options in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in options.items() if key != "params"})
         if state:
@@ -208,11 +203,10 @@ class Zero(Replicated):
             self._link()
 
     def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
-        """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
-
-        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number
-        of processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
-        """
+        """Write a parameter's whole master weights, or the moment ``key`` of its optimizer state, into the shards."""
+        # DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the
+        # number of processes, such as the bias of a head with one output. Each process therefore writes its own padded
+        # part.
         from deepspeed import utils
 
         if self.stage < 3:
@@ -241,10 +235,8 @@ class Zero(Replicated):
         return list(getattr(self.engine.optimizer, names))
 
     def _link(self) -> None:
-        """Link DeepSpeed's parameters to the optimizer's state.
-
-        DeepSpeed itself makes these links at the first step only, which is too late for saving and loading.
-        """
+        """Link DeepSpeed's parameters to the optimizer's state."""
+        # DeepSpeed itself makes these links at the first step only, which is too late for saving and loading
         from deepspeed.utils import lazy_init_hp_params_optimizer_state
 
         if self.stage < 3:

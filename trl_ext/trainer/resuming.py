@@ -194,10 +194,7 @@ class Resuming:
         return {name: fingerprint(rows) for name, rows in self.data_sets().items()}
 
     def _leave_branch(self, resumed: Path, why: str, lengths: Mapping[str, int]) -> None:
-        """Set aside what the output folder holds of updates after the present one, and say so in one line.
-
-        ``lengths``: the bytes of the files with records when the checkpoint ``resumed`` was written.
-        """
+        """Set aside what the output folder holds of updates after the present one, and say so in one line."""
         step = self.state.global_step
         # the order matters: a process that is killed in between leaves a run that can resume from its newest checkpoint
         moved = self.set_results_aside() if step < self.state.max_steps else []

@@ -108,11 +108,8 @@ class RewardSources:
         return reward.score_texts([self._shown(reward.tokenizer, c) for c in completions])
 
     def _shown(self, tokenizer: Tokenizer, completion: Completion) -> str:
-        """Return what a reward model with its own ``tokenizer`` reads of a completion.
-
-        That is the conversation in its own chat template, or else the text of prompt and completion, decoded together,
-        so that the blank between them stays.
-        """
+        """Return a completion as a reward model with its own ``tokenizer`` reads it: in its template, or as text."""
+        # prompt and completion are decoded together, so that the blank between them stays
         prompt = getattr(completion.prompt, "prompt", None)
         if isinstance(prompt, list):
             answer = {"role": "assistant", "content": completion.text}

@@ -332,10 +332,8 @@ async def _finished(function: RewardFunction, result):
 
 
 def _run(coroutine):
-    """Run a coroutine to its end, in a thread of its own.
-
-    A notebook's event loop runs in this one already, and an event loop would catch what a signal raises here.
-    """
+    """Run a coroutine to its end, in a thread of its own."""
+    # a notebook's event loop runs in this one already, and an event loop would catch what a signal raises here
     gradients = torch.is_grad_enabled()
 
     def run():
