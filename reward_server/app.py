@@ -190,13 +190,13 @@ class Service:
         if request_id is None:
             return self._begin(chats, references)
         digest = hashlib.sha256(repr((chats, list(references))).encode()).digest()
-        known = self._asked.get(request_id)
-        if known is not None and not _failed_task(known.task):
-            if known.digest != digest:
+        earlier = self._asked.get(request_id)
+        if earlier is not None and not _failed_task(earlier.task):
+            if earlier.digest != digest:
                 raise Refusal(
                     409, "request_id_reused", f"request id {request_id!r} was used for other chats", "request_id"
                 )
-            return known.task
+            return earlier.task
         asked = self._asked[request_id] = Asked(digest, self._begin(chats, references))
         self._asked.move_to_end(request_id)
         asked.task.add_done_callback(lambda _: self._forget())
@@ -215,10 +215,10 @@ class Service:
 
     def _forget(self) -> None:
         """Forget the oldest requests until the others are few enough and their results small enough."""
-        kept = sum(asked.size() for asked in self._asked.values())
-        while len(self._asked) > REMEMBERED or (kept > REMEMBERED_BYTES and self._asked):
+        size = sum(asked.size() for asked in self._asked.values())
+        while len(self._asked) > REMEMBERED or (size > REMEMBERED_BYTES and self._asked):
             _, oldest = self._asked.popitem(last=False)
-            kept -= oldest.size()
+            size -= oldest.size()
 
     async def _score(self, chats: list, references: Sequence[str | None]) -> list[Item]:
         prepared = await asyncio.to_thread(

@@ -120,10 +120,8 @@ class Batcher:
         self.telemetry.waiting(len(self._waiting))
 
     def _take(self) -> list[Work]:
-        """The next batch: the chat that has waited longest, and the chats nearest to it in length.
-
-        It takes as many as fit into ``batch_tokens`` without much padding, because padding costs as much as text.
-        """
+        """The next batch: the chat that has waited longest, and the chats nearest to it in length."""
+        # only what fits into batch_tokens without much padding, because padding costs as much as text
         self._drop_cancelled()
         if not self._waiting:
             return []

@@ -107,10 +107,7 @@ class Guard:
         return status == 200
 
     async def _read(self, receive: Receive, body: bytearray) -> int:
-        """Append the body to ``body``, whose bytes are taken from the budget.
-
-        Return 200, or the status of a refusal.
-        """
+        """Append the body to ``body``, taking its bytes from the budget. Return 200, or the status of a refusal."""
         more = True
         while more:
             message = await receive()
@@ -137,19 +134,17 @@ class Guard:
 
         await self.app(scope, replay, send)
 
-    def _may_enter(self, path: str, given: bytes) -> bool:
+    def _may_enter(self, path: str, authorization: bytes) -> bool:
         token = self.options.token
         if token is None or path in OPEN:
             return True
-        scheme, _, sent = given.partition(b" ")
+        scheme, _, sent = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(sent.strip(), token.encode())
 
     async def _knows_host(self, header: bytes | None, send: Send) -> bool:
-        """Return whether the request may come from here.
-
-        A server without a token trusts this machine. A website can make its own name point to this machine, and a
-        browser then sends the site's requests here, with the site's name as ``Host``.
-        """
+        """Return whether the request may come from here."""
+        # A server without a token trusts this machine. A website can make its own name point to this machine, and a
+        # browser then sends the site's requests here, with the site's name as Host.
         if self.options.token is not None or header is None:  # HTTP/1.0 may name no host, and browsers always do
             return True
         host = host_of(header.decode("latin-1"))

@@ -69,8 +69,8 @@ def leave_one_out(returns: Tensor, groups: Groups, weights: Tensor, batch, confi
     """Return the mean of the *other* rows of the group (RLOO, arXiv 2402.14740)."""
     base = torch.zeros_like(returns)
     for rows in groups:
-        values, own = returns[rows], weights[rows]
-        total, count = (values * own).sum(), own.sum()
+        values, shares = returns[rows], weights[rows]
+        total, count = (values * shares).sum(), shares.sum()
         base[rows] = (total - values) / (count - 1).clamp(min=1e-12)
         if bool((values == values[0]).all()):
             base[rows] = values
@@ -148,9 +148,9 @@ def assisted(
     """
     if batch.value is None:
         raise ValueError("baseline: assisted needs the column 'value', which the batch lacks")
-    own = leave_one_out(returns, groups, weights, batch, config, state)
+    observed = leave_one_out(returns, groups, weights, batch, config, state)
     expected = leave_one_out(batch.tensor(batch.value), groups, weights, batch, config, state)
-    return (1 - config.alpha) * own + config.alpha * expected
+    return (1 - config.alpha) * observed + config.alpha * expected
 
 
 BASELINES: dict[str, Any] = {

@@ -148,10 +148,10 @@ class TurnBatch:
             ValueError: a column of the key was not recorded.
         """
         columns = [self.column(name, wanted_by) for name in key]
-        found: dict[tuple, list[int]] = {}
+        groups: dict[tuple, list[int]] = {}
         for i in self.rows():
-            found.setdefault(tuple(column[i] for column in columns), []).append(i)
-        return list(found.values())
+            groups.setdefault(tuple(column[i] for column in columns), []).append(i)
+        return list(groups.values())
 
     def dialogues(self) -> tuple[str, ...]:
         """Return those columns that tell one dialogue from another and were recorded."""
@@ -173,5 +173,5 @@ class TurnBatch:
 
     def tensor(self, column: Sequence[float]) -> Tensor:
         """Return ``column`` as float64 [N], with 0 at padding."""
-        kept = set(self.rows())
-        return torch.tensor([float(v) if i in kept else 0.0 for i, v in enumerate(column)], dtype=torch.float64)
+        real = set(self.rows())
+        return torch.tensor([float(v) if i in real else 0.0 for i, v in enumerate(column)], dtype=torch.float64)

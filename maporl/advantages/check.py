@@ -104,10 +104,8 @@ def _added_terms(config: AdvantageConfig, per_token: bool) -> Iterator[Fault]:
 
 
 def _critics(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield agents without a critic where the advantage cannot be computed without one.
-
-    PPO's ``token_gae`` can: without values it is the discounted sum of the rewards to come.
-    """
+    """Yield agents without a critic where the advantage cannot be computed without one."""
+    # token_gae can: without values it is the discounted sum of the rewards to come
     config, returns = run.config.advantage, return_of(run.config.advantage)
     if not baseline_of(config).needs_critic or (returns.per_token and not returns.needs_critic):
         return

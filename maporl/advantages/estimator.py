@@ -86,10 +86,10 @@ def estimate_all(
     if config.multi_objective_aggregation == "normalize_then_sum":
         advantages = _each_reward_alone(batch, config, weights)
     for term in config.plus:
-        own = term.within(config)
-        compute = return_of(own).compute
+        section = term.within(config)
+        compute = return_of(section).compute
         assert compute is not None  # the check of the configuration refuses returns over tokens here
-        added = _compare(batch, own, weights, BaselineState(), compute(batch, own)).advantages
+        added = _compare(batch, section, weights, BaselineState(), compute(batch, section)).advantages
         advantages = advantages + term.weight * added
     for transform, entry in zip(transforms, config.post, strict=True):
         name = entry_name(entry)
@@ -115,11 +115,7 @@ class _Compared:
 def _compare(
     batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: BaselineState, returns: Tensor
 ) -> _Compared:
-    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0.
-
-    Raises:
-        GroupOfOne: a group has a single member.
-    """
+    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0."""
     baseline, scale = baseline_of(config), scale_of(config)
     groups, statistics = batch.groups(config.key), weights
     if config.unit != "row":
@@ -137,8 +133,8 @@ def _compare(
     advantages = scale.compute(raw, returns, counted, statistics, batch, config)
     if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:
-            kept = [i for i in rows if statistics[i] > 0]
-            if not bool(raw[kept].any()):
+            weighted = [i for i in rows if statistics[i] > 0]
+            if not bool(raw[weighted].any()):
                 advantages[rows] = 0.0
     advantages[lone] = returns[lone] if config.singleton == "raw" else 0.0
     advantages[weights == 0] = 0.0
@@ -146,13 +142,7 @@ def _compare(
 
 
 def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the advantages that each of the rewards would have alone.
-
-    A row that lacks a reward counts in no statistic of it and gets nothing for it, as in TRL.
-
-    Raises:
-        ValueError: the rewards were not recorded apart.
-    """
+    """Return the weighted sum of the advantages that each of the rewards would have alone."""
     if not batch.parts:
         raise ValueError(
             "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were "
@@ -162,20 +152,16 @@ def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tenso
     assert compute is not None  # returns over tokens were refused before
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, values in batch.parts.items():
-        given = torch.tensor([value is not None for value in values])
+        present = torch.tensor([value is not None for value in values])
         rewards = [0.0 if value is None else value for value in values]
         returns = compute(replace(batch, reward=rewards, parts=None), config)
-        own = _compare(batch, config, weights * given, BaselineState(), returns).advantages
-        total += (batch.part_weights or {}).get(name, 1.0) * own
+        advantages = _compare(batch, config, weights * present, BaselineState(), returns).advantages
+        total += (batch.part_weights or {}).get(name, 1.0) * advantages
     return total
 
 
 def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
-    """Return what a transform's ``apply`` returned, if it is a finite tensor like the one before it.
-
-    Raises:
-        ConfigError: it is something else. ``name`` is the transform's name.
-    """
+    """Return what ``apply`` of the transform ``name`` returned, if it is a finite tensor like the one before it."""
     if not isinstance(result, Tensor) or result.shape != before.shape:
         got = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else f"{result!r:.80}"
     elif bool(result.isfinite().all()) or not bool(before.isfinite().all()):
@@ -215,28 +201,22 @@ def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str =
 
 
 def _by_unit(batch: TurnBatch, config: AdvantageConfig, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every row the mean return of its unit's rows in its group, and let each unit count once.
-
-    The rows of a rollout, or those of a turn in which an agent called tools, are a unit. A turn counts as often as a
-    transform lets its rows count.
-    """
+    """Give every row the mean return of its unit's rows in its group, and let each unit count once."""
+    # a turn counts as often as a transform lets its rows count
     columns = {"rollout": ("rollout",), "turn": ("rollout", "agent", "turn")}[config.unit]
     for name in columns:
         batch.column(name, f"unit: {config.unit}")
     returns, shares = returns.clone(), weights.clone()
     for rows in batch.groups((*config.key, *batch.dialogues(), *columns)):
-        kept = [i for i in rows if weights[i] > 0]
-        if kept:
-            returns[rows] = returns[kept].mean()
-            shares[kept] = (weights[kept] if config.unit == "turn" else 1.0) / len(kept)
+        weighted = [i for i in rows if weights[i] > 0]
+        if weighted:
+            returns[rows] = returns[weighted].mean()
+            shares[weighted] = (weights[weighted] if config.unit == "turn" else 1.0) / len(weighted)
     return returns, shares
 
 
 def _groups_of_one(batch: TurnBatch, config: AdvantageConfig, groups: Groups, weights: Tensor) -> list[int]:
-    """Return the rows that have no other row in their group to be compared with.
-
-    They are an error if ``config.singleton`` is "error".
-    """
+    """Return the rows that have no other row in their group to be compared with, unless these are an error."""
     over = {baseline_of(config).over, scale_of(config).over}
     compared: Groups = list(groups) if "group" in over else []
     if "agent" in over:

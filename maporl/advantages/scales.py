@@ -87,8 +87,7 @@ def whiten(values: Tensor, groups: Groups, weights: Tensor, config: AdvantageCon
 
 
 def _divided(advantages: Tensor, values: Tensor, weights: Tensor, config: AdvantageConfig) -> Tensor:
-    """Return ``advantages`` divided by the standard deviation of ``values``, and 0 if these are equal but for
-    rounding."""
+    """Return ``advantages`` divided by the spread of ``values``, and 0 if these are equal but for rounding."""
     if all_equal(values[weights > 0]):
         return torch.zeros_like(advantages)
     return advantages / (_spread(values, weights, config.ddof) + config.eps)

@@ -131,9 +131,9 @@ class EqualShares(Transform):
         whole = [name for name in batch.dialogues() if name != "rollout" or self.within == "dialogue"]
         for rows in batch.groups(whole):
             speakers = self._speakers(batch, [i for i in rows if weights[i] > 0])
-            for own in speakers:
-                said = weights[own].sum() if self.of == "turns" else (weights[own] * tokens[own]).sum()
-                shares[own] = weights[own] / said / (len(speakers) if self.agents == "share" else 1)
+            for turns in speakers:
+                said = weights[turns].sum() if self.of == "turns" else (weights[turns] * tokens[turns]).sum()
+                shares[turns] = weights[turns] / said / (len(speakers) if self.agents == "share" else 1)
         return shares
 
     def _speakers(self, batch: TurnBatch, rows: list[int]) -> list[list[int]]:

@@ -92,8 +92,8 @@ def balance(samples: Iterable[Sample], options: BalanceOptions, source: "TopUp |
         source.references(pools, dropped)
         source.hints(pools, dropped)
     questions: Counter = Counter()
-    kept = [sample for pool in pools.values() for sample in _cut(pool, options, questions)]
-    return Balanced(kept, dropped, questions)
+    balanced = [sample for pool in pools.values() for sample in _cut(pool, options, questions)]
+    return Balanced(balanced, dropped, questions)
 
 
 def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter) -> dict[str, Pool]:
@@ -111,10 +111,7 @@ def _pools(samples: Iterable[Sample], options: BalanceOptions, dropped: Counter)
 
 
 def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample]:
-    """As many right as wrong answers of a question, first those that were sampled without a hint.
-
-    ``questions`` counts what became of the question.
-    """
+    """As many right as wrong answers of a question, those without a hint first, counted in ``questions``."""
     right, wrong = pool.answers[True], pool.answers[False]
     count = min(len(right), len(wrong), options.per_question)
     if count == 0:
@@ -128,12 +125,12 @@ def _cut(pool: Pool, options: BalanceOptions, questions: Counter) -> list[Sample
         count = 0
     else:
         questions["cut"] += 1
-    kept = []
+    chosen = []
     for side in (right, wrong):
         shuffled = list(side)
         seed_of(options.seed, pool.id).shuffle(shuffled)
-        kept += sorted(shuffled, key=lambda sample: sample.source != "sample")[:count]
-    return kept
+        chosen += sorted(shuffled, key=lambda sample: sample.source != "sample")[:count]
+    return chosen
 
 
 class TopUp:

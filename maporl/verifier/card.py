@@ -69,15 +69,15 @@ def measures_table(record: dict[str, Any]) -> Table:
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
     metrics = record["metrics"]
-    found = [("all", metrics["held_out"])]
-    found += [("{} to {} tokens".format(*quarter["tokens"]), quarter) for quarter in metrics["by_answer_tokens"]]
+    measured = [("all", metrics["held_out"])]
+    measured += [("{} to {} tokens".format(*quarter["tokens"]), quarter) for quarter in metrics["by_answer_tokens"]]
     for key, name in (
         ("before", "half not fitted on, T = 1"),
         ("after", f"same half, T = {record['temperature']:.2f}"),
     ):
         if f"other_half_{key}_temperature" in metrics:
-            found.append((name, metrics[f"other_half_{key}_temperature"]))
-    return [(f"{name} ({m['answers']})", *(_cell(m[k]) for k in ("accuracy", "auc", "ece"))) for name, m in found]
+            measured.append((name, metrics[f"other_half_{key}_temperature"]))
+    return [(f"{name} ({m['answers']})", *(_cell(m[k]) for k in ("accuracy", "auc", "ece"))) for name, m in measured]
 
 
 def _cell(value: float | None) -> str:

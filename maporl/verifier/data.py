@@ -56,12 +56,12 @@ def read_samples(files: Iterable[Path]) -> list[Sample]:
         DataError: a file does not exist, or a row is not a sample; names the file and the row.
         TaskError: a line is not JSON.
     """
-    found = []
+    samples = []
     for file in files:
         if file.suffix not in (".jsonl", ".json") or not file.is_file():
             raise DataError(f"{file}: no such file; expected a .jsonl file of samples")
-        found += [_sample(row, f"{file}: row {n}") for n, row in enumerate(read_rows(str(file), "train"), 1)]
-    return found
+        samples += [_sample(row, f"{file}: row {n}") for n, row in enumerate(read_rows(str(file), "train"), 1)]
+    return samples
 
 
 def _sample(row: dict[str, Any], where: str) -> Sample:

@@ -55,9 +55,9 @@ def fault(text: str, free_form: bool = False) -> str | None:
         return "leaked_prompt"
     if _ADMITS.search(text):
         return "admits_rewriting"
-    if free_form or (found := final_answers(text)) == 1:
+    if free_form or (count := final_answers(text)) == 1:
         return None
-    return "several_final_answers" if found else "no_final_answer"
+    return "several_final_answers" if count else "no_final_answer"
 
 
 def same_text(text: str) -> str:

@@ -114,12 +114,12 @@ def _speaking(team: Team, options: GenerateOptions) -> tuple[str, ...]:
 def _batches(agents: int, count: int, options: GenerateOptions, shard: Shard) -> Iterator[range | list[int]]:
     """The positions of each batch. A position numbers agent, question and sample, in this order, over all processes."""
     for agent in range(agents):
-        own = [
+        positions = [
             (agent * count + question) * options.per_question + sample
             for question in shard.questions(count)
             for sample in range(options.per_question)
         ]
-        yield from (own[i : i + options.batch_size] for i in range(0, len(own), options.batch_size))
+        yield from (positions[i : i + options.batch_size] for i in range(0, len(positions), options.batch_size))
 
 
 def _sample(
@@ -179,11 +179,11 @@ def _claim(
     file = folder / MANIFEST
     with FileLock(folder / ".lock"):
         if file.is_file():
-            found = json.loads(file.read_text())
+            manifest = json.loads(file.read_text())
             for key, value in identity.items():
-                if found.get(key) != value:
+                if manifest.get(key) != value:
                     raise DataError(
-                        f"{folder}: was begun with another {key} (was {found.get(key)!r}, is {value!r}); use the "
+                        f"{folder}: was begun with another {key} (was {manifest.get(key)!r}, is {value!r}); use the "
                         "same configuration and options, or choose another folder (--output)"
                     )
         elif any(not p.name.startswith(".") for p in folder.iterdir()):

@@ -62,8 +62,8 @@ def words_accuracy(questions: Sequence[str], counts: torch.Tensor) -> float:
     """
     words = torch.zeros(len(questions), FEATURES)
     for row, question in enumerate(questions):
-        found = Counter(zlib.crc32(word.encode()) % FEATURES for word in re.findall(r"\w+", question.lower()))
-        for column, count in found.items():
+        hashes = Counter(zlib.crc32(word.encode()) % FEATURES for word in re.findall(r"\w+", question.lower()))
+        for column, count in hashes.items():
             words[row, column] = float(count)
     words = torch.cat([torch.log1p(words), torch.ones(len(questions), 1)], 1)
     weights = torch.zeros(words.shape[1], requires_grad=True)

@@ -59,8 +59,8 @@ def reached_by_chance(labels: np.ndarray) -> float | None:
 def calibration_bins(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> list[tuple[int, float, float]]:
     """(answers, mean score, share right) for each of ``bins`` equal intervals of the score that holds an answer."""
     place = np.minimum((scores * bins).astype(int), bins - 1)
-    found = [place == index for index in range(bins)]
-    return [(int(own.sum()), float(scores[own].mean()), float(labels[own].mean())) for own in found if own.any()]
+    masks = [place == index for index in range(bins)]
+    return [(int(mask.sum()), float(scores[mask].mean()), float(labels[mask].mean())) for mask in masks if mask.any()]
 
 
 def ece(scores: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
@@ -112,8 +112,8 @@ def by_question(outputs: np.ndarray, labels: np.ndarray, questions: Sequence[str
         groups[name].append(row)
     scores = sigmoid(outputs)
     accuracies = [accuracy(scores[rows], labels[rows]) for rows in groups.values()]
-    found = [auc(outputs[rows], labels[rows]) for rows in groups.values()]
-    ranked = [value for value in found if value is not None]
+    aucs = [auc(outputs[rows], labels[rows]) for rows in groups.values()]
+    ranked = [value for value in aucs if value is not None]
     return {
         "questions": len(groups),
         "mean_accuracy": float(np.mean(accuracies)),
@@ -131,11 +131,11 @@ def by_length(
     place = np.searchsorted(edges, lengths, side="left")
     return [
         {
-            "tokens": [int(lengths[own].min()), int(lengths[own].max())],
-            **summary(outputs[own], labels[own], temperature),
+            "tokens": [int(lengths[mask].min()), int(lengths[mask].max())],
+            **summary(outputs[mask], labels[mask], temperature),
         }
-        for own in (place == quarter for quarter in range(4))
-        if own.any()
+        for mask in (place == quarter for quarter in range(4))
+        if mask.any()
     ]
 
 

@@ -96,14 +96,14 @@ def split_by_question(rows: Sequence[Row], held_out: float, seed: int, where: st
             "out; give more data, or allow longer rows (--longest)"
         )
     random.Random(seed).shuffle(names)
-    kept = set(names[: min(max(1, round(len(names) * held_out)), len(names) - 1)])
-    train = [row for row in rows if row.question not in kept]
+    held_names = set(names[: min(max(1, round(len(names) * held_out)), len(names) - 1)])
+    train = [row for row in rows if row.question not in held_names]
     if len({row.label for row in train}) < 2:
         raise DataError(
             f"{where}: all {len(train)} rows to train on have the label {bool(train[0].label)}, so that nothing can be "
             "learned; balance the data (maporl verifier balance)"
         )
-    return train, [row for row in rows if row.question in kept]
+    return train, [row for row in rows if row.question in held_names]
 
 
 def collate(rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -130,8 +130,8 @@ def answer_loss(outputs: Tensor, starts: Tensor, ends: Tensor, labels: Tensor, l
         rows = torch.arange(len(ends), device=outputs.device)
         return binary_cross_entropy_with_logits(outputs[rows, ends - 1], labels)
     columns = torch.arange(outputs.shape[1], device=outputs.device)
-    own = (columns >= starts[:, None]) & (columns < ends[:, None])
-    return binary_cross_entropy_with_logits(outputs[own], labels[:, None].expand_as(outputs)[own])
+    in_answer = (columns >= starts[:, None]) & (columns < ends[:, None])
+    return binary_cross_entropy_with_logits(outputs[in_answer], labels[:, None].expand_as(outputs)[in_answer])
 
 
 class TokenScores(nn.Module):
@@ -224,14 +224,14 @@ def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> 
     Raises:
         VerifierError: an output is not finite.
     """
-    found = np.zeros(len(rows))
+    outputs = np.zeros(len(rows))
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
     for start in range(0, len(order), batch_size):
         chunk = order[start : start + batch_size]
-        found[chunk] = last_outputs(model, [rows[i].ids for i in chunk]).cpu().numpy()
-    if not np.isfinite(found).all():
+        outputs[chunk] = last_outputs(model, [rows[i].ids for i in chunk]).cpu().numpy()
+    if not np.isfinite(outputs).all():
         raise VerifierError("training diverged: outputs are not finite and nothing was saved; lower --learning-rate")
-    return found
+    return outputs
 
 
 # -- measuring ----------------------------------------------------------------------------------------------------

@@ -79,12 +79,12 @@ class ControlTokens:
 
     def _places(self, text: str) -> list[int]:
         """Return where the spellings begin, overlapping ones included."""
-        places, found = [], self._beginning.search(text)
-        while found:
-            start = found.start()
+        places, match = [], self._beginning.search(text)
+        while match:
+            start = match.start()
             if any(text[start : start + length] in self._words for length in self._lengths):
                 places.append(start)
-            found = self._beginning.search(text, start + 1)
+            match = self._beginning.search(text, start + 1)
         return places
 
     def _cut(self, text: str) -> list[str]:
@@ -106,17 +106,17 @@ def control_tokens(tokenizer: Tokenizer, special: bool = False) -> ControlTokens
     the added tokens that the tokenizer does not call special, such as ``<think>`` in many models.
     """
     state = (len(tokenizer), *tokenizer.all_special_tokens)
-    kept = _known.setdefault(tokenizer, {})
-    if kept.get("state") != state:
-        kept.clear()
-        kept["state"] = state
-    found = kept.get(special)
-    if found is None:
+    cache = _known.setdefault(tokenizer, {})
+    if cache.get("state") != state:
+        cache.clear()
+        cache["state"] = state
+    tokens = cache.get(special)
+    if tokens is None:
         added = [t for t in tokenizer.added_tokens_decoder.values() if t.special or not special]
         words = {t.content for t in added if t.content.replace("\u2581", " ").strip()}
         normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
-        found = kept[special] = ControlTokens(words, None if normalizer is None else normalizer.normalize_str)
-    return found
+        tokens = cache[special] = ControlTokens(words, None if normalizer is None else normalizer.normalize_str)
+    return tokens
 
 
 def encode_words(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
@@ -154,10 +154,8 @@ def new_mark() -> str:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return ``value`` with ``change`` done to every text in its lists and dictionaries.
-
-    Roles and types of parts are words that templates compare with their own, so a single word stays as it is.
-    """
+    """Return ``value`` with ``change`` done to every text in its lists and dictionaries."""
+    # roles and types of parts are words that templates compare with their own, so a single word stays as it is
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -159,9 +159,9 @@ class RenderedChat(str):
             written = render(tokenizer, marked, generate=False)
         else:
             written = tokenizer.apply_chat_template(marked, chat_template=FALLBACK_TEMPLATE, tokenize=False)
-        found = cls(written.replace(mark, ""))
-        found.pieces = written.split(mark)
-        return found
+        chat = cls(written.replace(mark, ""))
+        chat.pieces = written.split(mark)
+        return chat
 
 
 def encode_prompt(
@@ -211,10 +211,8 @@ def _without_closing(ids: list[int], ended: bool, stop_ids: frozenset[int] | set
 def _after_calls(
     tokenizer: Tokenizer, names: list[str], messages: list[Message], sampled: str, stop_ids: frozenset[int] | set[int]
 ) -> str:
-    """Return what the template writes after an assistant message with calls of these ``names``, closing included.
-
-    ``messages`` begin with the results of the calls. ``sampled`` stands for the arguments of the calls.
-    """
+    """Return what the template writes after calls of ``names`` (arguments: ``sampled``), closing included."""
+    # the messages begin with the results of the calls
     rendered = _with_calls(tokenizer, names, messages, sampled)
     _, shown, after = rendered.rpartition(sampled)
     stops = [str(word) for word in tokenizer.convert_ids_to_tokens(sorted(stop_ids))]

@@ -49,19 +49,18 @@ class StopStrings:
 
     @cached_property
     def _most(self) -> int:
-        """The most tokens that a string is in, if each has a byte of it, and some more: decoders treat a first token
-        differently, and may begin within a character.
-        """
+        """The most tokens that a string is in, if each has a byte of it, and some more."""
+        # decoders treat a first token differently, and may begin within a character
         return 8 + max(len(string.encode("utf-8", "surrogatepass")) for string in self.strings)
 
     def _last(self, ids: Sequence[int]) -> list[int]:
-        found: list[int] = []
+        last: list[int] = []
         for token in reversed(ids):
             if token not in self._special:
-                found.append(token)
-            if len(found) == self._most:
+                last.append(token)
+            if len(last) == self._most:
                 break
-        return found[::-1]
+        return last[::-1]
 
 
 def ended(ids: Sequence[int], stop_ids: frozenset[int], stop_strings: StopStrings | None) -> bool:

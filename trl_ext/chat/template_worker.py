@@ -87,16 +87,16 @@ def _read_call(block: str, template: dict[str, Any], tools: list[Any]) -> list[d
     from transformers.utils.chat_parsing.response_parser import parse_response
 
     try:
-        found = parse_response(block, template, prefix="", tools=tools).get("tool_calls")
+        calls = parse_response(block, template, prefix="", tools=tools).get("tool_calls")
     except Exception as error:  # the parsers of its parts raise their own kinds
         return [{"error": " ".join(str(error).split())[:200]}]
-    if not found:
+    if not calls:
         return [{"error": "it does not have the form of a call"}]
-    return [_call(one) for one in found]
+    return [_call(one) for one in calls]
 
 
-def _call(found: Any) -> dict[str, Any]:
-    function = found.get("function", found) if isinstance(found, dict) else None
+def _call(call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return {"error": "it names no tool"}
     arguments = function.get("arguments")

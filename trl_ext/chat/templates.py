@@ -71,8 +71,8 @@ def render_template(
         raise TemplateFailed(f"it has {len(template)} characters; at most {LONGEST} are read")
     shown = {} if tools is None else {"tools": tools}
     # templates would show a missing value, such as the content of a call, as the word None
-    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    request = {**variables, **shown, "messages": given, "chat_template": template, "add_generation_prompt": generate}
+    clean = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    request = {**variables, **shown, "messages": clean, "chat_template": template, "add_generation_prompt": generate}
     return _answered(request, f"{len(messages)} messages")["text"]
 
 
@@ -91,8 +91,8 @@ def read_calls(
     if template is None:
         return read_written_calls(text, prefix, tools)
     request = {"read": {"text": text, "prefix": prefix, "template": template, "tools": tools}}
-    found = _answered(request, f"a completion of {len(text)} characters")["calls"]
-    return found or read_written_calls(text, prefix, tools)
+    calls = _answered(request, f"a completion of {len(text)} characters")["calls"]
+    return calls or read_written_calls(text, prefix, tools)
 
 
 def _answered(request: dict[str, Any], what: str) -> dict[str, Any]:

@@ -89,23 +89,23 @@ def _is_read(shown: str, template: dict[str, Any] | None) -> bool:
     parameters = {"type": "object", "properties": {f"{_KEY}0": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": f"{_NAME}0", "description": "", "parameters": parameters}}
     try:
-        found = read_calls(shown, "", template, [tool])
+        calls = read_calls(shown, "", template, [tool])
     except TemplateFailed:
         return False
-    return found == [{"name": f"{_NAME}0", "arguments": {f"{_KEY}0": f"{_VALUE}0"}}]
+    return calls == [{"name": f"{_NAME}0", "arguments": {f"{_KEY}0": f"{_VALUE}0"}}]
 
 
 def _response_template(tokenizer: Tokenizer) -> dict[str, Any] | None:
     """Return the tokenizer's own response template, or TRL's for a known chat template, or None."""
     if find_spec("transformers.utils.chat_parsing") is None:
         return None
-    own = getattr(tokenizer, "response_template", None)
-    if isinstance(own, dict) and "tool_calls" in own.get("fields", {}):
-        return own
-    known = SimpleNamespace(chat_template=_OPTIONS.sub("", tokenizer.chat_template, count=1), response_template=None)
+    declared = getattr(tokenizer, "response_template", None)
+    if isinstance(declared, dict) and "tool_calls" in declared.get("fields", {}):
+        return declared
+    stand_in = SimpleNamespace(chat_template=_OPTIONS.sub("", tokenizer.chat_template, count=1), response_template=None)
     try:
-        add_response_schema(known)  # it reads and sets these attributes only
+        add_response_schema(stand_in)  # it reads and sets these attributes only
     except ValueError:  # it knows templates by their exact text
-        known.response_template = None
-    found = known.response_template
-    return found if isinstance(found, dict) and "tool_calls" in found["fields"] else None
+        stand_in.response_template = None
+    template = stand_in.response_template
+    return template if isinstance(template, dict) and "tool_calls" in template["fields"] else None

@@ -182,17 +182,17 @@ def read_written_calls(text: str, prefix: str, tools: list[dict[str, Any]]) -> l
             and what has no mark around it is a call only if it names one of the tools.
     """
     functions = [tool.get("function", tool) for tool in tools]
-    known = {one["name"]: one.get("parameters") or {} for one in functions}
+    schemas = {one["name"]: one.get("parameters") or {} for one in functions}
     begins = _HARMONY.match(text) and ("<|channel|>" in text or text.lstrip().startswith("to=functions."))
     if begins:
-        found = _Harmony(text, known).read()
+        calls = _Harmony(text, schemas).read()
     else:
-        found = _Reader(text, known).read(prefix)
-        if not found and _HARMONY_CALL.search(text):
-            found = _Harmony(text, known).read()
-    if len(found) > MOST:  # one mark may be around thousands
-        found[MOST:] = [{"error": f"there are more than {MOST} calls; what follows is not read"}]
-    return found
+        calls = _Reader(text, schemas).read(prefix)
+        if not calls and _HARMONY_CALL.search(text):
+            calls = _Harmony(text, schemas).read()
+    if len(calls) > MOST:  # one mark may be around thousands
+        calls[MOST:] = [{"error": f"there are more than {MOST} calls; what follows is not read"}]
+    return calls
 
 
 def call_of(value: Any, own: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
@@ -212,17 +212,17 @@ def call_of(value: Any, own: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     names = [key for key in _NAMES if isinstance(value, dict) and isinstance(value.get(key), str)]
     if not names:
         raise Unreadable('it is not an object with "name" and "arguments"')
-    given = {key: value[key] for key in _ARGUMENTS if value.get(key) not in (None, {}, "")}
-    described = set(given) <= {"parameters"} and any(key in value for key in _DESCRIBES)
-    if any(_is_schema(one, own) for one in given.values()) or (described and _all_schemas(given.get("parameters", {}))):
+    args = {key: value[key] for key in _ARGUMENTS if value.get(key) not in (None, {}, "")}
+    described = set(args) <= {"parameters"} and any(key in value for key in _DESCRIBES)
+    if any(_is_schema(one, own) for one in args.values()) or (described and _all_schemas(args.get("parameters", {}))):
         raise Described("it describes a tool; a call has the values of its arguments")
     if described:
         raise Unreadable('a description stands beside its parameters; a call has "name" and "arguments" only')
     others = [key for key in value if key not in (names[0], *_ARGUMENTS, *_BESIDES, *_DESCRIBES)]
-    if len(given) > 1 or (not given and others):
-        words = ", ".join(map(str, [*given, *others]))[:80]
+    if len(args) > 1 or (not args and others):
+        words = ", ".join(map(str, [*args, *others]))[:80]
         raise Unreadable(f'its arguments must stand under "arguments", and it has {words}')
-    arguments: Any = next(iter(given.values()), {})
+    arguments: Any = next(iter(args.values()), {})
     if isinstance(arguments, str):
         arguments = whole_value(arguments)
     if not isinstance(arguments, dict):
@@ -230,13 +230,13 @@ def call_of(value: Any, own: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     return value[names[0]], arguments
 
 
-def _is_schema(value: Any, own: Iterable[str]) -> bool:
+def _is_schema(value: Any, names: Iterable[str]) -> bool:
     """Return whether ``value`` is a JSON schema of arguments, and not an object of a tool's ``own`` arguments."""
     return (
         isinstance(value, dict)
         and value.get("type") == "object"
         and set(value) <= _SCHEMA
-        and not set(value) <= set(own)
+        and not set(value) <= set(names)
     )
 
 
@@ -249,10 +249,7 @@ class Described(Unreadable):
 
 
 class _Unclear(Unreadable):
-    """It is not clear where a call ends.
-
-    What is before ``following`` may be a part of it, so that nothing there is a call.
-    """
+    """It is not clear where a call ends. Nothing before ``following`` is read as a call."""
 
     def __init__(self, why: str, following: int):
         super().__init__(why)
@@ -262,9 +259,9 @@ class _Unclear(Unreadable):
 class _Reader:
     """Reads the text of one completion from left to right."""
 
-    def __init__(self, text: str, known: Mapping[str, Any], thinks: bool = False):
-        self.text, self.known, self.thinks = text, known, thinks
-        self.found: list[Found] = []
+    def __init__(self, text: str, schemas: Mapping[str, Any], thinks: bool = False):
+        self.text, self.schemas, self.thinks = text, schemas, thinks
+        self.calls: list[Found] = []
         self.place = self.said_from = self.tried = 0
         self.last: dict[str, int] = {}
         """Where the marks in :data:`TOLD` that end something stand for the last time."""
@@ -281,9 +278,9 @@ class _Reader:
                 self._refuse(f"there are more than {MOST} calls; what follows is not read")
                 break
             self._take(match)
-        if not self.found:
+        if not self.calls:
             self._take_python()
-        return self.found
+        return self.calls
 
     def _take(self, match: re.Match[str]) -> None:
         kind = match.lastgroup
@@ -291,8 +288,8 @@ class _Reader:
             self._past_thinking(match.end(), THINKING[match[0]])
         elif kind == "thought":
             if not self.thought:  # nobody has opened it; all before it may have been thinking
-                called = not self.nested and any("error" not in call for call in self.found)
-                self.found.clear()
+                called = not self.nested and any("error" not in call for call in self.calls)
+                self.calls.clear()
                 if called:
                     self._refuse(IN_THOUGHT)
                 self.said_from = match.end()
@@ -315,7 +312,7 @@ class _Reader:
         stop = self.text.find(end, start)
         if stop < 0:  # all that follows is thinking: a call in there is not read, and its author ought to know
             if not self.thinks and any(
-                "error" not in call for call in _Reader(self.text[start:], self.known, thinks=True).read()
+                "error" not in call for call in _Reader(self.text[start:], self.schemas, thinks=True).read()
             ):
                 self._refuse(IN_THINKING + end)
             self.place = len(self.text)
@@ -327,10 +324,10 @@ class _Reader:
         self.said_from = self.place
 
     def _refuse(self, why: str) -> None:
-        self.found.append({"error": why[:240]})
+        self.calls.append({"error": why[:240]})
 
     def _add(self, name: str, arguments: dict[str, Any]) -> None:
-        self.found.append({"name": name, "arguments": arguments})
+        self.calls.append({"name": name, "arguments": arguments})
 
     def _take_mark(self, match: re.Match[str]) -> None:
         """Read what stands after a mark, up to the mark that ends it or to the end of what was read."""
@@ -338,7 +335,7 @@ class _Reader:
         if _OPENS.match(self.text, start):  # a mark around several calls, each of which has its own
             self.place = start
             return
-        before = len(self.found)
+        before = len(self.calls)
         fence = _FENCE.match(self.text, start) if close != "```" else None
         try:
             end = past_space(self.text, self._body(fence.end() if fence else start, close))
@@ -347,7 +344,7 @@ class _Reader:
             if close and self.text.startswith("}", end) and self.text.startswith(close, past_space(self.text, end + 1)):
                 end = past_space(self.text, end + 1)  # one brace too many
         except Unreadable as error:
-            del self.found[before:]
+            del self.calls[before:]
             self._refuse(str(error))
             self.place = error.following if isinstance(error, _Unclear) else self._past_broken(match.end(), close)
             return
@@ -356,7 +353,7 @@ class _Reader:
         elif self.text.startswith(close, end):
             self.place = end + len(close)
         elif (stop := self.text.find(close, end, self._limit(end))) >= 0:
-            del self.found[before:]
+            del self.calls[before:]
             self._refuse(f"other words stand between the call and {close}")
             self.place = stop + len(close)
         else:  # its end mark is missing, but all of the call is there
@@ -413,7 +410,7 @@ class _Reader:
             for one in value if isinstance(value, list) else [value]:
                 if isinstance(one, dict) and len(one) == 1 and isinstance(next(iter(one.values())), dict):
                     name, arguments = next(iter(one.items()))
-                    if name in self.known:
+                    if name in self.schemas:
                         self._add(name, arguments)
                         continue
                 self._add(*self._call_of(one))
@@ -427,7 +424,7 @@ class _Reader:
     def _call_of(self, value: Any) -> tuple[str, dict[str, Any]]:
         named = value.get("function", value) if isinstance(value, dict) else None
         name = named.get("name") if isinstance(named, dict) else None
-        return call_of(value, _properties(self.known.get(name)) if isinstance(name, str) else ())
+        return call_of(value, _properties(self.schemas.get(name)) if isinstance(name, str) else ())
 
     def _python_lines(self, place: int, marked: bool) -> int:
         """Read calls as Python writes them, one on a line. Without marks around them a further one must name a tool."""
@@ -437,7 +434,7 @@ class _Reader:
             following = _PYTHON.match(self.text, place)
             if following is None or "\n" not in self.text[end:place]:
                 return end
-            if not marked and _plain(following["name"].removesuffix(".call")) not in self.known:
+            if not marked and _plain(following["name"].removesuffix(".call")) not in self.schemas:
                 return end
 
     def _python_list(self, place: int) -> int:
@@ -456,7 +453,7 @@ class _Reader:
         match = _PYTHON.match(self.text, place)
         if match is None:
             raise Unreadable("it does not have the form of a call")
-        if match["name"] == "print" and "print" not in self.known:
+        if match["name"] == "print" and "print" not in self.schemas:
             inner = _PYTHON.match(self.text, past_space(self.text, match.end()))
             if inner is not None and inner["name"] != "print":
                 end = past_space(self.text, self._python_call(inner.start()))
@@ -464,7 +461,7 @@ class _Reader:
                     raise Unreadable("print has no end")
                 return end + 1
         name = _plain(match["name"].removesuffix(".call"))
-        names = list(_properties(self.known.get(name)))
+        names = list(_properties(self.schemas.get(name)))
         arguments: dict[str, Any] = {}
         place = past_space(self.text, match.end())
         while not self.text.startswith(")", place):
@@ -530,7 +527,7 @@ class _Reader:
 
     def _parameters(self, name: str, place: int) -> tuple[dict[str, Any], int]:
         """Return the parameters from ``place`` on, each as its schema wants it, and the place after them."""
-        schema = self.known.get(name)
+        schema = self.schemas.get(name)
         arguments: dict[str, Any] = {}
         while (begun := _PARAMETER.match(self.text, past_space(self.text, place))) is not None:
             key = (begun["key"] or begun["other"]).strip()
@@ -554,10 +551,10 @@ class _Reader:
             raise Unreadable("other words stand between its parameters")
         return arguments, place
 
-    def _begins_another(self, place: int, schema: Any, given: set[str]) -> bool:
+    def _begins_another(self, place: int, schema: Any, keys: set[str]) -> bool:
         begun = _PARAMETER.match(self.text, place)
         key = begun and (begun["key"] or begun["other"]).strip()
-        return bool(key) and key in _properties(schema) and key not in given
+        return bool(key) and key in _properties(schema) and key not in keys
 
     def _take_inside(self, match: re.Match[str]) -> None:
         """Read a call whose opening mark is missing, by what stands in its middle."""
@@ -565,24 +562,24 @@ class _Reader:
         if match[0] != "call:":
             before = _BEFORE.search(self.text, max(self.said_from, start - 160), start)
             start = start if before is None else before.start()
-        count = len(self.found)
+        count = len(self.calls)
         try:
             end = self._body(start, "")
-            if any(call["name"] not in self.known for call in self.found[count:]):
+            if any(call["name"] not in self.schemas for call in self.calls[count:]):
                 raise Unreadable("the mark at its beginning is missing")
             close = self._closed_at(end)
             if not close and not self._begins_line(start):
                 raise Unreadable(_MIDST)
             self.place = past_space(self.text, end) + len(close) if close else end
         except Unreadable as error:
-            del self.found[count:]
+            del self.calls[count:]
             self._refuse(str(error))
             self.place = error.following if isinstance(error, _Unclear) else self._limit(match.end())
 
     def _take_close(self, match: re.Match[str]) -> None:
         """Read a call that has an end mark only. One that ends several calls stands after these."""
         self.place = match.end()
-        if self.found:
+        if self.calls:
             return
         self.tried += 1
         if not self._take_python(match.start()):
@@ -590,33 +587,33 @@ class _Reader:
 
     def _take_bare(self, match: re.Match[str]) -> None:
         """Read a JSON object without marks, which is a call if it names a tool and begins its line."""
-        start, count = match.start(), len(self.found)
+        start, count = match.start(), len(self.calls)
         named = self._named_near(start)
         try:
             end = self._json(start)
         except Described:
-            silent = count == len(self.found)
-            del self.found[count:]
+            silent = count == len(self.calls)
+            del self.calls[count:]
             self.place = read_value(self.text, start)[1] if silent else self._limit(match.end())
             if not silent:
                 self._refuse("a call stands among the descriptions of tools")
             return
         except Unreadable as error:
-            del self.found[count:]
+            del self.calls[count:]
             self.place = match.end()
             if named:
                 self._refuse(str(error))
                 self.place = self._limit(match.end())
             return
-        calls = self.found[count:]
-        del self.found[count:]
+        calls = self.calls[count:]
+        del self.calls[count:]
         self.place = end
-        if any(call["name"] not in self.known for call in calls) or not _SAYS_ARGUMENTS.search(self.text, start, end):
+        if any(call["name"] not in self.schemas for call in calls) or not _SAYS_ARGUMENTS.search(self.text, start, end):
             return
         if not self._begins_line(start):
             self._refuse(_MIDST)
             return
-        self.found += calls
+        self.calls += calls
         if close := self._closed_at(end):
             self.place = past_space(self.text, end) + len(close)
 
@@ -628,26 +625,26 @@ class _Reader:
     def _named_near(self, start: int) -> bool:
         """Return whether the JSON at ``start`` seems to name a tool, even if it is broken."""
         near = re.search(r'"(?:name|tool_name|tool)"\s*:\s*"([^"]{1,128})"', self.text[start : start + 300])
-        return near is not None and near[1] in self.known
+        return near is not None and near[1] in self.schemas
 
     def _take_python(self, stop: int | None = None) -> bool:
         """Read a completion that is nothing but ``[add(a=1)]`` or ``add(a=1)``. Return whether it is."""
         start = past_space(self.text, self.said_from)
         first = re.compile(rf"\[?\s*(?P<name>{_NAME})\s*\(").match(self.text, start)
-        if first is None or _plain(first["name"].removesuffix(".call")) not in self.known:
+        if first is None or _plain(first["name"].removesuffix(".call")) not in self.schemas:
             return False
-        count = len(self.found)
+        count = len(self.calls)
         try:
             end = self._body(start, "")
         except Unreadable as error:
-            del self.found[count:]
+            del self.calls[count:]
             if self.text.startswith("[", start):
                 self._refuse(str(error))
                 return True
             return False
         after = _TEXT_END.match(self.text, end)
         if (stop is None and after is None) or (stop is not None and past_space(self.text, end) != stop):
-            del self.found[count:]
+            del self.calls[count:]
             return False
         return True
 
@@ -682,7 +679,7 @@ class _Harmony(_Reader):
             header = self.text[place:begin]
             mine = role == "assistant" or header.lstrip().startswith("assistant")
             place, role = self._message(header, begin + len("<|message|>"), mine), "assistant"
-        return self.found
+        return self.calls
 
     def _headless(self, words: str) -> None:
         if (to := self._TO.search(words)) is not None and to[1] != "assistant":
@@ -704,17 +701,17 @@ class _Harmony(_Reader):
                 self.tried += 1
                 self._refuse("its header names no tool, as in to=functions.NAME")
             elif re.search(r"<\|channel\|>\s*(analysis)", header) is None:
-                self.found += _Reader(self.text[start:stop], self.known).read()
+                self.calls += _Reader(self.text[start:stop], self.schemas).read()
             return end
         self.tried += 1
         name = _plain(recipient)
-        if not self.text[start:stop].strip() and name in self.known and not _needed(self.known[name]):
+        if not self.text[start:stop].strip() and name in self.schemas and not _needed(self.schemas[name]):
             self._add(name, {})
             return end
         try:
             value, after = read_value(self.text, start)
         except Unreadable as error:
-            only = _only_text(self.known.get(name))
+            only = _only_text(self.schemas.get(name))
             if only is not None and not recipient.startswith("functions."):
                 self._add(name, {only: self.text[start:stop]})
             else:
@@ -795,7 +792,7 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
 
     References and alternatives are followed inside of ``root``, and no further than 32 of them.
     """
-    found: set[str] = set()
+    kinds: set[str] = set()
     waiting, seen = [schema], 0
     while waiting and seen < 32:
         one, seen = waiting.pop(), seen + 1
@@ -803,12 +800,12 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
             return set()
         named = one.get("type")
         if isinstance(named, str) or (isinstance(named, list) and named):
-            found |= {named} if isinstance(named, str) else {str(kind) for kind in named}
-            found |= {"null"} if one.get("nullable") is True else set()
+            kinds |= {named} if isinstance(named, str) else {str(kind) for kind in named}
+            kinds |= {"null"} if one.get("nullable") is True else set()
         elif isinstance(one.get("enum"), list) and one["enum"]:
-            found |= {KINDS.get(type(value), "string") for value in one["enum"]}
+            kinds |= {KINDS.get(type(value), "string") for value in one["enum"]}
         elif "const" in one:
-            found |= {KINDS.get(type(one["const"]), "string")}
+            kinds |= {KINDS.get(type(one["const"]), "string")}
         elif isinstance(one.get("$ref"), str):
             waiting.append(referred(one["$ref"], root))
         else:
@@ -818,7 +815,7 @@ def kinds_of(schema: Any, root: Any) -> set[str]:
             if not parts:
                 return set()
             waiting += parts
-    return found
+    return kinds
 
 
 def referred(reference: str, root: Any) -> Any:

@@ -155,8 +155,8 @@ class _Loose:
     def string(self, place: int) -> tuple[str, int]:
         """Return the text in quotes at ``place`` and the place after it."""
         for pattern in _TEXTS:
-            if (found := pattern.match(self.text, place)) is not None:
-                return _unescaped(found[1]), found.end()
+            if (match := pattern.match(self.text, place)) is not None:
+                return _unescaped(match[1]), match.end()
         for mark in _DELIMITERS:
             if self.text.startswith(mark, place):
                 end = self.text.find(mark, place + len(mark))
@@ -198,11 +198,11 @@ def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
 
-    def meant(found: re.Match[str]) -> str:
-        code = found[1]
+    def meant(match: re.Match[str]) -> str:
+        code = match[1]
         if len(code) > 1:
             return chr(int(code[1:], 16))
-        return _ESCAPES.get(code, code if code in "\\'\"/`" else found[0])
+        return _ESCAPES.get(code, code if code in "\\'\"/`" else match[0])
 
     plain = _ESCAPE.sub(meant, text)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -22,8 +22,8 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 def numbered_checkpoints(output_dir: Path) -> list[Path]:
     """Return everything in ``output_dir`` that has the name of a checkpoint, complete or not, oldest first."""
-    found = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", p.name)]
-    return sorted(found, key=_number)
+    paths = [p for p in output_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", p.name)]
+    return sorted(paths, key=_number)
 
 
 def _number(checkpoint: Path) -> int:

@@ -74,9 +74,9 @@ def check_data(
         DataChanged: a data set has other rows, or the same rows in another order.
     """
     file = folder / record
-    known = _read(file) if file.is_file() else {}
+    fingerprints = _read(file) if file.is_file() else {}
     for name, now in data.items():
-        was = known.get(name, now)
+        was = fingerprints.get(name, now)
         if was == now or (was["rows"] == now["rows"] and None in (was["sha256"], now["sha256"])):
             continue
         rows = (
@@ -86,14 +86,14 @@ def check_data(
             f"{folder}: the {what} {name!r} has changed since the run began ({rows}, with other content or in another "
             f"order); restore it, or begin another run. To go on with the data as they are now: remove {file}"
         )
-    return known
+    return fingerprints
 
 
 def _read(file: Path) -> dict[str, Fingerprint]:
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        if all(entry.keys() >= {"rows", "sha256"} for entry in known.values()):
-            return known
+        fingerprints = json.loads(file.read_text(encoding="utf-8"))
+        if all(entry.keys() >= {"rows", "sha256"} for entry in fingerprints.values()):
+            return fingerprints
     except (ValueError, AttributeError):  # invalid JSON, or not a mapping of mappings
         pass
     raise DataChanged(f"{file}: is damaged, so nothing tells whether the data are the same; remove it to go on")

@@ -159,8 +159,8 @@ def read_owner(folder: Path) -> dict[str, str | int]:
     ``pid``, ``host`` and ``since`` are always there, and ``stacks``, the pipe, on systems that have pipes.
     """
     try:
-        found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+        owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = isinstance(found, dict) and found.keys() >= set(_KNOWN)
-    return found if known and all(str(value).isprintable() for value in found.values()) else {}
+    complete = isinstance(owner, dict) and owner.keys() >= set(_KNOWN)
+    return owner if complete and all(str(value).isprintable() for value in owner.values()) else {}

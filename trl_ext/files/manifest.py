@@ -89,8 +89,8 @@ def _is_entry(name: str, digest: object) -> bool:
 
 def _files(folder: Path) -> set[str]:
     """Return the files of a checkpoint besides its manifest and hidden files."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-    return {str(path) for path in found if not any(part.startswith(".") for part in path.parts)} - {MANIFEST}
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    return {str(path) for path in paths if not any(part.startswith(".") for part in path.parts)} - {MANIFEST}
 
 
 def digest_of(path: Path) -> str:

@@ -42,18 +42,18 @@ def set_records_aside(file: Path, step: int) -> Path | None:
     """
     for left in file.parent.glob(f".partial-*-{file.name}*"):  # of a process that was killed while it did this
         left.unlink()
-    kept: list[str] = []
+    earlier: list[str] = []
     later: list[str] = []
     content, start = file.read_bytes(), 0
     for end, its_step in _steps(file):
-        (kept if its_step <= step else later).append(content[start:end].strip().decode() + "\n")
+        (earlier if its_step <= step else later).append(content[start:end].strip().decode() + "\n")
         start = end
     aside = file.with_name(f"{file.name}.{ABANDONED}")
     if later:
         # a process that is killed between the two writes leaves the lines in both files, and never in neither
         replace_file(aside, (aside.read_text(encoding="utf-8") if aside.exists() else "") + "".join(later))
-    if "".join(kept).encode() != content:
-        replace_file(file, "".join(kept))
+    if "".join(earlier).encode() != content:
+        replace_file(file, "".join(earlier))
     return aside if later else None
 
 

@@ -88,10 +88,10 @@ def deciding_options(args: Any) -> dict[str, Any]:
         for field in dataclasses.fields(args)
         if field.name in DECIDING or not (field.name in inherited or field.name in args.may_change)
     ]
-    found = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
-    if str(found["lr_scheduler_type"]) in ("constant", "constant_with_warmup"):
-        del found["num_total_batches"]
-    return found
+    options = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    if str(options["lr_scheduler_type"]) in ("constant", "constant_with_warmup"):
+        del options["num_total_batches"]
+    return options
 
 
 def check_options(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:

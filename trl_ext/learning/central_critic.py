@@ -33,9 +33,9 @@ def _whole_copy(model: Any) -> Any:
     """Return a copy of a model without PEFT, in whose weights the active adapter is, if PEFT can merge it."""
     if not isinstance(model, PeftModel):
         return copy.deepcopy(model)
-    found: Any = copy.deepcopy(model)
+    copied: Any = copy.deepcopy(model)
     try:
-        return found.merge_and_unload()
+        return copied.merge_and_unload()
     except (AttributeError, NotImplementedError, ValueError):  # the critic begins at the base
         return copy.deepcopy(model).unload()
 

@@ -103,9 +103,9 @@ class Learners(dict[str, Learner]):
         Raises:
             CheckpointError: a policy is missing, or its files are not those of its learner.
         """
-        found = sorted(p.name for p in folder.iterdir())
-        if missing := [name for name in self if name not in found]:
-            raise CheckpointError(f"{folder.parent}: holds policies {found}, but this run has a policy {missing[0]!r}")
+        names = sorted(p.name for p in folder.iterdir())
+        if missing := [name for name in self if name not in names]:
+            raise CheckpointError(f"{folder.parent}: holds policies {names}, but this run has a policy {missing[0]!r}")
         for name, learner in self.items():
             load_learner(learner, below(folder, name))
 
@@ -142,7 +142,7 @@ class _SavingLearners:
         written: list[tuple[dict[Path, str], Exception | None]] = distributed.all_gather((self._digests, self._failed))
         if (failed := next((error for _, error in written if error is not None), None)) is not None:
             raise failed
-        return {path: own for digests, _ in written for path, own in digests.items()}
+        return {path: digest for digests, _ in written for path, digest in digests.items()}
 
 
 def write_checkpoint(target: Path, policies: Policies, state: dict, others: Mapping[str, Saved] | None = None) -> None:
@@ -195,9 +195,9 @@ class CheckpointWriter:
             CheckpointError: the disk is full, or a process does not see the folder.
         """
         with self._removed_if_it_fails():
-            known = self._saving.finish()
+            digests = self._saving.finish()
             if distributed.is_main():
-                write_manifest(self._partial, known)
+                write_manifest(self._partial, digests)
             self._open.close()
         distributed.barrier()
 
@@ -370,7 +370,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
     if (folder / SHARDS).is_dir():
         state, record = read_optimizer(folder / OPTIMIZER)
         groups = learner.strategy.optimizer_groups()
-        options = [{**old, "params": own["params"]} for old, own in zip(record["groups"], groups, strict=True)]
+        options = [{**old, "params": new["params"]} for old, new in zip(record["groups"], groups, strict=True)]
         learner.strategy.load_shards(Shards(folder / SHARDS), state, options)
         learner.scheduler.load_state_dict(record["scheduler"])
         return
@@ -395,8 +395,7 @@ def load_learner(learner: Learner, folder: Path) -> None:
 
 
 def _inner(folder: Path, name: str, file: str) -> Path:
-    """Return the folder ``name`` of a policy's ``folder``, or the latter itself if ``file`` is there, as in older
-    versions."""
+    """Return the folder ``name`` in ``folder``, or ``folder`` itself if ``file`` is there, as in older versions."""
     older = (folder / file).is_file() and not (folder / name / file).is_file()
     return folder if older else folder / name
 

@@ -75,8 +75,8 @@ def check_apart(models: Mapping[str, nn.Module | None], remedy: str) -> None:
         ValueError: two of them have. The message has their names, and then ``remedy``.
     """
     parameters = {name: set(map(id, model.parameters())) for name, model in models.items() if model is not None}
-    for (one, own), (other, theirs) in combinations(parameters.items(), 2):
-        if own & theirs:
+    for (one, ids), (other, other_ids) in combinations(parameters.items(), 2):
+        if ids & other_ids:
             raise ValueError(f"{one} and {other} have the same weights; {remedy}")
 
 
@@ -149,11 +149,7 @@ def sees_later_tokens(model: Any) -> bool:
 
 
 def _check_generation(model: Any, where: str) -> None:
-    """Check that the generation configuration of a model can be saved with it.
-
-    Raises:
-        ValueError: transformers would refuse it, at the first save.
-    """
+    """Check that the generation configuration of a model can be saved with it."""
     config = getattr(model, "generation_config", None)
     if config is None or isinstance(model, PeftModel):  # an adapter is saved without it
         return

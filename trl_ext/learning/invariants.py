@@ -72,14 +72,9 @@ def check_unmoved(learner: Learner, rows: TokenBatch, index: Tensor, measures: M
 
 
 def _check_gradients(learner: Learner, rows: TokenBatch) -> None:
-    """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not.
-
-    Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
-    Gradients are seen only where a single process holds them.
-
-    Raises:
-        ForwardsDiffer: most is not, so that training would change little or nothing.
-    """
+    """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not."""
+    # Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
+    # Gradients are seen only where a single process holds them.
     elsewhere = learner.strategy.sharded or learner.strategy.masters or distributed.size() > 1
     if rows.critic_only or elsewhere or not len(rows):
         return
@@ -111,8 +106,8 @@ def check_samples(learner: Learner, rows: TokenBatch | None, gap: tuple[float, f
     """
     distance, difference = gap
     drawn, limit = learner.args.decoding, MOST_GAP[learner.rounded]
-    own = rows is not None and not bool(rows.temperature.isnan().all())  # rows with options of their own
-    counted = (distance - difference) / 2 if drawn.top_p < 1 or drawn.top_k or own else distance
+    per_row = rows is not None and not bool(rows.temperature.isnan().all())  # rows with options of their own
+    counted = (distance - difference) / 2 if drawn.top_p < 1 or drawn.top_k or per_row else distance
     if counted <= limit:
         return
     who = f"policy {learner.name!r}" + ("" if learner.adapter is None else f", adapter {learner.adapter!r}")

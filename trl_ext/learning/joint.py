@@ -61,7 +61,7 @@ def accumulate_together(
     joint = concatenated(parts)
     device = joint.input_ids.device
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    found: dict[str, list[MicroBatch]] = {name: [] for name in names}
+    microbatches: dict[str, list[MicroBatch]] = {name: [] for name in names}
     everything = torch.arange(len(joint))
     most_rows = args.per_device_train_batch_size * len(names)
     limits = tree_limits(base_of(learners[names[0]].model))
@@ -73,20 +73,17 @@ def accumulate_together(
             learner, total = learners[names[number]], totals[names[number]]
             term, measures = micro_batch_loss(microbatch, out, total, learner.args, learner.objective)
             loss = loss + term
-            found[names[number]].append((microbatch, out.logprobs.detach(), measures))
+            microbatches[names[number]].append((microbatch, out.logprobs.detach(), measures))
         loss.backward()
         for name in names:
             move_gradients(learners[name].strategy.masters)
-    return {name: learners[name].summed(found[name]) for name in names}
+    return {name: learners[name].summed(microbatches[name]) for name in names}
 
 
 def _outputs(
     learners: Mapping[str, Learner], names: Sequence[str], rows: TokenBatch, owner: np.ndarray
 ) -> Iterator[tuple[int, TokenBatch, PolicyOutput]]:
-    """Run one forward over ``rows``, whose learners ``owner`` [N] numbers.
-
-    For each learner this yields its number, its rows, and the forward's output at their sampled tokens.
-    """
+    """Run one forward over ``rows`` of the learners ``owner`` [N]; yield each one's number, rows and output."""
     first = learners[names[0]]
     read = rows.to_read(tree_limits(base_of(first.model)))
     adapters = [str(learners[names[number]].adapter) for number in owner[read.rows]]
@@ -106,7 +103,7 @@ def _outputs(
     # the owner of each token is known on the host, so that reading by it waits for nothing
     token_owner = torch.from_numpy(owner)[rows.sampled_on_host[0]]
     for number in np.unique(owner).tolist():
-        own = (token_owner == number).nonzero().flatten().to(hidden.device)
+        tokens = (token_owner == number).nonzero().flatten().to(hidden.device)
         microbatch = rows.take(torch.from_numpy(np.flatnonzero(owner == number)))
-        values = learners[names[number]].values_of(microbatch, hidden[own])
-        yield number, microbatch, PolicyOutput(logprobs[own], values, None if entropy is None else entropy[own])
+        values = learners[names[number]].values_of(microbatch, hidden[tokens])
+        yield number, microbatch, PolicyOutput(logprobs[tokens], values, None if entropy is None else entropy[tokens])

@@ -195,12 +195,7 @@ class Learner:
         self.objective: Objective = OBJECTIVES[args.objective]
 
     def _check_adapter(self) -> None:
-        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded on its base
-        again.
-
-        Raises:
-            AdapterError: it sees them.
-        """
+        """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded again."""
         options = self.model.peft_config[self.adapter]
         with self.active(), shaken(self.model, [self.adapter]):
             if sees_later_tokens(self.model):
@@ -340,11 +335,7 @@ class Learner:
             self.frozen = self.strategy.freeze(self.reference, self.device)
 
     def _groups(self, optimizer: Any) -> list[dict]:
-        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built.
-
-        Raises:
-            ValueError: the optimizer has made steps already, and steps half-precision weights.
-        """
+        """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built."""
         if optimizer is None:
             with self.active():
                 return self._parameter_groups()
@@ -396,12 +387,11 @@ class Learner:
         )
 
     def _critic_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the critic's adapter that PEFT trains, which are those that it trains while
-        active."""
+        """Return the parameters of the critic's adapter that PEFT trains: those that it trains while active."""
         with self.active(self.critic_adapter):
-            found = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
+            trained = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
         with self.active():
-            return found
+            return trained
 
     # -- which adapter is on --------------------------------------------------------------------------------------
 
@@ -559,8 +549,8 @@ class Learner:
             rows.values = _scatter(torch.cat(values[real]), rows, order)
             rows.ref_logprobs = _scatter(torch.cat(references[real]), rows, order)
         self._check_finite(rows, {"log-probability": rows.old_logprobs, "value": rows.values})
-        own = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
-        sums = [float(sum(own)), float(len(rows.sampled[0]))]
+        entropy_sums = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
+        sums = [float(sum(entropy_sums)), float(len(rows.sampled[0]))]
         entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
 
@@ -591,10 +581,10 @@ class Learner:
         """
         args = self.args
         totals = Totals.of(rows, index, args)
-        found: list[MicroBatch] = []
+        microbatches: list[MicroBatch] = []
         device = rows.input_ids.device
-        kept, self._kept_forward = self._kept_forward, None
-        reuse = kept is not None and kept[0] is rows and len(index) == len(rows)
+        earlier, self._kept_forward = self._kept_forward, None
+        reuse = earlier is not None and earlier[0] is rows and len(index) == len(rows)
         parts = self.microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
@@ -604,15 +594,15 @@ class Learner:
                     self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
                 continue
             microbatch = rows.take(parts[number])
-            if reuse and kept is not None:
-                out = kept[1]
+            if reuse and earlier is not None:
+                out = earlier[1]
             else:
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
             with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
-            found.append((microbatch, out.logprobs.detach(), measures))
-        return self.summed(found)
+            microbatches.append((microbatch, out.logprobs.detach(), measures))
+        return self.summed(microbatches)
 
     @property
     def rounded(self) -> bool:
@@ -649,21 +639,15 @@ class Learner:
             parameter.requires_grad_(True)
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
-        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows.
-
-        Raises:
-            NonFiniteError: always.
-        """
+        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""
         spread = _scatter(logprobs, rows, torch.arange(len(rows)))
         self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
         raise NonFiniteError(f"policy {self.name!r}: the loss is {loss} on rows {'; '.join(rows.labels[:4])}")
 
     def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
-        """Return a loss of 0 through everything that is trained.
-
-        A process without further micro-batches needs it, because sharded processes must run equally many forwards, and
-        reduce the gradients of the same parameters.
-        """
+        """Return a loss of 0 through everything that is trained."""
+        # a process without further micro-batches needs it, because sharded processes must run equally many forwards,
+        # and reduce the gradients of the same parameters
         out = self.forward(placeholder(device, critic_only))
         policy = torch.zeros((), device=device) if critic_only else out.logprobs.sum()
         return 0.0 * (policy if out.values is None else policy + out.values.sum())
@@ -755,10 +739,7 @@ def _start_of(model: Any, adapter: str) -> str:
 
 
 def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
-    """Put the values [M] of the sampled tokens of ``rows`` back to [N, T], with zeros elsewhere.
-
-    The rows of ``flat`` are in ``order`` [N].
-    """
+    """Put the values [M] of the sampled tokens of ``rows``, in ``order`` [N], back to [N, T], with zeros elsewhere."""
     row, column = rows.take(order).sampled
     full = flat.new_zeros(rows.sampled_mask.shape)
     full[order.to(row.device)[row], column] = flat
@@ -774,25 +755,19 @@ def _is_quantized(module: Any) -> bool:
 
 
 def _check_device(name: str, model: Any, device: torch.device) -> None:
-    """Check that a quantised model is on its ``device``, because it stays where it was loaded.
-
-    Raises:
-        ValueError: it is elsewhere.
-    """
-    found = base_of(model).device
-    if (found.type, found.index or 0) != (device.type, device.index or 0):
+    """Check that a quantised model is on its ``device``, because it stays where it was loaded."""
+    actual = base_of(model).device
+    if (actual.type, actual.index or 0) != (device.type, device.index or 0):
         raise ValueError(
-            f"policy {name!r}: its quantised weights are on {found} and cannot move, and it is trained on {device}; "
+            f"policy {name!r}: its quantised weights are on {actual} and cannot move, and it is trained on {device}; "
             f"load its model with device_map={{'': '{device}'}}"
         )
 
 
 def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
-    """Give ``adapters`` of a model the dtype of its half-precision base.
-
-    Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
-    optimizer steps float32 master weights.
-    """
+    """Give ``adapters`` of a model the dtype of its half-precision base."""
+    # Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
+    # optimizer steps float32 master weights.
     names = [name for name in adapters if name is not None]
     dtype = next(p.dtype for p in base_parameters(model).values() if p.is_floating_point()) if names else torch.float32
     for name in names if dtype in HALF_PRECISION else ():

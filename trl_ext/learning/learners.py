@@ -43,7 +43,7 @@ class Learning:
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
         self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
-        self.holders: dict[str, Replicated | Frozen] = {name: own.strategy for name, own in learners.items()}
+        self.holders: dict[str, Replicated | Frozen] = {name: learner.strategy for name, learner in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
         self._limited = False
         self._gaps: dict[str, tuple[float, float]] = {}
@@ -72,10 +72,10 @@ class Learning:
             limit_microbatches(self.learners.values(), free_bytes)
             self._limited = True
         names = list(completions)
-        found = self._on_all_devices(
+        built = self._on_all_devices(
             [[name] for name in names], lambda group: self._token_batch(group[0], completions[group[0]], critic_only)
         )
-        batches, metrics = zip(*found, strict=True) if found else ((), ())
+        batches, metrics = zip(*built, strict=True) if built else ((), ())
         return dict(zip(names, batches, strict=True)), dict(zip(names, metrics, strict=True))
 
     def _token_batch(self, name: str, sampled: Sequence[Completion], critic_only: bool) -> tuple[TokenBatch, Metrics]:
@@ -171,8 +171,8 @@ class Learning:
         rng = np.random.default_rng([self.args.seed, step, epoch])
         rounds = np.tile(np.arange(most), (math.ceil(sum(counts) / most), 1))
         dealt = rng.permuted(rounds, axis=1).ravel()[first : first + len(together)]
-        own = [[together[i] for i in np.flatnonzero(dealt == number)] for number in range(most)]
-        return [torch.tensor([row for rows in part for row in rows], dtype=torch.long) for part in own]
+        minibatches = [[together[i] for i in np.flatnonzero(dealt == number)] for number in range(most)]
+        return [torch.tensor([row for rows in part for row in rows], dtype=torch.long) for part in minibatches]
 
     @contextmanager
     def whole_weights(self, names: Collection[str] | None = None, references: bool = False) -> Iterator[None]:
@@ -211,7 +211,9 @@ class Learning:
 
     def trained_bytes(self) -> int:
         """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""
-        trained = {id(p): p for own in self.learners.values() for p in own.model.parameters() if p.requires_grad}
+        trained = {
+            id(p): p for learner in self.learners.values() for p in learner.model.parameters() if p.requires_grad
+        }
         return sum(p.numel() * p.element_size() for p in trained.values())
 
     def peak_memory(self) -> float:
@@ -219,10 +221,7 @@ class Learning:
         return peak_memory(learner.device for learner in self.learners.values())
 
     def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
-        """Add every learner's gradient of its minibatch and return the statistics by learner.
-
-        With ``joint_adapters``, learners of one base are updated in one backward pass.
-        """
+        """Add every learner's gradient of its minibatch and return the statistics by learner."""
         index, joint = minibatch, self.args.joint_adapters
         alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
         groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
@@ -232,25 +231,26 @@ class Learning:
                 return {group[0]: self.learners[group[0]].accumulate(batches[group[0]], index[group[0]])}
             return accumulate_together(self.learners, batches, {name: index[name] for name in group})
 
-        return {name: found for part in self._on_all_devices(groups, accumulate) for name, found in part.items()}
+        return {name: metrics for part in self._on_all_devices(groups, accumulate) for name, metrics in part.items()}
 
     def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
-        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device.
-
-        Groups on one device work one after the other, as without threads. Processes that train together exchange
-        messages, whose order must be the same in all of them, and a central critic belongs to all learners, so neither
-        has threads.
-        """
+        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device."""
+        # Groups on one device work one after the other, as without threads. Processes that train together exchange
+        # messages, whose order must be the same in all of them, and a central critic belongs to all learners: neither
+        # has threads.
         by_device: dict[torch.device, list[int]] = {}
         for number, group in enumerate(groups):
             by_device.setdefault(self.learners[group[0]].device, []).append(number)
         if len(by_device) < 2 or self.central is not None or distributed.size() > 1:
             return [work(group) for group in groups]
         with Threads(len(by_device), "learns") as threads:
-            ends = [threads.submit(lambda own: [(n, work(groups[n])) for n in own], own) for own in by_device.values()]
+            ends = [
+                threads.submit(lambda numbers: [(n, work(groups[n])) for n in numbers], numbers)
+                for numbers in by_device.values()
+            ]
             finished(ends)  # also where one has failed, so that none is at work afterwards
-            found = dict(entry for end in ends for entry in result(end))
-        return [found[number] for number in range(len(groups))]
+            results = dict(entry for end in ends for entry in result(end))
+        return [results[number] for number in range(len(groups))]
 
     def _any_rows(self, index: torch.Tensor) -> bool:
         """Return whether any process has rows in a minibatch."""

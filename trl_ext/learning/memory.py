@@ -60,10 +60,10 @@ def limit_microbatches(learners: Collection[Learner], free_of: Callable[[torch.d
     for learner in learners:
         if learner.args.max_tokens_per_microbatch is None and learner.device.type != "cpu":
             devices.setdefault(learner.device, []).append(learner)
-    for device, own in devices.items():
+    for device, group in devices.items():
         free = free_of(device)
-        tokens = None if free is None else fitting_tokens(own, free, device)
-        for learner in own:
+        tokens = None if free is None else fitting_tokens(group, free, device)
+        for learner in group:
             learner.most_tokens = tokens
 
 

@@ -62,5 +62,5 @@ def peak_memory(devices: Iterable[torch.device]) -> float:
 
 def mean(values: list[float | None]) -> float:
     """Return the mean of ``values`` without the entries that are None, or NaN if no entry is left."""
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else float("nan")
+    numbers = [v for v in values if v is not None]
+    return sum(numbers) / len(numbers) if numbers else float("nan")

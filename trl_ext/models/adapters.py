@@ -109,8 +109,8 @@ def adapter_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
 
     These are all that training it can change. Adapters with the same options have the same names.
     """
-    found = {name: p for name, p, learns in _entries(model, adapter) if learns and isinstance(p, nn.Parameter)}
-    return found | shared_parameters(model, adapter)
+    parameters = {name: p for name, p, learns in _entries(model, adapter) if learns and isinstance(p, nn.Parameter)}
+    return parameters | shared_parameters(model, adapter)
 
 
 def adapter_state(model: Any, adapter: str) -> dict[str, Tensor]:
@@ -146,8 +146,8 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 def strays(model: Any) -> list[str]:
     """Return the names of parameters that require gradients, and that belong to no adapter of ``model``."""
-    known = {id(p) for name in model.peft_config for p in adapter_state(model, name).values()}
-    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
+    adapter_ids = {id(p) for name in model.peft_config for p in adapter_state(model, name).values()}
+    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in adapter_ids]
 
 
 def _tuner_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -201,13 +201,13 @@ def _named_base(model: nn.Module, named: Any) -> Iterator[tuple[str, Any]]:
         parts = name.split(".")
         places = {".".join(parts[:n]) + "." for n in range(1, len(parts))}
         if not places & inside:
-            kept = [
+            base_path = [
                 part
                 for n, part in enumerate(parts)
                 if part not in ("base_layer", "original_module")
                 and not (part == "token_adapter" and ".".join(parts[:n]) in wrappers)
             ]
-            yield ".".join(kept), tensor
+            yield ".".join(base_path), tensor
 
 
 # -- copies -------------------------------------------------------------------------------------------------------
@@ -345,14 +345,14 @@ def _check_copy(model: Any, source: str, name: str) -> None:
     if next(base.parameters()).is_meta:
         return
     size, device = base.config.get_text_config().vocab_size, next(base.parameters()).device
-    ids, found = torch.tensor([[1 % size, 2 % size, 3 % size]], device=device), []
+    ids, outputs = torch.tensor([[1 % size, 2 % size, 3 % size]], device=device), []
     with evaluating(model):
         for adapter in (source, name):
             model.set_adapter(adapter)
-            found.append(base(input_ids=ids)[0].float())
-    if not torch.allclose(found[0], found[1], atol=1e-4, rtol=1e-2):
+            outputs.append(base(input_ids=ids)[0].float())
+    if not torch.allclose(outputs[0], outputs[1], atol=1e-4, rtol=1e-2):
         raise AdapterError(
-            f"with the same weights their outputs differ by {float((found[0] - found[1]).abs().max()):.2g}"
+            f"with the same weights their outputs differ by {float((outputs[0] - outputs[1]).abs().max()):.2g}"
         )
 
 
@@ -364,11 +364,11 @@ def set_state(model: Any, adapter: str, state: Mapping[str, Tensor]) -> None:
     Raises:
         AdapterError: the tensors are not those of this adapter.
     """
-    own = adapter_state(model, adapter)
-    wrong = sorted(own.keys() ^ state.keys()) or sorted(name for name in own if own[name].shape != state[name].shape)
+    old = adapter_state(model, adapter)
+    wrong = sorted(old.keys() ^ state.keys()) or sorted(name for name in old if old[name].shape != state[name].shape)
     if wrong:
         raise AdapterError(f"adapter {adapter!r} cannot take over these weights: {wrong[0]!r} is not the same in both")
-    for name, tensor in own.items():
+    for name, tensor in old.items():
         if not tensor.is_meta and not state[name].is_meta:
             tensor.data = state[name].detach().to(tensor.device, copy=True)
 

@@ -40,12 +40,12 @@ def trunk_of(model: Any) -> nn.Module:
         ValueError: the model has no part that is a transformer of its own.
     """
     base = base_of(model)
-    found = getattr(base, base.base_model_prefix, None)
-    if not isinstance(found, nn.Module):  # the prefix of Llama 4 is that of its vision-language model
-        found = next((child for child in base.children() if isinstance(child, PreTrainedModel)), None)
-    if found is None:
+    trunk = getattr(base, base.base_model_prefix, None)
+    if not isinstance(trunk, nn.Module):  # the prefix of Llama 4 is that of its vision-language model
+        trunk = next((child for child in base.children() if isinstance(child, PreTrainedModel)), None)
+    if trunk is None:
         raise ValueError(f"{type(base).__name__}: the transformer below its head is not known; use another model")
-    return found
+    return trunk
 
 
 def trunks_of(base: Any) -> list[nn.Module]:
@@ -182,9 +182,9 @@ def _ask_reading(model: Any) -> Reading:
     headless = model.get_output_embeddings() is None  # a model for classification, of which only the states are read
 
     def read(**options: Any) -> Tensor:
-        given = {name: torch.tensor(row, device=device) for name, row in {"input_ids": [ids], **options}.items()}
-        found = trunk_of(model)(**given).last_hidden_state if headless else model(**given).logits
-        return found[0, -1].float()
+        tensors = {name: torch.tensor(row, device=device) for name, row in {"input_ids": [ids], **options}.items()}
+        output = trunk_of(model)(**tensors).last_hidden_state if headless else model(**tensors).logits
+        return output[0, -1].float()
 
     def continued(start: int | None, gap: int) -> Tensor | None:
         """The last token after the others are in a cache, and then a gap, or None if the model has no such cache."""
@@ -193,12 +193,12 @@ def _ask_reading(model: Any) -> Reading:
         options = cache_arguments(model, DynamicCache(config=model.config))
         try:
             for part in (slice(0, 3), slice(3, None)):
-                given = {
+                inputs = {
                     "input_ids": [[*ids[:3], *[PADDING] * gap, ids[3]][part]],
                     "attention_mask": [mask[: part.stop]],
                 }
-                given |= {"position_ids": [places[part]]} if places else {}
-                tensors = {name: torch.tensor(row, device=device) for name, row in given.items()}
+                inputs |= {"position_ids": [places[part]]} if places else {}
+                tensors = {name: torch.tensor(row, device=device) for name, row in inputs.items()}
                 output = model(**tensors, **options).logits
         except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return None
@@ -227,13 +227,10 @@ def _ask_reading(model: Any) -> Reading:
 
 
 def _samples_rows(model: Any, ids: Tensor, tolerance: float) -> bool:
-    """Return whether a model's own generation samples two rows together as each alone.
-
-    Some carry their states wrongly.
-    """
+    """Return whether a model's own generation samples two rows together as each alone."""
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": PADDING}
     try:
-        found = [
+        generations = [
             model.generate(
                 rows, attention_mask=torch.ones_like(rows), output_logits=True, return_dict_in_generate=True, **options
             )
@@ -241,14 +238,14 @@ def _samples_rows(model: Any, ids: Tensor, tolerance: float) -> bool:
         ]
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         return False
-    both, *alone = [torch.stack(one.logits).float() for one in found]
+    both, *alone = [torch.stack(one.logits).float() for one in generations]
     return all(_close(both[:, n], one[:, 0], tolerance) for n, one in enumerate(alone))
 
 
 def _reads_states(model: Any, ids: Tensor) -> bool:
     """Return whether the output head of a model reads what its transformer returns, with no layer in between."""
     seen: list[Tensor] = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
         model(input_ids=ids)
         states = trunk_of(model)(input_ids=ids).last_hidden_state
@@ -275,14 +272,14 @@ def length_regimes(model: Any) -> tuple[int, ...]:
     Args:
         model: the Hugging Face model itself, without a PEFT wrapper.
     """
-    config, found = model.config.get_text_config(), set()
+    config, lengths = model.config.get_text_config(), set()
     for kind in _angles(config):
         if kind.get("rope_type", kind.get("type")) == "longrope":
-            found.add(
+            lengths.add(
                 kind.get("original_max_position_embeddings")
                 or getattr(config, "original_max_position_embeddings", None)
             )
-    return tuple(sorted(length for length in found if length is not None))
+    return tuple(sorted(length for length in lengths if length is not None))
 
 
 def angles_depend_on_length(model: Any) -> bool:
@@ -299,20 +296,20 @@ def _angles(config: Any) -> list[dict[str, Any]]:
 
 def _arguments(model: Any, read: ToRead) -> dict[str, Any]:
     """Return what the forward of a Hugging Face model takes to read ``read``."""
-    given: dict[str, Any] = {"input_ids": read.input_ids, "use_cache": False}
+    arguments: dict[str, Any] = {"input_ids": read.input_ids, "use_cache": False}
     device, first = read.input_ids.device, reading_of(model).first
     if read.layout is None and first:
         places = torch.arange(first, first + read.input_ids.shape[1], device=device)
-        return {**given, "position_ids": places.expand(read.input_ids.shape)}
+        return {**arguments, "position_ids": places.expand(read.input_ids.shape)}
     if read.layout is None:
-        return given
+        return arguments
     assert read.position_ids is not None  # trees have them
     if model.config.get_text_config()._attn_implementation == "sdpa":
         mask = TreeMask.of(read.layout, device)
     else:  # eager attention adds the mask to the scores
         seen, lowest = read.layout.seen(device), torch.finfo(model.dtype).min
         mask = torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill_(~seen, lowest)
-    return {**given, "position_ids": read.position_ids + first, "attention_mask": mask}
+    return {**arguments, "position_ids": read.position_ids + first, "attention_mask": mask}
 
 
 def read_actions(
@@ -355,13 +352,13 @@ def read_actions(
         return scores(logits, wanted, at)
 
     whole = chunk is None or len(read.index) <= chunk
-    given, recorded = _arguments(base, read), [] if whole else trunks_of(base)
+    arguments, recorded = _arguments(base, read), [] if whole else trunks_of(base)
     with (
         _head_sees_only(head, read.input_ids.shape, read.index, compute=whole) as seen,
         _outputs_of(recorded) as made,
         autocast(),
     ):
-        output = model(**given).logits
+        output = model(**arguments).logits
     hidden = seen["hidden"]
     if whole:
         logprobs, entropy = scores(output[0], targets, temperature)
@@ -387,15 +384,15 @@ def completion_logprobs(model: Any, rows: Sequence[tuple[Sequence[int], Sequence
     ``rows`` are (prompt ids, completion ids). They are computed one at a time, so none is padded. Logits of the prompt
     are not computed, if the model can leave them out. The mode of ``model`` is restored.
     """
-    found = []
+    logprobs = []
     device, brief = base_of(model).device, accepts(base_of(model), "logits_to_keep")
     with evaluating(model):
         for prompt, completion in rows:
             ids = torch.tensor([[*prompt, *completion]], device=device)
-            kept = {"logits_to_keep": len(completion) + 1} if brief else {}
-            logits = model(input_ids=ids, **kept).logits[:, -len(completion) - 1 : -1].float()
-            found.append(float(maths.token_logprobs(logits, ids[:, len(prompt) :]).sum()))
-    return found
+            options = {"logits_to_keep": len(completion) + 1} if brief else {}
+            logits = model(input_ids=ids, **options).logits[:, -len(completion) - 1 : -1].float()
+            logprobs.append(float(maths.token_logprobs(logits, ids[:, len(prompt) :]).sum()))
+    return logprobs
 
 
 Part = TypeVar("Part", bound="Tensor | tuple[Tensor | None, ...]")
@@ -415,18 +412,18 @@ def in_regimes(
     its :func:`tree_limits`.
     """
     parts = rows.by_length(regimes) if regimes else [(rows, None)]
-    found: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
+    results: list[Any] = [read(part.to_read(limits), tokens) for part, tokens in parts]
     if len(parts) == 1:
-        return found[0]
+        return results[0]
     place = torch.cat([tokens for _, tokens in parts if tokens is not None]).argsort()
 
     def joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
-        kept = [piece for piece in pieces if piece is not None]
-        return torch.cat(kept)[place] if kept else None
+        present = [piece for piece in pieces if piece is not None]
+        return torch.cat(present)[place] if present else None
 
-    if isinstance(found[0], Tensor):
-        return joined(found)  # type: ignore[return-value]
-    return tuple(joined(pieces) for pieces in zip(*found, strict=True))  # type: ignore[return-value]
+    if isinstance(results[0], Tensor):
+        return joined(results)  # type: ignore[return-value]
+    return tuple(joined(pieces) for pieces in zip(*results, strict=True))  # type: ignore[return-value]
 
 
 def states_of(model: Any, rows: TokenBatch) -> Tensor:
@@ -439,28 +436,21 @@ def states_of(model: Any, rows: TokenBatch) -> Tensor:
 
 
 def _read_states(model: Any, read: ToRead) -> Tensor:
-    """Return what the head would see at the M tokens of ``read``.
-
-    A model for classification has none that reads tokens.
-    """
+    """Return what the head would see at the M tokens of ``read``."""
     base = base_of(model)
-    head, given = base.get_output_embeddings(), _arguments(base, read)
+    head, arguments = base.get_output_embeddings(), _arguments(base, read)
     if reading_of(base).direct:
-        return trunk_of(model)(**given).last_hidden_state.flatten(0, 1)[read.index]
+        return trunk_of(model)(**arguments).last_hidden_state.flatten(0, 1)[read.index]
     with _head_sees_only(head, read.input_ids.shape, read.index, compute=False) as seen:
-        base(**given)
+        base(**arguments)
     return seen["hidden"]
 
 
 @contextmanager
 def _head_sees_only(head: nn.Module, shape: torch.Size, index: Tensor, compute: bool) -> Iterator[dict[str, Tensor]]:
-    """Give the output head of a model that reads tokens of ``shape`` only the states at ``index`` [M], as one row [1,
-    M, H].
-
-    The model's own ``forward`` still applies whatever it does to logits, such as soft caps and scales. This yields a
-    dict that receives ``hidden`` [M, H]. Without ``compute`` the head sees a single position, whose logits the caller
-    ignores.
-    """
+    """Give the output head only the states at ``index``, as [1, M, H], and yield a dict that receives ``hidden``."""
+    # The model's own forward still applies whatever it does to logits, such as soft caps and scales. Without compute
+    # the head sees a single position, whose logits the caller ignores.
     seen: dict[str, Tensor] = {}
 
     def select(_module, arguments):
@@ -494,7 +484,7 @@ def _head_reads(head: nn.Module, hidden: Tensor) -> Iterator[None]:
 def _outputs_of(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any]]]:
     """Yield a list that receives the outputs of ``modules``, in the order in which they return."""
     made: list[tuple[nn.Module, Any]] = []
-    handles = [m.register_forward_hook(lambda own, _given, output: made.append((own, output))) for m in modules]
+    handles = [m.register_forward_hook(lambda module, _inputs, output: made.append((module, output))) for m in modules]
     try:
         yield made
     finally:
@@ -517,19 +507,16 @@ def _one_token(made: list[tuple[nn.Module, Any]]) -> tuple[Any, Any]:
 
 @contextmanager
 def _trunk_gives(trunk: Any, output: Any) -> Iterator[None]:
-    """Let the transformer below the head return ``output``, so that a forward runs only what follows it.
-
-    If the transformer is not known (None), it runs, on the one token that it is given.
-    """
+    """Let the transformer below the head, if it is known, return ``output``, so that only what follows it runs."""
     if trunk is None:
         yield
         return
-    kept = trunk.__dict__.get("forward")
+    previous = trunk.__dict__.get("forward")
     trunk.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:
-        if kept is None:
+        if previous is None:
             del trunk.forward
         else:
-            trunk.forward = kept
+            trunk.forward = previous

@@ -63,10 +63,10 @@ def use_liger(model: Any, config: dict[str, bool] | None) -> None:
 
     kind = base_of(model).config.model_type
     if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        known = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))
+        kinds = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))
         raise ValueError(
             f"use_liger_kernel: Liger {version('liger-kernel')} has no kernels for models of type {kind!r}; leave it "
-            f"out, or use one of: {known}"
+            f"out, or use one of: {kinds}"
         )
     module = sys.modules[type(base_of(model)).__module__]
     before = dict(vars(module))

@@ -29,8 +29,8 @@ def matrices(model: PeftModel, adapter: str) -> list[Any] | None:
         isinstance(layer.base_layer, nn.Linear | Conv1D) and not layer.lora_variant.get(adapter) for layer in layers
     ):
         return None
-    known = {id(half.weight) for half in halves}
-    return layers if known and known == {id(p) for p in adapter_parameters(model, adapter).values()} else None
+    ids = {id(half.weight) for half in halves}
+    return layers if ids and ids == {id(p) for p in adapter_parameters(model, adapter).values()} else None
 
 
 def merges(model: Any, adapter: str | None) -> bool:
@@ -64,16 +64,16 @@ def merged(model: PeftModel, adapter: str) -> Iterator[Any]:
     The sums are new tensors that replace the weights. The old weights are put back at the end, so they do not drift.
     The sums take as much memory as the layers that have an adapter.
     """
-    kept = []
+    originals = []
     try:
         for layer in _layers(model, adapter):
             weight = layer.get_base_layer().weight
-            kept.append((weight, weight.data))
+            originals.append((weight, weight.data))
             weight.data = weight.data + layer.get_delta_weight(adapter)
         with model.disable_adapter():
             yield model.get_base_model()
     finally:
-        for weight, data in kept:
+        for weight, data in originals:
             weight.data = data
 
 

@@ -93,10 +93,10 @@ def mixed(model: PeftModel, adapters: Collection[str]) -> Iterator[Callable[[Seq
 
 def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:
     """Return a forward of ``layer`` in which each row goes through its own adapter."""
-    own = [name for name in rows.names if name in layer.lora_A]
-    down = torch.cat([layer.lora_A[name].weight for name in own])
-    up = torch.cat([layer.lora_B[name].weight for name in own], 1)
-    parts = tuple((layer.r[n], layer.scaling[n]) if n in own else (0, 0.0) for n in rows.names)
+    names = [name for name in rows.names if name in layer.lora_A]
+    down = torch.cat([layer.lora_A[name].weight for name in names])
+    up = torch.cat([layer.lora_B[name].weight for name in names], 1)
+    parts = tuple((layer.r[n], layer.scaling[n]) if n in names else (0, 0.0) for n in rows.names)
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = layer.base_layer(x, *args, **kwargs)

@@ -56,10 +56,10 @@ def _random_options(config: Any) -> list[str]:
 
 
 def _quiet_config(config: Any) -> Any:
-    found = copy.deepcopy(config)
+    copied = copy.deepcopy(config)
     for name in _random_options(config):
-        setattr(found, name, 0.0)
-    return found
+        setattr(copied, name, 0.0)
+    return copied
 
 
 @contextmanager

@@ -55,10 +55,8 @@ class TreeMask(Tensor):
 
 
 def _keys_of_blocks(layout: Layout) -> np.ndarray | None:
-    """Return the places of each block's keys in its line, [P, blocks, K], or None if a block needs most of the line.
-
-    Blocks with fewer keys than K have the place behind the line, to which nothing attends.
-    """
+    """Return the places of each block's keys, [P, blocks, K], or None if a block needs most of the line."""
+    # blocks with fewer keys than K have the place behind the line, to which nothing attends
     lines, width = layout.end.shape
     count = round(width / BLOCK)
     if count < 2 or width % count:
@@ -72,10 +70,10 @@ def _keys_of_blocks(layout: Layout) -> np.ndarray | None:
     longest = max(map(len, keys))
     if longest > 0.8 * width:
         return None
-    found = np.full((lines, count, longest), width, dtype=np.int64)
-    for number, own in enumerate(keys):
-        found[number // count, number % count, : len(own)] = own
-    return found
+    places = np.full((lines, count, longest), width, dtype=np.int64)
+    for number, block in enumerate(keys):
+        places[number // count, number % count, : len(block)] = block
+    return places
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: TreeMask, **options: Any) -> Tensor:
@@ -88,5 +86,5 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: TreeMask, **op
         return tokens.index_select(0, attn_mask.keys).view(blocks, longest, heads, -1).transpose(1, 2)
 
     queries = query.transpose(1, 2).reshape(blocks, size, heads, -1).transpose(1, 2)
-    found = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=attn_mask.seen, **options)
-    return found.transpose(1, 2).reshape(lines, width, heads, -1).transpose(1, 2)
+    output = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=attn_mask.seen, **options)
+    return output.transpose(1, 2).reshape(lines, width, heads, -1).transpose(1, 2)

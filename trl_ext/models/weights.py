@@ -106,13 +106,7 @@ def check_bounds(source: str | Path) -> None:
 
 
 def _json_of(file: Path, source: str | Path) -> Any:
-    """Return the JSON value of a file that describes a model, which may be a stranger's.
-
-    Raises:
-        WeightsError: it is larger than :data:`MOST_CONFIG_BYTES`.
-        ValueError: it is not JSON.
-        RecursionError: it nests too deeply.
-    """
+    """Return the JSON value of a file that describes a model, which may be a stranger's."""
     size = file.stat().st_size
     if size > MOST_CONFIG_BYTES:
         raise WeightsError(f"{source}: its {file.name} has {size:,} bytes; at most {MOST_CONFIG_BYTES:,} are read")
@@ -125,10 +119,10 @@ def _config_file(source: str | Path) -> Path | None:
         file = Path(source) / "config.json"
         return file if file.is_file() else None
     try:
-        found = cached_file(str(source), "config.json", _raise_exceptions_for_missing_entries=False)
+        path = cached_file(str(source), "config.json", _raise_exceptions_for_missing_entries=False)
     except Exception:  # the hub does not have it or cannot be asked, which whoever reads the model says
         return None
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def read_model(kind: Any, source: str | Path, new: str | None = None, **options: Any) -> Any:
@@ -153,13 +147,13 @@ def read_model(kind: Any, source: str | Path, new: str | None = None, **options:
     if "config" not in options:
         _check_config(kind, source, chosen=asked is not None)
     # misshapen tensors are named here, and transformers would name them in its log only
-    model, found = read_pretrained(
+    model, info = read_pretrained(
         kind, source, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True, **options
     )
-    own = {name.split(".")[0] for name in model.state_dict()} | {model.base_model_prefix}
-    missing = [name for name in found["missing_keys"] if new is None or name.split(".")[0] != new]
-    left_over = [name for name in found["unexpected_keys"] if new is None or name.split(".")[0] in own]
-    misshapen = [f"{name} {list(there)} for {list(wanted)}" for name, there, wanted in found["mismatched_keys"]]
+    prefixes = {name.split(".")[0] for name in model.state_dict()} | {model.base_model_prefix}
+    missing = [name for name in info["missing_keys"] if new is None or name.split(".")[0] != new]
+    left_over = [name for name in info["unexpected_keys"] if new is None or name.split(".")[0] in prefixes]
+    misshapen = [f"{name} {list(there)} for {list(wanted)}" for name, there, wanted in info["mismatched_keys"]]
     _refuse(source, missing, left_over, misshapen, _not_finite(dict(model.named_parameters())))
     return model
 
@@ -171,11 +165,11 @@ def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
     Three rows of every tensor are compared, because reading all of a large model would take minutes. Training changes
     all matrices nearly everywhere. The result is False if the files cannot be found.
     """
-    own, compared = base_state(model), 0
+    state, compared = base_state(model), 0
     for file in _weight_files(str(source)):
         with safe_open(file, "pt") as tensors:
-            for name in own.keys() & set(tensors.keys()):
-                if not _same_rows(tensors.get_slice(name), own[name]):
+            for name in state.keys() & set(tensors.keys()):
+                if not _same_rows(tensors.get_slice(name), state[name]):
                     return False
                 compared += 1
     return compared > 0
@@ -183,11 +177,11 @@ def has_weights_of(model: PreTrainedModel, source: str | Path) -> bool:
 
 def _weight_files(source: str) -> list[str]:
     """Return the paths of a model's safetensors files. Nothing is downloaded."""
-    known: dict[str, Any] = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    options: dict[str, Any] = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
     try:
-        if single := cached_file(source, "model.safetensors", **known):
+        if single := cached_file(source, "model.safetensors", **options):
             return [str(single)]
-        if (index := cached_file(source, "model.safetensors.index.json", **known)) is None:
+        if (index := cached_file(source, "model.safetensors.index.json", **options)) is None:
             return []
         names = set(json.loads(Path(str(index)).read_text(encoding="utf-8"))["weight_map"].values())
         return [str(cached_file(source, name, local_files_only=True)) for name in sorted(names)]
@@ -195,24 +189,22 @@ def _weight_files(source: str) -> list[str]:
         return []
 
 
-def _same_rows(saved: Any, own: torch.Tensor) -> bool:
+def _same_rows(saved: Any, tensor: torch.Tensor) -> bool:
     """Return whether the first, the middle and the last row of a tensor are those of the file."""
-    if list(saved.get_shape()) != list(own.shape):
+    if list(saved.get_shape()) != list(tensor.shape):
         return False
-    if own.dim() == 0:
-        return bool(torch.equal(saved[...].to(own.dtype), own.detach().cpu()))
-    rows = sorted({0, len(own) // 2, max(0, len(own) - 1)})
-    return all(torch.equal(saved[row : row + 1].to(own.dtype), own[row : row + 1].detach().cpu()) for row in rows)
+    if tensor.dim() == 0:
+        return bool(torch.equal(saved[...].to(tensor.dtype), tensor.detach().cpu()))
+    rows = sorted({0, len(tensor) // 2, max(0, len(tensor) - 1)})
+    return all(torch.equal(saved[row : row + 1].to(tensor.dtype), tensor[row : row + 1].detach().cpu()) for row in rows)
 
 
 def _check_config(kind: Any, source: str | Path, chosen: bool) -> None:
-    """Check that a model's configuration asks for no attention that cannot be used.
-
-    A kind that is not installed does no harm where another one was ``chosen``. Code of other repositories is refused in
-    any case.
-    """
-    own = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
-    config = read_pretrained(kind.config_class if own else AutoConfig, source)
+    """Check that a model's configuration asks for no attention that cannot be used."""
+    # A kind that is not installed does no harm where another one was chosen. Code of other repositories is refused in
+    # any case.
+    is_model = isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+    config = read_pretrained(kind.config_class if is_model else AutoConfig, source)
     parts = [config, *(part for name, part in vars(config).items() if name in config.sub_configs and part is not None)]
     for part in parts:
         name = str(part._attn_implementation)
@@ -247,11 +239,7 @@ def add_adapter(model: Any, name: str, options: PeftConfig) -> PeftModel:
 
 
 def _check_company(model: Any, name: str, options: PeftConfig, where: str) -> None:
-    """Check that neither a new adapter nor one that a base has already changes the base's weights for the other.
-
-    Raises:
-        WeightsError: one does. The message begins with ``where``.
-    """
+    """Check that neither a new adapter nor one that a base has already changes the base's weights for the other."""
     others = {n: config for n, config in getattr(model, "peft_config", {}).items() if n != name}
     changing = [n for n, config in others.items() if changes_base(config)] + [name] * changes_base(options)
     if others and changing:
@@ -388,10 +376,8 @@ def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tenso
 
 
 def _not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors with NaN or infinite numbers.
-
-    A sum is faster than a mask, and finds most are fine.
-    """
+    """Return the names of tensors with NaN or infinite numbers."""
+    # a sum is faster than a mask, and finds most are fine
     floating = {n: t for n, t in tensors.items() if t.is_floating_point() and t.device.type != "meta"}
     suspects = [name for name, tensor in floating.items() if not bool(torch.isfinite(tensor.sum(dtype=torch.float32)))]
     return [name for name in suspects if not bool(torch.isfinite(floating[name].float()).all())]

@@ -73,9 +73,9 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
     """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance."""
     kl = token_kl(rows, options.kl_estimator)
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
-    known = rows.value_mask
-    values, returns = rows.values[known], rows.returns[known]
-    found = {
+    mask = rows.value_mask
+    values, returns = rows.values[mask], rows.returns[mask]
+    stats = {
         "objective/entropy": (-rows.old_logprobs).sum(1).mean(),
         "objective/scores": rows.score.mean(),
         "objective/rlhf_reward": penalty + rows.score.mean(),
@@ -83,10 +83,10 @@ def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
         "errors": (returns - values).float().var(unbiased=False),
     }
     if options.kl_coef != 0:  # without a reference the KL is unknown
-        found |= {f"objective/kl_{kind}": token_kl(rows, kind).sum(1).mean() for kind in ("k1", "k3")}
-        found |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
+        stats |= {f"objective/kl_{kind}": token_kl(rows, kind).sum(1).mean() for kind in ("k1", "k3")}
+        stats |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
     # one wait for the device; float64 holds each of them exactly
-    metrics = dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))
+    metrics = dict(zip(stats, torch.stack([value.double() for value in stats.values()]).tolist(), strict=True))
     spread, errors = metrics.pop("returns"), metrics.pop("errors")
     # 1 for a perfect critic, and 0 for one that predicts the mean return
     return metrics | {"val/explained_variance": 1.0 - errors / spread if spread > 0 else 0.0}

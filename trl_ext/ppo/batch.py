@@ -141,11 +141,11 @@ class TokenBatch:
 
         ``default`` is the temperature of the run.
         """
-        own = torch.where(self.temperature.isnan(), default, self.temperature)
-        found = own.unique().tolist()
-        if len(found) < 2:
-            return found[0] if found and not self.temperature.isnan().all() else default
-        return own[self.sampled_on_host[0]].to(self.input_ids.device, torch.float32)
+        by_row = torch.where(self.temperature.isnan(), default, self.temperature)
+        distinct = by_row.unique().tolist()
+        if len(distinct) < 2:
+            return distinct[0] if distinct and not self.temperature.isnan().all() else default
+        return by_row[self.sampled_on_host[0]].to(self.input_ids.device, torch.float32)
 
     def without_prompts(self) -> "TokenBatch":
         """Return what advantages are computed from: the rows on the CPU, with the values of their sampled tokens only.
@@ -233,7 +233,7 @@ class TokenBatch:
                 if other is not group:
                     group += other
                     group_of |= {name: group for name, old in group_of.items() if old is other}
-                    groups = [kept for kept in groups if kept is not other]
+                    groups = [part for part in groups if part is not other]
             group.append(row)
             group_of |= dict.fromkeys(names, group)
         return groups
@@ -247,8 +247,8 @@ class TokenBatch:
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
-                found = value[places[value.device]]
-                chosen[f.name] = found[:, :width] if found.dim() == 2 else found
+                column = value[places[value.device]]
+                chosen[f.name] = column[:, :width] if column.dim() == 2 else column
         critic = self.critic.take(index) if self.critic is not None else None
         return replace(self, **chosen, tree=self.tree.take(rows), critic=critic)
 
@@ -267,7 +267,7 @@ class TokenBatch:
             lines = torch.tensor([line[chain] for chain in chains], device=row.device)
             return ToRead(read, lines[row] * read.shape[1] + column - 1, rows)
         held, columns, place = (
-            torch.from_numpy(found).to(row.device) for found in (layout.row, layout.column, layout.place)
+            torch.from_numpy(array).to(row.device) for array in (layout.row, layout.column, layout.place)
         )
         first = layout.row[:, 0].tolist()
         return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
@@ -282,7 +282,7 @@ class TokenBatch:
         """
         column = self.sampled_on_host[1].numpy()
         part = np.searchsorted(regimes, column)
-        first, lengths, found = np.asarray(self.first), np.asarray(self.tree.lengths), []
+        first, lengths, parts = np.asarray(self.first), np.asarray(self.tree.lengths), []
         for number in np.unique(part).tolist():
             start = np.maximum(first, regimes[number - 1] + 1 if number else 0)
             end = np.minimum(lengths, regimes[number] + 1 if number < len(regimes) else lengths.max())
@@ -297,8 +297,8 @@ class TokenBatch:
             rows = replace(
                 rows, tree=tree, first=start[index].tolist(), input_ids=rows.input_ids[:, :width], critic=None
             )
-            found.append((rows, torch.from_numpy(np.flatnonzero(part == number)).to(rows.input_ids.device)))
-        return found
+            parts.append((rows, torch.from_numpy(np.flatnonzero(part == number)).to(rows.input_ids.device)))
+        return parts
 
 
 @dataclass
@@ -453,16 +453,16 @@ class GlobalBatch:
         if distributed.size() == 1 and self.rows.input_ids.device == own.input_ids.device:
             return self.rows
         index = (self.process == distributed.rank()).nonzero().flatten()
-        found, kept = self.rows.take(index), own.take(self.row[index])
-        row, column = kept.sampled_on_host
-        place = column - torch.tensor(kept.first, dtype=torch.long)[row]
-        computed: dict[str, Any] = {"group": found.group, "weight": found.weight}
+        gathered, local = self.rows.take(index), own.take(self.row[index])
+        row, column = local.sampled_on_host
+        place = column - torch.tensor(local.first, dtype=torch.long)[row]
+        computed: dict[str, Any] = {"group": gathered.group, "weight": gathered.weight}
         for name in ("advantages", "returns", "value_mask"):
-            value = getattr(found, name)
-            wide = value.new_zeros(kept.input_ids.shape)
+            value = getattr(gathered, name)
+            wide = value.new_zeros(local.input_ids.shape)
             wide[row, column] = value[row, place]
             computed[name] = wide
-        return _moved(replace(kept, **computed), own.input_ids.device)
+        return _moved(replace(local, **computed), own.input_ids.device)
 
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:

@@ -211,26 +211,24 @@ def engine_weights(rows: TokenBatch, cap: float, mode: str = "token_truncate") -
             cap] is 0. ``sequence_mask``: those of a completion are 0 if their product is outside (the modes of TRL's
             ``GRPOConfig``, which have no lower bound there).
     """
-    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
-    logs = torch.where(known, rows.old_logprobs - rows.sampler_logprobs, 0.0)
+    recorded = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    logs = torch.where(recorded, rows.old_logprobs - rows.sampler_logprobs, 0.0)
     if mode == "token_truncate":
-        return torch.where(known, torch.exp(logs).clamp(max=cap), 1.0)
+        return torch.where(recorded, torch.exp(logs).clamp(max=cap), 1.0)
     judged = logs if mode == "token_mask" else logs.sum(1, keepdim=True)
     return torch.where(judged.abs() <= math.log(cap), torch.exp(logs), 0.0)
 
 
 def engine_gap(rows: TokenBatch) -> list[float]:
     """Return sums over the tokens whose engine gave log-probabilities: |trainer - engine|, engine - trainer, and 1."""
-    known = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
-    difference = (rows.sampler_logprobs - rows.old_logprobs)[known]
+    recorded = rows.sampled_mask & ~rows.sampler_logprobs.isnan()
+    difference = (rows.sampler_logprobs - rows.old_logprobs)[recorded]
     # one wait for the device; float64 holds the number of tokens
-    return torch.stack([difference.abs().sum().double(), difference.sum().double(), known.sum().double()]).tolist()
+    return torch.stack([difference.abs().sum().double(), difference.sum().double(), recorded.sum().double()]).tolist()
 
 
 def _spread(flat: Tensor, shape: Sequence[int], *index: Tensor) -> Tensor:
-    """Return the values [M] at the places ``index`` of a tensor of ``shape``, with 0 elsewhere.
-
-    The gradient passes through. One index counts through the flattened tensor.
-    """
+    """Return the values [M] at the places ``index`` of a tensor of ``shape``, with 0 elsewhere, with their gradient."""
+    # one index counts through the flattened tensor
     full = flat.new_zeros(shape)
     return (full.view(-1) if len(index) == 1 else full).index_put(index, flat).view(shape)

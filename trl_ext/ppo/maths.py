@@ -31,10 +31,10 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """
     mask = mask.to(values.dtype)
     # where() and not a product, because NaN or inf outside the mask would spread through a product
-    kept = torch.where(mask > 0, values, torch.zeros_like(values))
+    selected = torch.where(mask > 0, values, torch.zeros_like(values))
     if dim is None:
-        return kept.sum() / mask.sum()
-    return kept.sum(dim) / mask.sum(dim)
+        return selected.sum() / mask.sum()
+    return selected.sum(dim) / mask.sum(dim)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
@@ -229,10 +229,7 @@ def _scaled(logits: Tensor, dtype: torch.dtype, temperature: float | Tensor, par
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of tokens [M] under logits [M, V].
-
-    Both passes work on some rows at a time, so that neither holds a float32 copy of all logits.
-    """
+    """Log-probabilities of tokens [M] under logits [M, V], some rows at a time, without a float32 copy of all."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float | Tensor) -> Tensor:
@@ -275,12 +272,9 @@ def _rows_at_a_time(logits: Tensor) -> int:
 
 @cache
 def _slice_bytes(kind: str) -> int:
-    """Return how large a slice of logits should be on a device of this ``kind``.
-
-    On a CPU it stays in the cache. An accelerator waits for the host between small slices, so it gets a large one, of
-    which about three copies must fit into a small part of its memory. Each row is computed alone, so that results do
-    not depend on the size.
-    """
+    """Return how large a slice of logits should be on a device of this ``kind``. Results do not depend on it."""
+    # On a CPU it stays in the cache. An accelerator waits for the host between small slices, so it gets a large one, of
+    # which about three copies must fit into a small part of its memory.
     if kind == "cpu":
         return CPU_SLICE
     total = total_bytes()

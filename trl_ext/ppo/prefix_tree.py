@@ -130,9 +130,9 @@ class PrefixTree:
     @cached_property
     def _shared_in_order(self) -> np.ndarray:
         """What the row of each rank shares with the one before it. A rank that no row has shares everything."""
-        found = np.full(max(self.rank) + 1, np.iinfo(np.int64).max)
-        found[self.rank] = self.shared
-        return found
+        shared = np.full(max(self.rank) + 1, np.iinfo(np.int64).max)
+        shared[self.rank] = self.shared
+        return shared
 
     @cached_property
     def chains(self) -> list[int]:
@@ -163,14 +163,14 @@ class PrefixTree:
         size = 0
         for row in self._order:
             length = self.lengths[row] - 1
-            own = length - min(self.shared[row], length)
+            added = length - min(self.shared[row], length)
             if (
                 self.shared[row] > 0
                 and groups
-                and limits.cost(size + own, length) - limits.cost(size, length) <= limits.cost(length, length)
+                and limits.cost(size + added, length) - limits.cost(size, length) <= limits.cost(length, length)
             ):
                 groups[-1].append(row)
-                size += own
+                size += added
             else:
                 groups.append([row])
                 size = length
@@ -197,7 +197,7 @@ class PrefixTree:
         room: list[tuple[int, int]] = []  # in each line: how many tokens, and of which part
         for number in sorted(range(len(trees)), key=lambda number: -sizes[number]):
             size, part = sizes[number], self.part[trees[number][0]]
-            line = next((n for n, (free, own) in enumerate(room) if free >= size and own == part), len(lines))
+            line = next((n for n, (free, other) in enumerate(room) if free >= size and other == part), len(lines))
             if line == len(lines):
                 lines.append([])
                 room.append((width, part))

@@ -41,8 +41,8 @@ def inherited(environment: Mapping[str, str] | None = None, more: Collection[str
     >>> inherited({"PATH": "/bin", "OPENAI_API_KEY": "k", "HF_HOME": "/h", "HF_TOKEN": "t", "EDITOR": "vi"}, more=["EDITOR"])
     {'PATH': '/bin', 'HF_HOME': '/h', 'EDITOR': 'vi'}
     """  # noqa: E501
-    found = os.environ if environment is None else environment
-    return {name: value for name, value in found.items() if name in more or _needed(name.upper())}
+    variables = os.environ if environment is None else environment
+    return {name: value for name, value in variables.items() if name in more or _needed(name.upper())}
 
 
 def _needed(name: str) -> bool:
@@ -53,8 +53,8 @@ def _needed(name: str) -> bool:
 def only_inherited(more: Collection[str] = ()) -> Iterator[None]:
     """Take from this process's environment, while the block runs, what the processes that it starts must not
     inherit."""
-    kept = inherited(more=more)
-    held = {name: value for name, value in os.environ.items() if name not in kept}
+    allowed = inherited(more=more)
+    held = {name: value for name, value in os.environ.items() if name not in allowed}
     for name in held:
         del os.environ[name]
     try:

@@ -66,9 +66,9 @@ def forked_rng() -> Iterator[None]:
 
     from trl_ext.process.devices import accelerators
 
-    found = accelerators()
-    kind = found[0].type if found else "cuda"  # any kind, if there is nothing to restore
-    with torch.random.fork_rng([device.index for device in found], device_type=kind):
+    devices = accelerators()
+    kind = devices[0].type if devices else "cuda"  # any kind, if there is nothing to restore
+    with torch.random.fork_rng([device.index for device in devices], device_type=kind):
         yield
 
 

@@ -88,11 +88,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float:
-    """Return how many cores the process's cgroup and those above it allow, or infinity.
-
-    Containers are limited by it.
-    """
-    found = math.inf
+    """Return how many cores the process's cgroup and those above it allow, as in a container, or infinity."""
+    cores = math.inf
     for file in _quota_files(root):
         try:
             words = file.read_text().split()
@@ -102,8 +99,8 @@ def _quota(root: Path) -> float:
         except (OSError, ValueError):
             continue
         if quota not in ("max", "-1"):
-            found = min(found, int(quota) / int(period))
-    return found
+            cores = min(cores, int(quota) / int(period))
+    return cores
 
 
 def _quota_files(root: Path) -> list[Path]:
@@ -117,8 +114,8 @@ def _quota_files(root: Path) -> list[Path]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        own = top / path.lstrip("/")
-        folders = [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
+        cgroup = top / path.lstrip("/")
+        folders = [folder for folder in (cgroup, *cgroup.parents) if folder == top or top in folder.parents]
         files += [folder / ("cpu.cfs_quota_us" if controllers else "cpu.max") for folder in folders]
     return files
 
@@ -132,11 +129,9 @@ def _set_by_user(environment: Mapping[str, str]) -> str | None:
 
 
 def _launcher_chose() -> bool:
-    """Return whether the launcher set the number of threads by itself.
-
-    It did if its own environment has none, and its command has no ``--num_cpu_threads_per_process``. A launcher that
-    cannot be asked is taken to say what the user wants.
-    """
+    """Return whether the launcher set the number of threads by itself."""
+    # It did if its own environment has none, and its command has no --num_cpu_threads_per_process. A launcher that
+    # cannot be asked is taken to say what the user wants.
     try:
         launcher = psutil.Process().parent()
         if launcher is None:

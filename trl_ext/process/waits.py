@@ -103,8 +103,8 @@ def until(happens: Callable[[float], Value], seconds: float | None = None) -> Va
     while True:
         check()
         left = SLICE if end is None else max(0.0, min(SLICE, end - time.monotonic()))
-        if (found := happens(left)) or (end is not None and time.monotonic() >= end):
-            return found
+        if (value := happens(left)) or (end is not None and time.monotonic() >= end):
+            return value
 
 
 def pause(seconds: float) -> None:
@@ -116,16 +116,16 @@ def finished(
     futures: Collection[Future[Any]], seconds: float | None = None, when: str = ALL_COMPLETED
 ) -> set[Future[Any]]:
     """Wait as :func:`concurrent.futures.wait` does, and return the futures that are done."""
-    found: set[Future[Any]] = set()
+    done: set[Future[Any]] = set()
 
     def happens(left: float) -> bool:
-        nonlocal found
-        found, waiting = wait_for_futures(futures, left, when)
-        raised = any(not one.cancelled() and one.exception() is not None for one in found)
-        return not waiting or (bool(found) and when == FIRST_COMPLETED) or (raised and when != ALL_COMPLETED)
+        nonlocal done
+        done, waiting = wait_for_futures(futures, left, when)
+        raised = any(not one.cancelled() and one.exception() is not None for one in done)
+        return not waiting or (bool(done) and when == FIRST_COMPLETED) or (raised and when != ALL_COMPLETED)
 
     until(happens, seconds)
-    return found
+    return done
 
 
 def result(future: Future[Value], seconds: float | None = None) -> Value:
@@ -146,16 +146,16 @@ def taken(items: "queue.Queue[Value] | queue.SimpleQueue[Value]", seconds: float
         queue.Empty: none came within ``seconds``.
         Discarded: the work of this thread is not wanted any more.
     """
-    found: list[Value] = []
+    received: list[Value] = []
 
     def happens(left: float) -> bool:
         with suppress(queue.Empty):
-            found.append(items.get(timeout=left))
-        return bool(found)
+            received.append(items.get(timeout=left))
+        return bool(received)
 
     if not until(happens, seconds):
         raise queue.Empty
-    return found[0]
+    return received[0]
 
 
 class Threads:

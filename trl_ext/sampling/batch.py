@@ -149,8 +149,7 @@ class Batch:
         return logits[index]
 
     def _read(self, tokens: Tensor, steps: int) -> Tensor:
-        """Read a token of each row, [B], and return the logits of the next one, [B, V]. At most ``steps`` are to come,
-        this one included."""
+        """Read a token of each row, [B], the first of at most ``steps``, and return the next one's logits, [B, V]."""
         if not self.records:
             return self._forward(tokens.unsqueeze(1))
         if self.step is not None and self.step.full:
@@ -166,10 +165,7 @@ class Batch:
             self.mask, self.step = self.step.mask_of_keys(), None
 
     def _forward(self, ids: Tensor, fresh: Tensor | None = None) -> Tensor:
-        """Append ``ids`` [B, n] to the cache and return the logits of the next token, [B, V].
-
-        ``fresh`` [B, n] is 1 at tokens and 0 at padding. By default all are tokens.
-        """
+        """Append ``ids`` [B, n] to the cache and return the next token's logits, [B, V]. ``fresh`` is 0 at padding."""
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
         options = cache_arguments(self.base, self.cache)
@@ -194,19 +190,19 @@ class Batch:
         """Choose the next token of every row, [B]. Rows that have ended get a token too, which is ignored."""
         if len(self.draws) == 1:
             [(drawn, _)] = self.draws
-            tokens, found = draw(logits, drawn, None if self.uniforms is None else self.uniforms[:, step])
+            tokens, row_logprobs = draw(logits, drawn, None if self.uniforms is None else self.uniforms[:, step])
         else:
             assert self.uniforms is not None  # only rows that are not greedy draw differently
-            tokens, found = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
+            tokens, row_logprobs = logits.new_zeros(len(logits), dtype=torch.long), logits.new_zeros(len(logits))
             for drawn, index in self.draws:
-                tokens[index], own = draw(logits[index], drawn, self.uniforms[index, step])
-                if own is not None:
-                    found[index] = own
-        if found is None:
+                tokens[index], part_logprobs = draw(logits[index], drawn, self.uniforms[index, step])
+                if part_logprobs is not None:
+                    row_logprobs[index] = part_logprobs
+        if row_logprobs is None:
             chosen, logprobs = tokens.tolist(), None
         else:
             # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
-            numbers, logprobs = torch.stack([tokens.to(found.dtype), found]).tolist()
+            numbers, logprobs = torch.stack([tokens.to(row_logprobs.dtype), row_logprobs]).tolist()
             chosen = [int(number) for number in numbers]
         for position, row in enumerate(self.rows):
             if not ended[position]:
@@ -216,14 +212,11 @@ class Batch:
         return tokens
 
     def _find_draws(self) -> None:
-        """Find the rows that draw their tokens alike.
-
-        They are computed together, as if they were alone in the batch.
-        """
+        """Find the rows that draw their tokens alike, which are computed as if they were alone in the batch."""
         positions: dict[tuple[float, float, int], list[int]] = {}
         for position, row in enumerate(self.rows):
             positions.setdefault(row.sampling.drawn, []).append(position)
-        self.draws = [(drawn, torch.tensor(own, device=self.device)) for drawn, own in positions.items()]
+        self.draws = [(drawn, torch.tensor(places, device=self.device)) for drawn, places in positions.items()]
 
     def _keep_only(self, positions: list[int]) -> None:
         """Remove all rows but those at ``positions``. ``states``, if given, keeps the removed rows' KV cache."""

@@ -37,11 +37,11 @@ def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * total
     # a number just below 1 rounds to 1 in float32, and no cumulated probability passes the total
     wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cumulated, wanted, right=True)
-    found = found.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
+    tokens = torch.searchsorted(cumulated, wanted, right=True)
+    tokens = tokens.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
     # an accelerator adds up in parallel, so that rounding may make a sum grow at a token of probability 0
-    impossible = probabilities.gather(1, found) == 0
-    return torch.where(impossible, probabilities.argmax(-1, keepdim=True), found).squeeze(1)
+    impossible = probabilities.gather(1, tokens) == 0
+    return torch.where(impossible, probabilities.argmax(-1, keepdim=True), tokens).squeeze(1)
 
 
 def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:

@@ -127,11 +127,11 @@ class KVCache:
             self._put(names[:fitting], Block.of(cache, mask, rows[:fitting], lengths[:fitting]))
 
     def _put(self, names: Sequence[Hashable], block: Block) -> None:
-        kept = {name: row for row, name in enumerate(names)}  # equal conversations have equal states
-        for name in kept:
+        rows = {name: row for row, name in enumerate(names)}  # equal conversations have equal states
+        for name in rows:
             self._forget(name)
-        self._rows.update({name: (block, row) for name, row in kept.items()})
-        self._held[id(block)] = _Held(block, set(kept))
+        self._rows.update({name: (block, row) for name, row in rows.items()})
+        self._held[id(block)] = _Held(block, set(rows))
         self.bytes += block.bytes
         self.largest = max(self.largest, self.bytes)
 
@@ -152,12 +152,12 @@ class KVCache:
         The names are forgotten, because longer conversations will take their place. The blocks stay in memory until
         :meth:`give_back`.
         """
-        found = [self._rows.get(name) for name in names]
-        for place in filter(None, found):
+        places = [self._rows.get(name) for name in names]
+        for place in filter(None, places):
             self._held[id(place[0])].lent += 1
         for name in names:
             self._forget(name)
-        return found
+        return places
 
     def give_back(self, places: Iterable[tuple[Block, int] | None]) -> None:
         """Say that what :meth:`take` returned was copied."""
@@ -256,8 +256,8 @@ def assemble(rows: Sequence[tuple[Block, int] | None], width: int, model: Any) -
     for layer, pair in enumerate(first.layers):
         keys, values = (like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
         for block, to, at in places:
-            for target, kept in zip((keys, values), block.layers[layer], strict=True):
-                shared = min(width, kept.shape[2])
-                target[to, :, width - shared :] = kept[at][:, :, kept.shape[2] - shared :]
+            for target, states in zip((keys, values), block.layers[layer], strict=True):
+                shared = min(width, states.shape[2])
+                target[to, :, width - shared :] = states[at][:, :, states.shape[2] - shared :]
         cache.update(keys, values, layer)
     return cache

@@ -73,13 +73,13 @@ def stop_ids_of(
         return frozenset([stop_id] if isinstance(stop_id, int) else stop_id)
     if stop_token == "none":
         return frozenset()
-    found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if stop_token is None and configured is not None:
-        found |= {configured} if isinstance(configured, int) else set(configured)
-    if not found:
+        ids |= {configured} if isinstance(configured, int) else set(configured)
+    if not ids:
         raise ValueError(
             "no end-of-sequence id is known: the tokenizer and the model's generation config name none; "
             "set stop_token_id, or stop_token='none' to always generate the full length"
         )
-    return frozenset(found)
+    return frozenset(ids)

@@ -90,10 +90,8 @@ def sample(
 
 
 def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
-    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``).
-
-    A row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers.
-    """
+    """Yield the rows that are sampled by the same angles of positions, for as long as they are (``length_regimes``)."""
+    # a row that grows beyond a regime goes on in the next one, without its cache, as in the generation of transformers
     for number, longest in enumerate([*regimes, None]):
         here = []
         for row in rows:
@@ -121,10 +119,8 @@ def _equally_long(rows: list[Row]) -> list[list[Row]]:
 
 
 def _alike(rows: list[Row], padding: bool) -> list[list[Row]]:
-    """Return the rows in groups that are sampled alike, because the generation of transformers samples a batch alike.
-
-    ``padding`` says whether the model hides it, so that prompts of one group may have different lengths.
-    """
+    """Return the rows in groups that are sampled alike, because transformers' generation samples a batch alike."""
+    # padding: whether the model hides it, so that prompts of one group may have different lengths
     if not padding:
         return [alike for equal in _equally_long(rows) for alike in _alike(equal, True)]
     groups: list[list[Row]] = []
@@ -154,10 +150,8 @@ def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
 
 
 def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
-    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this.
-
-    ``generate`` uses torch's random state, which is seeded from the first row's random numbers during the call.
-    """
+    """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this."""
+    # generate uses torch's random state, which is seeded from the first row's random numbers during the call
     greedy = sampling.temperature <= 0
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,

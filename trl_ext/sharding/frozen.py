@@ -77,8 +77,8 @@ class FrozenShards(Frozen):
 
         self.mesh = init_device_mesh(device.type, (distributed.size(),))
         self.root: Any = Whole({"model": model.requires_grad_(False)}, None)
-        for group, own in parts(self.root, blocks_of(model)):
-            spread(own, device)
+        for group, modules in parts(self.root, blocks_of(model)):
+            spread(modules, device)
             fully_shard(group, mesh=self.mesh, reshard_after_forward=True)
 
     def call(self, function: Callable[[], Result]) -> Result:
@@ -150,13 +150,13 @@ def gathered(root: Any, root_stays: bool = False) -> Iterator[None]:
     for group in groups:
         group.set_reshard_after_forward(False, recurse=False)
         group.unshard()
-    kept = [(hooks, dict(hooks)) for module in root.modules() for hooks in _state_dict_hooks(module)]
-    for hooks, _ in kept:
+    saved = [(hooks, dict(hooks)) for module in root.modules() for hooks in _state_dict_hooks(module)]
+    for hooks, _ in saved:
         hooks.clear()  # FSDP's hooks would make state_dict() and load_state_dict() shard the weights again
     try:
         yield
     finally:
-        for hooks, before in kept:
+        for hooks, before in saved:
             hooks.update(before)
         for group in groups:
             group.reshard()
@@ -195,8 +195,8 @@ def partition(root: nn.Module, device: torch.device, config: dict[str, Any]) -> 
     received: Received = {}
     for module in list(root.modules()):
         spread([module], device, received=received)
-        if own := list(module.parameters(recurse=False)):
-            deepspeed.zero.Init(module=nn.ParameterList(own), config_dict_or_path=config)
+        if parameters := list(module.parameters(recurse=False)):
+            deepspeed.zero.Init(module=nn.ParameterList(parameters), config_dict_or_path=config)
 
 
 @contextmanager
@@ -219,15 +219,15 @@ def without_hooks(engine: Any) -> Iterator[None]:
     )  # an engine that only reads has no optimizer
     numbers = {hook.id for hook in (*offload.forward_hooks, *offload.backward_hooks)}
     modules = list(offload.module.modules())
-    kept = [(hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+    saved = [(hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     for parameter in offload.module.parameters():
         parameter.ds_active_sub_modules.clear()  # after an interrupted forward it would count as in use for ever
-    for hooks, _ in kept:
+    for hooks, _ in saved:
         for number in numbers & hooks.keys():
             del hooks[number]
     try:
         yield
     finally:
-        for hooks, before in kept:
+        for hooks, before in saved:
             hooks.clear()
             hooks.update(before)

@@ -49,8 +49,8 @@ class Sharded(Replicated):
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
         kinds = blocks_of(*models.values()) | ({type(head).__name__} if head is not None else set())
-        for group, own in parts(self.root, kinds):
-            spread(own, accelerator.device, {id(parameter) for parameter in trained})
+        for group, modules in parts(self.root, kinds):
+            spread(modules, accelerator.device, {id(parameter) for parameter in trained})
             # one group has one dtype, and the head computes in float32
             fully_shard(group, mesh=self.mesh, mp_policy=MixedPrecisionPolicy() if group is head else policy)
 
@@ -93,9 +93,9 @@ class Sharded(Replicated):
     @torch.no_grad()
     def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in parameters.items():
-            own: Any = parameter.to(self.dtype)
+            weight: Any = parameter.to(self.dtype)
             # between a forward and its backward, some weights are whole
-            yield name, own.full_tensor() if hasattr(own, "full_tensor") else own
+            yield name, weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
     def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
         return sum(parameter.numel() * self.dtype.itemsize for parameter in parameters.values())
@@ -108,10 +108,10 @@ class Sharded(Replicated):
 
     def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for index, entries in super().optimizer_entries():
-            found: dict[str, Any] = {}
+            on_main: dict[str, Any] = {}
             for key, value in entries.items():
-                keep_on_main(found, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
-            yield index, found
+                keep_on_main(on_main, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
+            yield index, on_main
 
     def shards(self, trained_only: bool = False) -> Iterator[Shard]:
         left_out = self._frozen_names(trained_only)
@@ -142,27 +142,25 @@ class Sharded(Replicated):
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _start(self, value: Any) -> int:
-        """Return where the rows of this process begin in the flattened whole.
-
-        FSDP2 cuts the first dimension as ``chunk`` does.
-        """
+        """Return where this process's rows begin in the flattened whole."""
+        # FSDP2 cuts the first dimension as chunk does
         rows = -(-value.shape[0] // distributed.size())
         return min(distributed.rank() * rows, value.shape[0]) * (value.numel() // max(value.shape[0], 1))
 
     def _read(self, value: Any, saved: Shards, name: str, part: str) -> None:
-        own, start = value.to_local(), self._start(value)
-        own.copy_(saved.read(name, part, start, start + own.numel()).view(own.shape))
+        local, start = value.to_local(), self._start(value)
+        local.copy_(saved.read(name, part, start, start + local.numel()).view(local.shape))
 
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         parameters: list[Any] = self._parameters()
         for index, entries in state.items():
-            own = parameters[index]
+            parameter = parameters[index]
             for (
                 key,
                 value,
             ) in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
-                if isinstance(value, Tensor) and value.shape == own.shape:
-                    entries[key] = distribute_tensor(value, self.mesh, own.placements)
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    entries[key] = distribute_tensor(value, self.mesh, parameter.placements)
         super().load_optimizer_state(state, groups)

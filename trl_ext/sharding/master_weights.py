@@ -83,18 +83,18 @@ class MasterAdamW(torch.optim.AdamW):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state with the master weights."""
-        found = super().state_dict()
-        state = {index: dict(entries) for index, entries in found["state"].items()}
+        content = super().state_dict()
+        state = {index: dict(entries) for index, entries in content["state"].items()}
         for index, master in self._by_index().items():
             state.setdefault(index, {})["master"] = master.detach()
-        return found | {"state": state}
+        return content | {"state": state}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned, after the parameters were loaded."""
-        kept = {index: dict(entries) for index, entries in state_dict["state"].items()}
-        saved = {index: entries.pop("master") for index, entries in kept.items() if "master" in entries}
-        super().load_state_dict(state_dict | {"state": {i: entries for i, entries in kept.items() if entries}})
+        state = {index: dict(entries) for index, entries in state_dict["state"].items()}
+        saved = {index: entries.pop("master") for index, entries in state.items() if "master" in entries}
+        super().load_state_dict(state_dict | {"state": {i: entries for i, entries in state.items() if entries}})
         for parameter, master in self.masters:
             master.copy_(parameter)
         for index, master in self._by_index().items():
@@ -103,6 +103,6 @@ class MasterAdamW(torch.optim.AdamW):
 
     def _by_index(self) -> dict[int, nn.Parameter]:
         """The master weights by the index of their parameter in the state."""
-        own = {id(master) for _, master in self.masters}
+        master_ids = {id(master) for _, master in self.masters}
         parameters = [p for group in self.param_groups for p in group["params"]]
-        return {index: p for index, p in enumerate(parameters) if id(p) in own}
+        return {index: p for index, p in enumerate(parameters) if id(p) in master_ids}

@@ -65,8 +65,8 @@ class Replicated:
     ):
         self.optimizer: Any = None
         self.root: Any = Whole(models, head)
-        own = {id(parameter): name for name, parameter in self.root.named_parameters()}
-        self.names = [own[id(parameter)] for parameter in trained]
+        name_of = {id(parameter): name for name, parameter in self.root.named_parameters()}
+        self.names = [name_of[id(parameter)] for parameter in trained]
         """The names of the trained parameters in ``root``, in the optimizer's order. Checkpoints use them."""
         self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
         self.half = [index for index, parameter in enumerate(trained) if parameter.dtype in HALF_PRECISION]
@@ -141,9 +141,9 @@ class Replicated:
         if not self.sharded and distributed.size() > 1:
             # a parameter without a gradient here may have one in another process, and messages must match; one that has
             # none in any process keeps none, because an optimizer steps zeros too, by weight decay and momentum
-            own = [float(p.grad is not None) for p in parameters]
+            present = [float(p.grad is not None) for p in parameters]
             for parameter, number in zip(
-                parameters, distributed.all_reduce_sum(own, parameters[0].device), strict=True
+                parameters, distributed.all_reduce_sum(present, parameters[0].device), strict=True
             ):
                 if parameter.grad is None and number:
                     parameter.grad = torch.zeros_like(parameter)
@@ -241,8 +241,8 @@ class Replicated:
             if id(parameter) in masters:
                 masters[id(parameter)].copy_(weights)
         state: State = {
-            index: dict(rest[index]) | {part: saved.whole(name, part, own.shape) for part in saved.parts(name)}
-            for index, (name, own) in enumerate(zip(self.names, self._parameters(), strict=True))
+            index: dict(rest[index]) | {part: saved.whole(name, part, tensor.shape) for part in saved.parts(name)}
+            for index, (name, tensor) in enumerate(zip(self.names, self._parameters(), strict=True))
             if index in rest
         }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -261,11 +261,11 @@ def working_dtype(head: nn.Module | None, trained: Sequence[nn.Parameter]) -> to
     Raises:
         WorldError: they have several dtypes, or one that cannot be trained when weights are sharded.
     """
-    own = set() if head is None else {id(p) for p in head.parameters()}
-    found = {p.dtype for p in trained if id(p) not in own}
-    dtype = next(iter(found))
-    if len(found) > 1 or dtype not in (torch.float32, torch.bfloat16):
-        names = " and ".join(sorted(str(d).removeprefix("torch.") for d in found))
+    head_ids = set() if head is None else {id(p) for p in head.parameters()}
+    dtypes = {p.dtype for p in trained if id(p) not in head_ids}
+    dtype = next(iter(dtypes))
+    if len(dtypes) > 1 or dtype not in (torch.float32, torch.bfloat16):
+        names = " and ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
         raise distributed.WorldError(
             f"the trained weights are in {names}; with DeepSpeed or FSDP all weights of a policy and its critic must "
             "be in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"

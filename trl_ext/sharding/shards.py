@@ -127,13 +127,13 @@ class Shards:
     def held(cls, parts: Iterable[Mapping[str, Tensor]]) -> "Shards":
         """Return shards that are in main memory: what :func:`entries` returned in each process, of trained weights
         only."""
-        own = cls(Path("memory"))
-        own.partial = True
+        shards = cls(Path("memory"))
+        shards.partial = True
         for part in parts:
             for entry, values in part.items():
-                own._add(entry, len(values), _Held(part))
-        own._sort()
-        return own
+                shards._add(entry, len(values), _Held(part))
+        shards._sort()
+        return shards
 
     def _add(self, entry: str, length: int, file: Any) -> None:
         name, _, rest = entry.rpartition("/")
@@ -154,7 +154,7 @@ class Shards:
 
     def parts(self, name: str) -> list[str]:
         """Return the parts of the optimizer's state that the folder holds for the parameter ``name``."""
-        return [part for known, part in self._pieces if known == name and part != WEIGHT]
+        return [part for owner, part in self._pieces if owner == name and part != WEIGHT]
 
     def names(self) -> list[str]:
         """Return the names of the parameters, sorted."""
@@ -166,17 +166,17 @@ class Shards:
         Raises:
             CheckpointError: the shards do not hold all of them.
         """
-        found, reached = [], start
+        pieces, reached = [], start
         for first, length, file, entry in self._pieces.get((name, part), ()):
             if first <= reached < min(first + length, end):
-                found.append(file.get_slice(entry)[reached - first : min(first + length, end) - first])
+                pieces.append(file.get_slice(entry)[reached - first : min(first + length, end) - first])
                 reached = min(first + length, end)
         if reached < end:
             raise CheckpointError(
                 f"{self.folder}: holds numbers {start} to {reached} of {name!r} ({part}), expected {start} to {end}; "
                 "the checkpoint is of another model, or a process's file is missing"
             )
-        return torch.cat(found) if found else torch.empty(0)
+        return torch.cat(pieces) if pieces else torch.empty(0)
 
     def whole(self, name: str, part: str, shape: Any) -> Tensor:
         """Return ``part`` of the parameter ``name`` in its ``shape``.

@@ -68,19 +68,15 @@ def parts(root: nn.Module, kinds: Collection[str]) -> Iterator[tuple[nn.Module, 
     """
     taken: set[int] = set()
     for module in [*(m for m in list(root.modules()) if type(m).__name__ in kinds), root]:
-        own = [part for part in module.modules() if id(part) not in taken]
-        taken |= set(map(id, own))
-        yield module, own
+        owned = [part for part in module.modules() if id(part) not in taken]
+        taken |= set(map(id, owned))
+        yield module, owned
 
 
 def _from_main(value: Tensor, device: torch.device) -> Tensor:
-    """Return the main process's ``value`` on ``device``. It is a new tensor unless it was there.
-
-    Raises:
-        WorldError: the main process has no value.
-    """
+    """Return the main process's ``value`` on ``device``. It is a new tensor unless it was there."""
     if value.is_meta and device.type != "meta" and distributed.rank() == 0:
         raise distributed.WorldError("a model's weights are on the meta device in the main process; load them there")
-    own = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
-    distributed.broadcast_weights([own])
-    return own
+    tensor = torch.empty_like(value, device=device) if value.is_meta else value.to(device).contiguous()
+    distributed.broadcast_weights([tensor])
+    return tensor

@@ -39,7 +39,7 @@ class Zero(Replicated):
         super().__init__(models, head, trained, args, accelerator)
         if self.stage == 3:
             partition(self.root, accelerator.device, self.config)
-        self.own: list[nn.Parameter] = []
+        self.trained: list[nn.Parameter] = []
         self.numbers: list[list[int]] = []
 
     @classmethod
@@ -56,7 +56,7 @@ class Zero(Replicated):
         import deepspeed
 
         self.optimizer = optimizer
-        self.own = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
+        self.trained = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
         self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
         self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
         self.engine.optimizer.check_grad_overflow = True  # ZeRO-2 would step bfloat16 weights by a gradient that is NaN
@@ -73,7 +73,7 @@ class Zero(Replicated):
         with gathered_by_zero(self.engine, parameters, write) if self.stage == 3 else nullcontext():
             yield
             if write:
-                for parameter in self.own:  # the optimizer's float32 copies
+                for parameter in self.trained:  # the optimizer's float32 copies
                     self._set(parameter, parameter.detach().float())
 
     def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
@@ -84,8 +84,8 @@ class Zero(Replicated):
     def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
         if self.stage < 3:
             return super().streamed_bytes(parameters)
-        own: list[Any] = list(parameters.values())  # DeepSpeed has added attributes
-        return sum(parameter.ds_numel * parameter.dtype.itemsize for parameter in own)
+        partitioned: list[Any] = list(parameters.values())  # DeepSpeed has added attributes
+        return sum(parameter.ds_numel * parameter.dtype.itemsize for parameter in partitioned)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -102,14 +102,14 @@ class Zero(Replicated):
         if not steps:
             return
         self._link()
-        for index, parameter in enumerate(self.own):
-            found: dict[str, Any] = {}
+        for index, parameter in enumerate(self.trained):
+            on_main: dict[str, Any] = {}
             for key in MOMENTS:
-                keep_on_main(found, key, safe_get_full_optimizer_state(parameter, key))
-            keep_on_main(found, "step", copy.deepcopy(steps[0]))
+                keep_on_main(on_main, key, safe_get_full_optimizer_state(parameter, key))
+            keep_on_main(on_main, "step", copy.deepcopy(steps[0]))
             if index in self.half:
-                keep_on_main(found, "master", safe_get_full_fp32_param(parameter))
-            yield index, found
+                keep_on_main(on_main, "master", safe_get_full_fp32_param(parameter))
+            yield index, on_main
 
     def optimizer_groups(self) -> list[dict]:
         groups = self.optimizer.param_groups
@@ -118,14 +118,14 @@ class Zero(Replicated):
     def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
         self._begin_state(state, groups)
         for index in list(state):
-            own, entries = self.own[index], state.pop(index)  # memory need not hold the whole state
+            parameter, entries = self.trained[index], state.pop(index)  # memory need not hold the whole state
             for key in MOMENTS:
-                self._set(own, entries[key].to(own.device), key)
+                self._set(parameter, entries[key].to(parameter.device), key)
             if "master" in entries:
-                self._set(own, entries["master"].to(own.device))
+                self._set(parameter, entries["master"].to(parameter.device))
 
     def shards(self, trained_only: bool = False) -> Iterator[Shard]:
-        trained = dict(zip(self.names, self.own, strict=True))
+        trained = dict(zip(self.names, self.trained, strict=True))
         stepped = any("step" in entry for entry in self.optimizer.state.values())
         if stepped:
             self._link()
@@ -134,13 +134,13 @@ class Zero(Replicated):
                 yield from () if trained_only else self._frozen(name, parameter)
             else:
                 for part in (WEIGHT, *(MOMENTS if stepped else ())):
-                    found = self._fragment(parameter, part)
-                    if found is not None:
-                        yield Shard(name, part, *found)
+                    fragment = self._fragment(parameter, part)
+                    if fragment is not None:
+                        yield Shard(name, part, *fragment)
 
     def optimizer_rest(self) -> State:
         steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
-        return {index: {"step": copy.deepcopy(steps[0])} for index in range(len(self.own))} if steps else {}
+        return {index: {"step": copy.deepcopy(steps[0])} for index in range(len(self.trained))} if steps else {}
 
     @torch.no_grad()
     def load_shards(self, saved: Shards, rest: State, groups: list[dict]) -> None:
@@ -154,20 +154,19 @@ class Zero(Replicated):
                 if self.stage < 3 or distributed.is_main():
                     parameter.copy_(saved.whole(name, WEIGHT, parameter.shape))
         self._begin_state(rest, groups)
-        for name, parameter in zip(self.names, self.own, strict=True):
+        for name, parameter in zip(self.names, self.trained, strict=True):
             for part in (WEIGHT, *(MOMENTS if rest else ())):
-                found = self._fragment(parameter, part)
-                if found is not None:
-                    start, own = found
-                    values = saved.read(name, part, start, start + own.numel()).to(own.device)
+                fragment = self._fragment(parameter, part)
+                if fragment is not None:
+                    start, numbers = fragment
+                    values = saved.read(name, part, start, start + numbers.numel()).to(numbers.device)
                     if self.stage == 3:
                         self._set_local(parameter, values, None if part == WEIGHT else part)
                     else:
-                        own.copy_(values)
+                        numbers.copy_(values)
 
     def _frozen(self, name: str, parameter: Any) -> Iterator[Shard]:
-        """Yield this process's part of a parameter that is not trained: what ZeRO-3 gave it, or in the main process
-        all."""
+        """Yield this process's part of a frozen parameter: what ZeRO-3 gave it, or in the main process all."""
         if self.stage == 3:
             size = parameter.ds_tensor.ds_numel
             start = min(size * distributed.rank(), parameter.ds_numel)
@@ -176,31 +175,27 @@ class Zero(Replicated):
             yield flattened(name, WEIGHT, parameter)
 
     def _fragment(self, parameter: Any, part: str) -> tuple[int, Tensor] | None:
-        """Return where this process's part of a trained parameter begins, and the numbers that DeepSpeed steps.
-
-        ``part`` is the float32 weights or a moment. None: this process has nothing of the parameter.
-        """
+        """Return where this process's part of a trained parameter begins, and its weights or moment, if it has any."""
         from deepspeed import utils
 
         if self.stage == 3:
             if part == WEIGHT:
-                own = utils.safe_get_local_fp32_param(parameter)
+                numbers = utils.safe_get_local_fp32_param(parameter)
             else:
-                own = utils.safe_get_local_optimizer_state(parameter, part)
-            start = own.numel() * distributed.rank()
-            length = min(own.numel(), parameter.ds_numel - start)
-            return (start, own.flatten()[:length]) if length > 0 else None
+                numbers = utils.safe_get_local_optimizer_state(parameter, part)
+            start = numbers.numel() * distributed.rank()
+            length = min(numbers.numel(), parameter.ds_numel - start)
+            return (start, numbers.flatten()[:length]) if length > 0 else None
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
-        own = mapping.get_hp_fragment(None if part == WEIGHT else part)
-        return mapping.lp_fragment_address.start, own
+        numbers = mapping.get_hp_fragment(None if part == WEIGHT else part)
+        return mapping.lp_fragment_address.start, numbers
 
     def _begin_state(self, state: State, groups: list[dict]) -> None:
-        """Take over the options of ``groups``, and begin the optimizer's state with zeros if ``state`` has counts of
-        steps."""
-        for group, given in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({key: value for key, value in given.items() if key != "params"})
+        """Take over the options of ``groups``, and begin with zero moments if ``state`` has counts of steps."""
+        for group, options in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in options.items() if key != "params"})
         if state:
             for flat in self._flat():
                 zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
@@ -208,11 +203,10 @@ class Zero(Replicated):
             self._link()
 
     def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
-        """Write the whole master weights of a parameter, or the moment ``key`` of its optimizer state, into the shards.
-
-        DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the number
-        of processes, such as the bias of a head with one output. Each process therefore writes its own padded part.
-        """
+        """Write a parameter's whole master weights, or the moment ``key`` of its optimizer state, into the shards."""
+        # DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the
+        # number of processes, such as the bias of a head with one output. Each process therefore writes its own padded
+        # part.
         from deepspeed import utils
 
         if self.stage < 3:
@@ -225,11 +219,11 @@ class Zero(Replicated):
         first = min(size * distributed.rank(), value.numel())
         self._set_local(parameter, value.flatten()[first : first + size], key)
 
-    def _set_local(self, parameter: Any, own: Tensor, key: str | None) -> None:
+    def _set_local(self, parameter: Any, values: Tensor, key: str | None) -> None:
         """Write ``own``, this process's part of a parameter without padding, under ZeRO-3."""
         from deepspeed import utils
 
-        padded = torch.nn.functional.pad(own, (0, parameter.ds_tensor.numel() - own.numel()))
+        padded = torch.nn.functional.pad(values, (0, parameter.ds_tensor.numel() - values.numel()))
         if key is None:
             utils.safe_set_local_fp32_param(parameter, padded)
         else:
@@ -241,10 +235,8 @@ class Zero(Replicated):
         return list(getattr(self.engine.optimizer, names))
 
     def _link(self) -> None:
-        """Link DeepSpeed's parameters to the optimizer's state.
-
-        DeepSpeed itself makes these links at the first step only, which is too late for saving and loading.
-        """
+        """Link DeepSpeed's parameters to the optimizer's state."""
+        # DeepSpeed itself makes these links at the first step only, which is too late for saving and loading
         from deepspeed.utils import lazy_init_hp_params_optimizer_state
 
         if self.stage < 3:

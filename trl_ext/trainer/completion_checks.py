@@ -44,10 +44,8 @@ def _check_ids(completion: Completion, name: str, ids: Any, vocabulary: int) -> 
 
 
 def _check_score(completion: Completion) -> None:
-    """Check what a completion earned.
-
-    ``token_scores`` are what is trained on, so a ``score`` of its own would do nothing.
-    """
+    """Check what a completion earned."""
+    # token_scores are what is trained on, so a score of its own would do nothing
     where, parts, score = completion.label, completion.token_scores, completion.score
     if parts is None and score is None:
         raise ValueError(

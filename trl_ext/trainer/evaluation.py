@@ -42,7 +42,7 @@ class PPOv2Evaluation:
     @property
     def rewards(self) -> dict[str, list[Reward]]:
         """Return what each reward source gave each completion that was scored last, by the source's name."""
-        return self._sources.given
+        return self._sources.rewards
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Return every reward source's mean over greedy completions of the evaluation set. The weights do not change.

@@ -272,8 +272,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     @contextmanager
     def _dropped_alone(self) -> Iterator[None]:
-        """Let a signal end the run in the block, before its first update or after its last one, where a single process
-        trains."""
+        """Let a signal end a run of one process in the block, before its first update or after its last one."""
         if self._interruptions is None or distributed.size() > 1:
             yield
             return
@@ -287,14 +286,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         return not self.state.global_step or (self._saving is None and self._checkpoint_folder().exists())
 
     def _end_early(self, state: dict, between: bool = True) -> None:
-        """Save the state after the last complete update, and end the process.
-
-        ``between``: whether training has begun, and the callbacks have not been told of its end.
-
-        Raises:
-            Terminated: the signal was SIGTERM, as far as this process knows.
-            Interrupted: it was Ctrl-C.
-        """
+        """Save the state after the last complete update, and end the process."""
+        # between: training has begun, and the callbacks have not been told of its end
         assert self._interruptions is not None, "train() has made it"
         self.work_dropped()
         self.finish_checkpoint()
@@ -306,8 +299,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
         self._interruptions.asked = self._interruptions.asked or number
-        found = [target] if step else numbered_checkpoints(self.folder)
-        where = f"saved in {found[-1]}" if found else "saved nothing yet, because no update was complete"
+        checkpoints = [target] if step else numbered_checkpoints(self.folder)
+        where = f"saved in {checkpoints[-1]}" if checkpoints else "saved nothing yet, because no update was complete"
         told = (
             f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: "
             f"{self.how_to_resume()}"

@@ -42,5 +42,5 @@ def model_card(
         tags=sorted({*TAGS, *tags}),
     )
     what = "A language model" if base is None else f"[{base}](https://huggingface.co/{base})"
-    given = "" if dataset is None else f" on the data set [{dataset}](https://huggingface.co/datasets/{dataset})"
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n{_BODY.format(name=name, what=what, data=given, **facts)}")
+    trained_on = "" if dataset is None else f" on the data set [{dataset}](https://huggingface.co/datasets/{dataset})"
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n{_BODY.format(name=name, what=what, data=trained_on, **facts)}")

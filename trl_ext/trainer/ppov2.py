@@ -164,11 +164,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             self._check_rows(dataset, name, collated=data_collator is not None)
 
     def _check_rows(self, dataset: Sequence[dict] | None, name: str, collated: bool) -> None:
-        """Check the longest prompts of a data set and the shortest one, because a run may come to them after hours
-        only.
-
-        A collator may shorten prompts (``collated``), but it does not know what is padding in its rows either.
-        """
+        """Check the longest and the shortest prompts of a data set, because a run may come to them after hours only."""
+        # a collator may shorten prompts, but it does not know what is padding in its rows either
         if not dataset:
             return
         tokenizer = self.learners["policy"].tokenizer
@@ -281,10 +278,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         return base_of(self.learners["policy"].model).config.get_text_config().vocab_size
 
     def _check_prompts(self, prompts: list[Prompt], places: Sequence[str] = ()) -> None:
-        """Check that the model has an embedding for every token, and that prompts and completions fit its context.
-
-        ``places`` say where the prompts are, for errors.
-        """
+        """Check that the model has an embedding for every token, and that prompts and completions fit its context."""
         size = self._vocabulary()
         wheres = [
             f"{place}prompt {p.prompt!r:.80}" for place, p in zip(places or [""] * len(prompts), prompts, strict=True)
@@ -314,8 +308,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def remembering(self) -> dict[str, Remembers]:
         """Return the reward functions that say which model is behind them, such as those of a reward server."""
-        found: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
-        return {name: own for name, own in found.items() if isinstance(own, Remembers)}
+        functions: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
+        return {name: function for name, function in functions.items() if isinstance(function, Remembers)}
 
     def restore_state(self, state: dict) -> None:
         """Restore the state of a checkpoint, and let the sampler take over its weights."""

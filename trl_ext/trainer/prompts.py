@@ -88,14 +88,14 @@ def _without_padding(row: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
             "one list of token ids, each at least 0, and a mask of the same length"
         )
     if mask is not None:
-        kept = [i for i, real in zip(ids, mask, strict=True) if real]
+        prompt_ids = [i for i, real in zip(ids, mask, strict=True) if real]
     else:
         padding = {tokenizer.pad_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
         real = [n for n, i in enumerate(ids) if i not in padding]
-        kept = ids[real[0] : real[-1] + 1] if real else []
-    if not kept:
+        prompt_ids = ids[real[0] : real[-1] + 1] if real else []
+    if not prompt_ids:
         raise ValueError(f"a row of the data set has no prompt: its input_ids are padding only, {row!r:.200}")
-    return kept
+    return prompt_ids
 
 
 def _encode_open(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -66,7 +66,7 @@ class Resuming:
     def checkpoint_state(self) -> dict:
         """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
         counts = {"global_step": self.state.global_step, "episodes": self.episodes}
-        rewards = {name: kept for name, own in self.remembering().items() if (kept := own.remembered())}
+        rewards = {name: record for name, source in self.remembering().items() if (record := source.remembered())}
         more = {"rewards": rewards} if rewards else {}
         return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
 
@@ -82,9 +82,9 @@ class Resuming:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
         sources = self.remembering()
-        for name, kept in state.get("rewards", {}).items():  # earlier versions kept none
+        for name, record in state.get("rewards", {}).items():  # earlier versions kept none
             if name in sources:
-                sources[name].recall(kept)
+                sources[name].recall(record)
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
@@ -194,10 +194,7 @@ class Resuming:
         return {name: fingerprint(rows) for name, rows in self.data_sets().items()}
 
     def _leave_branch(self, resumed: Path, why: str, lengths: Mapping[str, int]) -> None:
-        """Set aside what the output folder holds of updates after the present one, and say so in one line.
-
-        ``lengths``: the bytes of the files with records when the checkpoint ``resumed`` was written.
-        """
+        """Set aside what the output folder holds of updates after the present one, and say so in one line."""
         step = self.state.global_step
         # the order matters: a process that is killed in between leaves a run that can resume from its newest checkpoint
         moved = self.set_results_aside() if step < self.state.max_steps else []

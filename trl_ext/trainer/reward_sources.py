@@ -61,7 +61,7 @@ class RewardSources:
             self.model = ModelReward(model, model_tokenizer, batch_size)
         names = ["reward_model"] * (model is not None) + [reward_name(f) for f in self.functions]
         self.weights = _weights(weights, names)
-        self.given: dict[str, list[Reward]] = {}
+        self.rewards: dict[str, list[Reward]] = {}
         """What each source gave each completion that was scored last, by the source's name."""
 
     def to(self, device: torch.device) -> None:
@@ -78,15 +78,15 @@ class RewardSources:
             RewardError: a source failed, or left a completion without a score.
             NonFiniteError: a reward is NaN or infinite.
         """
-        self.given = {}
+        self.rewards = {}
         if not completions:
             return
         prompts = [c.prompt for c in completions]
         if self.model is not None:
-            self.given["reward_model"] = list(self._scores_of(self.model, completions))
+            self.rewards["reward_model"] = list(self._scores_of(self.model, completions))
         if self.functions:
             columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
-            self.given |= call_reward_functions(
+            self.rewards |= call_reward_functions(
                 self.functions,
                 [p.prompt for p in prompts],
                 [c.text for c in completions],
@@ -94,12 +94,12 @@ class RewardSources:
                 columns,
                 state,
             )
-        assign_scores(completions, self.given, self.weights, missing_eos_penalty)
+        assign_scores(completions, self.rewards, self.weights, missing_eos_penalty)
 
     def gathered(self) -> dict[str, list[float | None]]:
         """Return what each source gave each completion, over all processes. All processes call this together."""
-        own = {name: [total(value) for value in values] for name, values in self.given.items()}
-        parts = distributed.all_gather(own)
+        totals = {name: [total(value) for value in values] for name, values in self.rewards.items()}
+        parts = distributed.all_gather(totals)
         return {name: [v for part in parts for v in part.get(name, [])] for name in max(parts, key=len)}
 
     def _scores_of(self, reward: ModelReward, completions: list[Completion]) -> list[float]:
@@ -108,11 +108,8 @@ class RewardSources:
         return reward.score_texts([self._shown(reward.tokenizer, c) for c in completions])
 
     def _shown(self, tokenizer: Tokenizer, completion: Completion) -> str:
-        """Return what a reward model with its own ``tokenizer`` reads of a completion.
-
-        That is the conversation in its own chat template, or else the text of prompt and completion, decoded together,
-        so that the blank between them stays.
-        """
+        """Return a completion as a reward model with its own ``tokenizer`` reads it: in its template, or as text."""
+        # prompt and completion are decoded together, so that the blank between them stays
         prompt = getattr(completion.prompt, "prompt", None)
         if isinstance(prompt, list):
             answer = {"role": "assistant", "content": completion.text}
@@ -132,11 +129,11 @@ def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]
     expected = f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
     if not isinstance(weights, Sequence):
         raise ValueError(f"reward_weights: {expected}, got {weights!r:.80}")
-    given = list(weights)
-    if len(given) != len(sources):
-        raise ValueError(f"reward_weights: {expected}, got {len(given)}")
-    if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in given):
-        raise ValueError(f"reward_weights: {expected}, got {given}")
-    if not any(given):
-        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {given}")
-    return [float(w) for w in given]
+    values = list(weights)
+    if len(values) != len(sources):
+        raise ValueError(f"reward_weights: {expected}, got {len(values)}")
+    if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in values):
+        raise ValueError(f"reward_weights: {expected}, got {values}")
+    if not any(values):
+        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {values}")
+    return [float(w) for w in values]

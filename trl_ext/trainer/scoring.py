@@ -103,10 +103,10 @@ def assign_scores(
     """
     for row, completion in enumerate(completions):
         earned: list[float] = [0.0] * len(completion.response_ids)
-        given = [(name, w, values[row]) for (name, values), w in zip(named.items(), weights, strict=True)]
-        if all(value is None for _, _, value in given):
+        terms = [(name, w, values[row]) for (name, values), w in zip(named.items(), weights, strict=True)]
+        if all(value is None for _, _, value in terms):
             raise RewardError(f"no source of {list(named)} scored completion {row}; every source returned None")
-        for name, weight, value in given:
+        for name, weight, value in terms:
             for token, number in _earned(value, len(earned)):
                 if not math.isfinite(number):
                     raise NonFiniteError(f"reward {name!r}: value {number} for completion {row}")
@@ -114,7 +114,7 @@ def assign_scores(
         if missing_eos_penalty is not None and not completion.ended:
             earned[-1] -= missing_eos_penalty
         completion.score = math.fsum(earned)
-        completion.token_scores = earned if any(isinstance(value, list) for _, _, value in given) else None
+        completion.token_scores = earned if any(isinstance(value, list) for _, _, value in terms) else None
 
 
 def total(reward: Reward) -> float | None:
@@ -216,10 +216,10 @@ class ModelReward:
                 ids = torch.tensor([rows[n] for n in chunk], device=device)
                 if self._has_score:
                     base = base_of(self.model)
-                    found = base.score(trunk_of(base)(input_ids=ids, use_cache=False).last_hidden_state[:, -1])
+                    outputs = base.score(trunk_of(base)(input_ids=ids, use_cache=False).last_hidden_state[:, -1])
                 else:
-                    found = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-                scores |= zip(chunk, found.squeeze(-1).tolist(), strict=True)
+                    outputs = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+                scores |= zip(chunk, outputs.squeeze(-1).tolist(), strict=True)
         return [scores[n] for n in range(len(rows))]
 
     def score_texts(self, texts: list[str]) -> list[float]:
@@ -263,12 +263,12 @@ def _arguments(
     by_name = first is not None and (first.name in named | more or first.kind is first.VAR_KEYWORD)
     if by_name and first.kind is not first.POSITIONAL_ONLY:  # type: ignore[union-attr]  # by_name says that it exists
         positional: tuple = ()
-        given = named | more
+        keywords = named | more
     else:
-        positional, given = (prompts, completions), more
+        positional, keywords = (prompts, completions), more
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return positional, given
-    return positional, {name: value for name, value in given.items() if name in parameters}
+        return positional, keywords
+    return positional, {name: value for name, value in keywords.items() if name in parameters}
 
 
 def check_parameters(function: RewardFunction, columns: Collection[str]) -> None:
@@ -332,10 +332,8 @@ async def _finished(function: RewardFunction, result):
 
 
 def _run(coroutine):
-    """Run a coroutine to its end, in a thread of its own.
-
-    A notebook's event loop runs in this one already, and an event loop would catch what a signal raises here.
-    """
+    """Run a coroutine to its end, in a thread of its own."""
+    # a notebook's event loop runs in this one already, and an event loop would catch what a signal raises here
     gradients = torch.is_grad_enabled()
 
     def run():
