@@ -55,14 +55,14 @@ class Sampling:
 
     def at(self, turn: int) -> dict[str, Any]:
         """Return the values at ``turn``, counted from 0, by name. Values that are None are left out."""
-        found = {}
+        values = {}
         for name in ("temperature", "top_p", "top_k", "max_tokens"):
             value = getattr(self, name)
             if value is not None:
-                found[name] = _of_turn(value, turn) if isinstance(value, list | tuple) else value
+                values[name] = _of_turn(value, turn) if isinstance(value, list | tuple) else value
         if self.stop is not None:
-            found["stop"] = tuple(_of_turn(self._stops(), turn))
-        return found
+            values["stop"] = tuple(_of_turn(self._stops(), turn))
+        return values
 
     def every(self, name: str) -> list[Any]:
         """Return all values of ``name``, of whatever turn."""
@@ -126,16 +126,16 @@ class SpeakerSampling:
             decoding: how the run draws tokens.
         """
         layers = [self.own, self.roles.get(role or ""), asked]
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for layer in layers:
-            found |= {} if layer is None else layer.at(turn)
+            values |= {} if layer is None else layer.at(turn)
         if not self.training:
-            found = {name: value for name, value in found.items() if name in ("max_tokens", "stop")}
-            found |= {} if self.held_out is None else self.held_out.at(turn)
-        if not found:
+            values = {name: value for name, value in values.items() if name in ("max_tokens", "stop")}
+            values |= {} if self.held_out is None else self.held_out.at(turn)
+        if not values:
             return None
-        drawn = {name: found[name] for name in ("temperature", "top_p", "top_k") if name in found}
-        return RowSampling(replace(decoding, **drawn), found.get("max_tokens"), found.get("stop"))
+        drawn = {name: values[name] for name in ("temperature", "top_p", "top_k") if name in values}
+        return RowSampling(replace(decoding, **drawn), values.get("max_tokens"), values.get("stop"))
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ class TeamSampling:
 
     def longest(self, agent: str, default: int) -> int:
         """Return the most tokens that an answer of ``agent`` may have. ``default`` is the length of the run."""
-        found = [default] if not (own := self.agents.get(agent)) or own.max_tokens is None else []
-        for one in (own, self.held_out.get(agent), *self.roles.values()):
-            found += one.every("max_tokens") if one is not None else []
-        return max(found)
+        lengths = [default] if not (sampling := self.agents.get(agent)) or sampling.max_tokens is None else []
+        for one in (sampling, self.held_out.get(agent), *self.roles.values()):
+            lengths += one.every("max_tokens") if one is not None else []
+        return max(lengths)
 
 
 def greedy_learners(sampling: TeamSampling, learners: Mapping[str, str | None], gives_roles: bool) -> Iterator[Fault]:

@@ -15,8 +15,8 @@ def host_of(header: str) -> str | None:
     >>> host_of("LOCALHOST:8501"), host_of("[::1]:80"), host_of("[::1"), host_of("a@b")
     ('localhost', '::1', None, None)
     """
-    found = _HOST.fullmatch(header.strip())
-    return None if found is None else (found[1] or found[2]).lower()
+    match = _HOST.fullmatch(header.strip())
+    return None if match is None else (match[1] or match[2]).lower()
 
 
 def is_loopback(host: str) -> bool:

@@ -26,8 +26,8 @@ def difference(one: float, other: float) -> float:
     >>> difference(0.1 + 0.2, 0.3), difference(3.0, 1.0), difference(0.1 + 0.2 - 0.3, 0.0)
     (0.0, 2.0, 0.0)
     """
-    found = one - other
-    return 0.0 if abs(found) < tolerance(max(abs(one), abs(other))) else found
+    gap = one - other
+    return 0.0 if abs(gap) < tolerance(max(abs(one), abs(other))) else gap
 
 
 def exceeds(one: float, other: float) -> bool:
@@ -45,8 +45,8 @@ def differ(values: Iterable[float]) -> bool:
     >>> differ([0.1 + 0.2, 0.3]), differ([0.1, 0.2]), differ([])
     (False, True, False)
     """
-    known = list(values)
-    return bool(known) and exceeds(max(known), min(known))
+    numbers = list(values)
+    return bool(numbers) and exceeds(max(numbers), min(numbers))
 
 
 def deviations(values: Sequence[float]) -> list[float]:
@@ -58,8 +58,8 @@ def deviations(values: Sequence[float]) -> list[float]:
     if not values:
         return []
     middle, least = fmean(values), tolerance(max(map(abs, values)))
-    found = [value - middle for value in values]
-    return [0.0 if abs(own) < least else own for own in found]
+    offsets = [value - middle for value in values]
+    return [0.0 if abs(offset) < least else offset for offset in offsets]
 
 
 def mean_rank(values: Sequence[float]) -> float:

@@ -114,7 +114,7 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b]8;;http://x\\x07b\\rc"), printable("\\x9b2J"), printable("x\\u2066y\\ud800")
     ('a\u241b]8;;http://x\u2407b\u240dc', '\u27e6U+009B\u27e72J', 'x\u27e6U+2066\u27e7y\u27e6U+D800\u27e7')
     """
-    return _ODD.sub(lambda found: _seen(found[0]), text)
+    return _ODD.sub(lambda match: _seen(match[0]), text)
 
 
 def all_printable(value: Any) -> Any:
@@ -321,8 +321,8 @@ def _unquoted(text: str) -> str:
     """``text`` without the marks before the lines of a quotation that has a fenced block, or of one in another."""
 
     def bare(quotation: re.Match[str]) -> str:
-        found = quotation[0]
-        return _QUOTE_MARK.sub("", found) if _QUOTED_FENCE.search(found) else found
+        quoted = quotation[0]
+        return _QUOTE_MARK.sub("", quoted) if _QUOTED_FENCE.search(quoted) else quoted
 
     for _ in range(2):
         if _QUOTED_FENCE.search(text):
@@ -331,8 +331,7 @@ def _unquoted(text: str) -> str:
 
 
 def _with_what_it_needs(earlier: list[str], code: str) -> str:
-    """``code`` after those of the ``earlier`` blocks that define a name that it uses, or that another one of them
-    uses."""
+    """``code`` after those of the ``earlier`` blocks that define a name which it, or another of them, uses."""
     missing = list((_names(code) or (set(), set()))[1]) if earlier else []
     read = [_names(block) or (set(), set()) for block in earlier] if missing else []
     last = {name: place for place, (defined, _) in enumerate(read) for name in defined}
@@ -346,8 +345,7 @@ def _with_what_it_needs(earlier: list[str], code: str) -> str:
 
 
 def _names(code: str) -> tuple[set[str], set[str]] | None:
-    """The names that a program defines for itself, and those that it uses and nobody defines; None if it is not
-    Python."""
+    """The names that a program defines, and those that it uses and nobody defines; None if it is not Python."""
     try:
         tables = [symtable.symtable(code, "<program>", "exec")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -356,27 +354,26 @@ def _names(code: str) -> tuple[set[str], set[str]] | None:
     for table in tables:  # which grows
         tables += table.get_children()
         for symbol in table.get_symbols():
-            own = table is tables[0] or symbol.is_global()
-            if own and (symbol.is_assigned() or symbol.is_imported()):
+            is_global = table is tables[0] or symbol.is_global()
+            if is_global and (symbol.is_assigned() or symbol.is_imported()):
                 defined.add(symbol.get_name())
-            if own and symbol.is_referenced():
+            if is_global and symbol.is_referenced():
                 used.add(symbol.get_name())
     return defined, used - defined - set(vars(builtins))
 
 
 def _marked_blocks(text: str) -> list[str]:
-    """The closed blocks that are marked as Python, up to the first fence at the beginning of a line, or else
-    anywhere."""
+    """The closed blocks marked as Python, up to the first fence that begins a line, or else anywhere."""
     openings = list(_PYTHON_FENCE.finditer(text))
     ends = [*(opening.start() for opening in openings[1:]), len(text)]
-    found = []
+    blocks = []
     for opening, end in zip(openings, ends, strict=False):
         rest = text[opening.end() : end + 3]  # the fence of the next block may close this one
         closing = _END_OF_BLOCK.search(rest)
         place = closing.start() if closing else rest.find("```")
         if place >= 0:
-            found.append(rest[:place])
-    return found
+            blocks.append(rest[:place])
+    return blocks
 
 
 def _without_mark(block: str) -> str:
@@ -385,11 +382,8 @@ def _without_mark(block: str) -> str:
 
 
 def _level(block: str) -> str:
-    """``block`` without the blanks before all its lines. Only a block whose first line is indented has any.
-
-    A byte order mark before it goes too, and no-break spaces that indent lines become spaces where it is not Python
-    else.
-    """
+    """``block`` without the blanks before all its lines. Only a block whose first line is indented has any."""
+    # a byte order mark goes too; no-break spaces that indent lines become spaces where it is not Python else
     block = block.removeprefix("\ufeff")
     if "\xa0" in block and _names(block) is None:
         block = _INDENTATION.sub(lambda blanks: blanks[0].replace("\xa0", " "), block)

@@ -367,34 +367,34 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
         ValueError: an utterance has an unknown reason for its end.
     """
     example = Example(**_known(Example, record["example"]))
-    own = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
-    own |= {name: tuple(record.get(name, ())) for name in ("lost", "without")}
-    own["ablations"] = [from_record(ablation) for ablation in record.get("ablations", ())]
-    return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **own)
+    values = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
+    values |= {name: tuple(record.get(name, ())) for name in ("lost", "without")}
+    values["ablations"] = [from_record(ablation) for ablation in record.get("ablations", ())]
+    return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **values)
 
 
 def _utterance(entry: Mapping[str, Any]) -> Utterance:
-    own = _known(Utterance, entry)
+    values = _known(Utterance, entry)
     for name in ("parents", "settles"):
-        if name in own:
-            own[name] = tuple(own[name])
-    if "stop" in own:
-        own["stop"] = Stop(own["stop"])
-    if own.get("turn_end") is not None:
-        own["turn_end"] = TurnEnd(own["turn_end"])
+        if name in values:
+            values[name] = tuple(values[name])
+    if "stop" in values:
+        values["stop"] = Stop(values["stop"])
+    if values.get("turn_end") is not None:
+        values["turn_end"] = TurnEnd(values["turn_end"])
     for name, kind in (("grade", Grade), ("trace", Trace), ("example", Example)):
-        if own.get(name) is not None:
-            own[name] = kind(**_known(kind, own[name]))
-    if "calls" in own:
-        own["calls"] = [_call(call) for call in own["calls"]]
-    return Utterance(**own)
+        if values.get(name) is not None:
+            values[name] = kind(**_known(kind, values[name]))
+    if "calls" in values:
+        values["calls"] = [_call(call) for call in values["calls"]]
+    return Utterance(**values)
 
 
 def _call(entry: Mapping[str, Any]) -> Call:
-    own = _known(Call, entry)
-    if own.get("result") is not None:
-        own["result"] = Result(**_known(Result, own["result"]))
-    return Call(**own)
+    values = _known(Call, entry)
+    if values.get("result") is not None:
+        values["result"] = Result(**_known(Result, values["result"]))
+    return Call(**values)
 
 
 def _known(kind: type, entry: Mapping[str, Any]) -> dict[str, Any]:

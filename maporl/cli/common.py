@@ -70,18 +70,18 @@ def load_team_config(
         ConfigError: as for :func:`load_config`.
         UserError: no such team exists, or it cannot be read.
     """
-    given = next(iter(_files(values)), None)
-    if config is not None or given is None or not names_a_team(given):
+    team = next(iter(_files(values)), None)
+    if config is not None or team is None or not names_a_team(team):
         return load_config(values, config, set_), checkpoint
     quiet_libraries()
     from maporl.hub.folder import weights_of
     from maporl.hub.pull import read_team
     from maporl.validation.check import check
 
-    settings, folder = read_team(given, [*(set_ or []), *_overrides(values)])
+    settings, folder = read_team(team, [*(set_ or []), *_overrides(values)])
     if lacking := [key for key in ("task", "protocol") if not getattr(settings, key)]:
         raise ConfigError(
-            f"{given}: holds a team that was saved without a {' and a '.join(lacking)}; give them, for example: "
+            f"{team}: holds a team that was saved without a {' and a '.join(lacking)}; give them, for example: "
             "task.name=gsm8k protocol.name=debate"
         )
     check(settings, str(folder / "config.yaml"))

@@ -61,8 +61,8 @@ def plan(
         from maporl.planning.probe import probed
 
         groups, said = probed(settings, groups, machines)
-    found = placements(groups, machines)
-    runs = runnable(settings, groups, machines, found)
+    choices = placements(groups, machines)
+    runs = runnable(settings, groups, machines, choices)
     placed = None if runs is None else with_layout(settings, groups, runs)
     if write is not None and placed is None:
         raise ConfigError(
@@ -72,9 +72,9 @@ def plan(
     if write is not None and placed is not None:
         write_layout(placed, write)
     if as_json:
-        echo(json.dumps(record(groups, machines, found)))
+        echo(json.dumps(record(groups, machines, choices)))
         return
-    for line in [*said, *lines(groups, machines, found)]:
+    for line in [*said, *lines(groups, machines, choices)]:
         echo(line)
     if runs is not None and placed is not None:
         echo(f"# with --backend ray, {runs.sharing} and async_depth {runs.staleness}: {runs.period:.0f} s an update")

@@ -144,10 +144,10 @@ def sft(
     else:
         run = ResolvedRun(settings)
         team = Team.from_config(settings)
-        given = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
-        if given:
+        callers = [name for name, agent in settings.agents.items() if agent.tools] or list(settings.environments)
+        if callers:
             raise ConfigError(
-                f"{given[0]}: the task's solutions call no tools, so its policies would learn to call none; train on "
+                f"{callers[0]}: the task's solutions call no tools, so its policies would learn to call none; train on "
                 "recorded dialogues: maporl sft CONFIG --dialogues RUN/dialogues.jsonl"
             )
         material = supervised.solutions(team, run.task, run.protocol.opening, limit)
@@ -171,10 +171,8 @@ def _dry_run(settings: Config) -> None:
 
 
 def _draw(folder: Path) -> list[Path]:
-    """Draw the run's pictures, and return them with the report that the run has written.
-
-    The run is saved by now. Whatever fails here is printed as a warning, so that no run is lost to its pictures.
-    """
+    """Draw the run's pictures, and return them with the report that the run has written."""
+    # the run is saved by now: what fails here is printed as a warning
     from maporl.report.plots import plot_run
     from maporl.storage.run_folder import RunFolder
     from trl_ext.process import distributed

@@ -74,8 +74,7 @@ def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
 
 
 def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:
-    """Yield what an agent has of another engine's section or lacks of its own, and a model that the engine cannot
-    read."""
+    """Yield what an agent has of another engine, lacks of its own, and a model that the engine cannot read."""
     key = f"agents.{name}"
     for engine, entry in ENGINES.items():
         if entry.section is None:

@@ -47,11 +47,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     built: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
 
     @wraps(function)
-    def run(**given: Any) -> None:
-        with known_errors(given.get("quiet", False)):
+    def run(**options: Any) -> None:
+        with known_errors(options.get("quiet", False)):
             for name, kind in built.items():
-                given[name] = kind(**{field.name: _read(field, given.pop(field.name)) for field in fields(kind)})
-            function(**given)
+                options[name] = kind(**{field.name: _read(field, options.pop(field.name)) for field in fields(kind)})
+            function(**options)
 
     parameters: list[Parameter] = []
     for parameter in signature.parameters.values():
@@ -96,14 +96,14 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def run_program(app: Callable[..., Any], **given: Any) -> None:
+def run_program(app: Callable[..., Any], **options: Any) -> None:
     """Run the typer ``app`` as the whole program: nothing of this process goes on after it.
 
     A run that a signal has stopped is saved by then, and the process ends within seconds, whatever hangs.
     """
     printable_messages()
     try:
-        app(**given)
+        app(**options)
     except SystemExit as end:
         if isinstance(end.__context__, Interrupted | Terminated):
             leave_soon(int(end.code or 0))

@@ -96,24 +96,23 @@ def _explain(kind: type, fault: Any) -> str:
     if fault["type"] == "union_tag_not_found":
         return f"{location}.{_tag(fault)}: this key is required"
     if fault["type"] == "union_tag_invalid":
-        known, _, last = fault["ctx"]["expected_tags"].rpartition(", ")
-        return f"{location}.{_tag(fault)}: expected {known} or {last}, got {value[_tag(fault)]!r:.80}"
+        tags, _, last = fault["ctx"]["expected_tags"].rpartition(", ")
+        return f"{location}.{_tag(fault)}: expected {tags} or {last}, got {value[_tag(fault)]!r:.80}"
     if fault["type"] == "string_type" and isinstance(value, bool | int | float | dict):
         return (
             f"{location}: expected a text, got {value!r:.80}; put a text that YAML would read as something else in "
             "quotes: "
             f'{places[-1]}: "TEXT" in a file, \'{places[-1]}="TEXT"\' on a command line'
         )
-    own = "; no part of your own can be named here" if is_import(value) and fault["type"] not in _LISTS else ""
+    note = "; no part of your own can be named here" if is_import(value) and fault["type"] not in _LISTS else ""
     if fault["type"] == "value_error":  # a message of a dataclass here, which may begin with a key
         message = str(fault["ctx"]["error"])
-        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{own}" if location else message
-    return f"{location}: {_expected(fault, location)}, got {value!r:.80}{own}"
+        return f"{location}{'.' if re.match(r'[a-z_]+: ', message) else ': '}{message}{note}" if location else message
+    return f"{location}: {_expected(fault, location)}, got {value!r:.80}{note}"
 
 
 def _stage_at(location: Sequence[Any], number: int) -> Any:
-    """Return the class of a stage if this part of a location is what pydantic adds to a stage's number: what it
-    trains."""
+    """Return the class of a stage if this part of a location is what it trains, which pydantic adds to its number."""
     return STAGES.get(location[number]) if number and isinstance(location[number - 1], int) else None
 
 
@@ -157,13 +156,13 @@ def nearest_key(section: Any, key: str) -> str:
     near = near or [
         place for name in difflib.get_close_matches(key[:80], elsewhere, 1, 0.85) for place in elsewhere[name]
     ]
-    found = f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else ""
+    hint = f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else ""
     below = (
         "; what a protocol or a task can be told stands below protocol: or task:"
         if section is Config and not near
         else ""
     )
-    return f"{found}known: {', '.join(names)}{below}"
+    return f"{hint}known: {', '.join(names)}{below}"
 
 
 def _section(kind: Any, location: tuple) -> Any:
@@ -179,23 +178,22 @@ def _section(kind: Any, location: tuple) -> Any:
 
 @cache
 def _places() -> dict[str, list[str]]:
-    """Return the places of every key that an override can name, such as ``{"optim": ["training.optim"]}``, the nearest
-    first."""
-    found: dict[str, list[str]] = {}
+    """Return the places of every key of an override, as in ``{"optim": ["training.optim"]}``, the nearest first."""
+    by_key: dict[str, list[str]] = {}
     left: list[tuple[str, Any]] = [("", Config)]
     while left:
         prefix, kind = left.pop(0)
         for f in dataclasses.fields(kind):
-            found.setdefault(f.name, []).append(f"{prefix}{f.name}")
+            by_key.setdefault(f.name, []).append(f"{prefix}{f.name}")
             if (inner := _dataclass_in(f.type)) and getattr(f.type, "__origin__", None) is not list:
                 left.append((f"{prefix}{f.name}.{'NAME.' if f.name == 'agents' else ''}", inner))
-    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in found.items()}
+    return {name: sorted(places, key=lambda place: place.count(".")) for name, places in by_key.items()}
 
 
 def _dataclass_in(hint: Any) -> type | None:
     if dataclasses.is_dataclass(hint):
         return hint  # type: ignore[return-value]
     for part in getattr(hint, "__args__", ()):
-        if found := _dataclass_in(part):
-            return found
+        if inner := _dataclass_in(part):
+            return inner
     return None

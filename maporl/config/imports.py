@@ -120,8 +120,8 @@ def named_imports(config: Config) -> dict[str, str]:
     slots = {key: getattr(config.advantage, key) for key in ("returns", "baseline", "scale")}
     named += [(f"advantage.{key}", name) for key, name in slots.items()]
     for number, term in enumerate(config.advantage.plus):
-        own = {key: getattr(term, key) for key in ("returns", "baseline", "scale")}
-        named += [(f"advantage.plus.{number}.{key}", name) for key, name in own.items()]
+        term_slots = {key: getattr(term, key) for key in ("returns", "baseline", "scale")}
+        named += [(f"advantage.plus.{number}.{key}", name) for key, name in term_slots.items()]
     named += [("ppo.objective", config.ppo.objective)]
     named += [(f"tools.{name}.use", tool.use) for name, tool in config.tools.items()]
     named += [(f"environments.{name}.use", section.use) for name, section in config.environments.items()]
@@ -161,8 +161,8 @@ def import_modules(names: Mapping[str, str], folders: Sequence[str], where: str)
     _must_not_mix(paths, where)
     for key, name in names.items():
         _import(name.partition(":")[0], paths, f"{where}: {key}")
-    found = (import_folder(name) for name in names.values())
-    return list(dict.fromkeys([*map(str, paths), *(folder for folder in found if folder is not None)]))
+    import_folders = (import_folder(name) for name in names.values())
+    return list(dict.fromkeys([*map(str, paths), *(folder for folder in import_folders if folder is not None)]))
 
 
 def module_files(config: Config) -> dict[str, Path]:
@@ -257,9 +257,9 @@ def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
+    in_folders = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
     users = [f for f in frames if _is_users(f.filename)]
-    for frame in [*reversed(own), *reversed(users), *reversed(frames)]:
+    for frame in [*reversed(in_folders), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
@@ -307,11 +307,8 @@ def _import(module: str, folders: Sequence[Path], where: str) -> ModuleType:
 
 
 def _must_not_mix(folders: Sequence[Path], where: str) -> None:
-    """Check that no module that was imported for another configuration stands in the place of one in ``folders``.
-
-    Raises:
-        ConfigError: one does. Python has one module of each name in a process.
-    """
+    """Check that no module imported for another configuration stands in the place of one in ``folders``."""
+    # Python has one module of each name in a process
     others = _FOLDERS - set(folders)
     for name, module in list(sys.modules.items()):
         file = _file(module)
@@ -382,5 +379,5 @@ def _public_name(base: type) -> str:
     """Return the shortest name by which a class of this package can be imported, such as ``maporl.Task``."""
     parts = base.__module__.split(".")
     packages = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-    found = (name for name in packages if getattr(sys.modules.get(name), base.__name__, None) is base)
-    return f"{next(found, base.__module__)}.{base.__name__}"
+    names = (name for name in packages if getattr(sys.modules.get(name), base.__name__, None) is base)
+    return f"{next(names, base.__module__)}.{base.__name__}"

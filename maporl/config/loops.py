@@ -222,11 +222,7 @@ _ALL = {f.name: f for kind in STAGES.values() for f in dataclasses.fields(kind)}
 
 
 def _read(values: Any) -> Any:
-    """Return the values of a stage without keys of other stages that say nothing, because they have their defaults.
-
-    Raises:
-        ValueError: a key of other stages has a value.
-    """
+    """Return the values of a stage without those keys of other stages that have their defaults."""
     train = values.get("train") if isinstance(values, dict) else None
     if not isinstance(train, str) or train not in STAGES:
         return values

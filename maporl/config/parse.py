@@ -63,10 +63,14 @@ def override(values: dict[str, Any], overrides: Sequence[str], folders: Iterable
     Raises:
         ConfigError: an override cannot be read.
     """
-    own = [str(folder.resolve()) for folder in folders]
-    given = apply_overrides({}, overrides).get("pythonpath")
+    file_folders = [str(folder.resolve()) for folder in folders]
+    user_folders = apply_overrides({}, overrides).get("pythonpath")
     values = apply_overrides(values, overrides)
-    parts = (own, values.get("pythonpath", [])) if given is None else (_absolute(given, Path.cwd()), own)
+    parts = (
+        (file_folders, values.get("pythonpath", []))
+        if user_folders is None
+        else (_absolute(user_folders, Path.cwd()), file_folders)
+    )
     wrong = [part for part in parts if not isinstance(part, list)]  # the schema refuses it
     return values | {"pythonpath": wrong[0] if wrong else [*parts[0], *parts[1]]}
 
@@ -76,11 +80,11 @@ def json_schema() -> dict[str, Any]:
 
     No key is required, because a file that extends another one may leave out its keys.
     """
-    found = _reader(Config).json_schema()
-    found.pop("required", None)
-    agent = dict(found["$defs"]["AgentSection"])
+    schema = _reader(Config).json_schema()
+    schema.pop("required", None)
+    agent = dict(schema["$defs"]["AgentSection"])
     agent.pop("required", None)
-    found["properties"] |= {
+    schema["properties"] |= {
         "extends": {
             "type": "string",
             "description": "A file beside this one, or a recipe's name, whose values this file overrides.",
@@ -92,7 +96,7 @@ def json_schema() -> dict[str, Any]:
             "description": "Folders, beside that of this file, in which modules of MODULE:OBJECT are looked for.",
         },
     }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A configuration of maporl", **found}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A configuration of maporl", **schema}
 
 
 def parse_config(values: dict[str, Any], where: str = "configuration") -> Config:
@@ -225,10 +229,7 @@ def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = True) -> list[tuple[Path, dict[str, Any]]]:
-    """Return (file, its own values) of a YAML file, of the one that it extends, and so on.
-
-    ``overlays`` are the files that extend this one.
-    """
+    """Return (file, its own values) of a YAML file, which ``overlays`` extend, of the one that it extends, etc."""
     if path.resolve() in overlays:
         raise ConfigError(
             f"{path}: extends itself, by way of {overlays[-1].name}; remove 'extends' from one of the files"
@@ -292,15 +293,12 @@ def _absolute(folders: Any, root: Path) -> Any:
 
 
 def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
-    """Return ``under`` with the values of ``over``.
-
-    A section with another name (task.name, protocol.name) replaces the whole section, and so does reward.sources,
-    unless ``over`` has ``one_source`` that joins the others. The options of a game do not stay for another game
-    (protocol.game). An agent's model takes the place of a tiny one, and a tiny one that of a model.
-    """
+    """Return ``under`` with the values of ``over``."""
+    # a section with another name (task, protocol) replaces the whole section, and so does reward.sources without
+    # ``one_source``; options of a game do not stay for another; a model takes the place of a tiny one, and the reverse
     merged = dict(under)
-    for given, other in (("model", "tiny"), ("tiny", "model")):
-        if over.get(given) is not None and other not in over:
+    for chosen, other in (("model", "tiny"), ("tiny", "model")):
+        if over.get(chosen) is not None and other not in over:
             merged.pop(other, None)
     for key, value in over.items():
         beneath = merged.get(key)
@@ -346,13 +344,7 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
 
 
 def _check_values(values: dict[str, Any], where: str) -> None:
-    """Check that ``values`` hold only what every part can use, however deep it stands.
-
-    The numbers have 64 bits, the texts can be written to a file, and no value holds itself.
-
-    Raises:
-        ConfigError: there is another value. The message names the key.
-    """
+    """Check that ``values`` hold only 64-bit numbers and texts that a file can hold, and not themselves."""
     left: list[tuple[str, Any, int]] = [("", values, 0)]
     seen: set[int] = set()  # YAML's aliases name one value many times
     while left:

@@ -68,8 +68,8 @@ def card_of(name: str) -> RecipeCard:
         ConfigError: no recipe has this name, or its card is incomplete.
     """
     path = recipe_file(name)
-    own = parse_yaml(read_yaml_text(path), str(path)).get("recipe", {})
-    card = read_yaml(path).get("recipe", {}) | {"cost": own.get("cost")}
+    written = parse_yaml(read_yaml_text(path), str(path)).get("recipe", {})
+    card = read_yaml(path).get("recipe", {}) | {"cost": written.get("cost")}
     return validated(RecipeCard, card, f"{path.name}: recipe")
 
 
@@ -93,10 +93,10 @@ def by_axis(axis: Axis) -> dict[str, list[str]]:
     ``need`` is what a user must have, ``credit`` what an answer is compared with, ``loop`` how policies take turns to
     learn, and ``protocol`` who speaks when.
     """
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in recipe_files():
-        found.setdefault(axes_of(name)[axis], []).append(name)
-    return dict(sorted(found.items()))
+        names.setdefault(axes_of(name)[axis], []).append(name)
+    return dict(sorted(names.items()))
 
 
 def axes_of(name: str) -> dict[str, str]:

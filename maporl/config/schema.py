@@ -776,8 +776,8 @@ class BranchingSection:
                 f"{self.how} give one number, got {list(self.group)}"
             )
         if self.how not in ("independent", "best_of") and self.most < 2:
-            given = self.group if isinstance(self.group, int) else list(self.group)
-            raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {given}")
+            group = self.group if isinstance(self.group, int) else list(self.group)
+            raise ValueError(f"group: {self.how} needs at least 2 dialogues per question, got {group}")
         if self.posterior != "gaussian" and self.how != "tree_search":
             raise ValueError(
                 "posterior: only tree_search draws from it; set how: tree_search, or remove it, got "
@@ -821,8 +821,8 @@ class AdvantageTerm:
     def within(self, section: "AdvantageConfig") -> "AdvantageConfig":
         """Return the configuration of this advantage alone."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "weight"}
-        own = {name: value for name, value in named.items() if value is not None}
-        return dataclasses.replace(section, post=(), plus=(), **own)
+        changes = {name: value for name, value in named.items() if value is not None}
+        return dataclasses.replace(section, post=(), plus=(), **changes)
 
 
 @section()

@@ -94,27 +94,23 @@ def _differs(name: str, entrants: Sequence[Entrant]) -> bool:
     sections = [entrant.config.agents[name] for entrant in entrants]
     first = sections[0]
     # the random weights of a frozen tiny model depend on its run's seed
-    own = first.weights and (first.trainable or first.tiny is not None)
-    return own or any(section != first for section in sections)
+    weights_differ = first.weights and (first.trainable or first.tiny is not None)
+    return weights_differ or any(section != first for section in sections)
 
 
 def _check_frozen(entrant: Entrant) -> None:
     """Check that the weights of frozen tiny models, which are built at random, were saved when the run started."""
     for name, section in entrant.config.agents.items():
-        kept = below(entrant.folder / INITIAL, section.policy or name)
-        if section.tiny is not None and not section.trainable and not kept.is_dir():
+        initial = below(entrant.folder / INITIAL, section.policy or name)
+        if section.tiny is not None and not section.trainable and not initial.is_dir():
             raise RunError(
-                f"{entrant.folder}: agents.{name} is a frozen tiny model, and {kept} with its weights is missing; only "
-                "runs with a warm start keep them"
+                f"{entrant.folder}: agents.{name} is a frozen tiny model, and {initial} with its weights is missing; "
+                "only runs with a warm start keep them"
             )
 
 
 def _check_alike(first: Entrant, other: Entrant) -> None:
-    """Check that ``other`` plays the same questions in the same way as ``first``, with agents of the same names.
-
-    Raises:
-        ConfigError: it does not. The message says in what they differ.
-    """
+    """Check that ``other`` plays the same questions in the same way as ``first``, with agents of the same names."""
     one, two = first.config, other.config
 
     def differ(what: str, mine: Any, theirs: Any, remedy: str) -> ConfigError:
@@ -152,10 +148,7 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _differ_in(key: str, mine: Any, theirs: Any, differ: Callable[..., ConfigError]) -> ConfigError:
-    """Return the error for runs that differ in the option ``key``.
-
-    Of options with names, it shows those that differ.
-    """
+    """Return the error for runs that differ in the option ``key``, or in some of its named options."""
     if isinstance(mine, dict):
         name = next(one for one in [*mine, *theirs] if mine.get(one) != theirs.get(one))
         key = key.replace("AGENT", name) if "AGENT" in key else f"{key}.{name}"

@@ -57,11 +57,13 @@ class AgentPool:
         """
         config = self.entrants[0].config
         loaded = {name: self._load_once(self._weights(name, run)) for name, run in cast.items()}
-        team = Team([own.agents[name] for name, own in loaded.items()])
+        team = Team([entry.agents[name] for name, entry in loaded.items()])
         sections = {name: self._sections(self._weights(name, run))[name] for name, run in cast.items()}
         # an evaluation needs no verifier, unless the protocol shows scores or decides by them
         reward = config.reward if self._scored else RewardSection()
-        by_policy = {p: own.untrained for own in loaded.values() if own.untrained for p in own.untrained.team.policies}
+        by_policy = {
+            p: entry.untrained for entry in loaded.values() if entry.untrained for p in entry.untrained.team.policies
+        }
         rows = config.ppo.local_rollout_forward_batch_size
         untrained = UntrainedWeights(team, lambda p: by_policy[p].model_of(p), rows) if by_policy else None
         return player_of(
@@ -71,7 +73,7 @@ class AgentPool:
     def keep(self, casts: Sequence[Mapping[str, int]]) -> None:
         """Drop all weights that the teams ``casts`` do not need."""
         needed = {self._weights(name, run) for cast in casts for name, run in cast.items()}
-        self.loaded = {weights: own for weights, own in self.loaded.items() if weights in needed}
+        self.loaded = {weights: entry for weights, entry in self.loaded.items() if weights in needed}
         bases = {base_key(section) for weights in needed for section in self._sections(weights).values()}
         self._bases = {key: model for key, model in self._bases.items() if key in bases}
 

@@ -113,8 +113,8 @@ class Pending:
 
     def reply(self) -> Reply:
         """Return the reply, for which this waits."""
-        found = self.future.result() if isinstance(self.future, Ready) else result(self.future)
-        return found if self.read is None else self.read(found)
+        answer = self.future.result() if isinstance(self.future, Ready) else result(self.future)
+        return answer if self.read is None else self.read(answer)
 
 
 class Engine:

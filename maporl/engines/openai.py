@@ -98,8 +98,8 @@ class OpenAIEngine(Engine):
         queries = [self._query(request, decoding) for request in requests]
         keys = [_key(query, request.label) for query, request in zip(queries, requests, strict=True)]
         wanted = [key for key, r in zip(keys, requests, strict=True) if self.sections[r.ask.agent].cache]
-        known = self._cache.get(wanted) if self._cache is not None and wanted else {}
-        missing = [i for i, key in enumerate(keys) if key not in known]
+        cached = self._cache.get(wanted) if self._cache is not None and wanted else {}
+        missing = [i for i, key in enumerate(keys) if key not in cached]
         with Threads(max((s.concurrency for s in self.sections.values()), default=1), "asks an API") as threads:
             asked = [threads.submit(self._ask, requests[i], queries[i], keys[i]) for i in missing]
             try:
@@ -107,7 +107,7 @@ class OpenAIEngine(Engine):
             except Exception:  # requests under way are answered and kept, the others are not sent
                 finished([answer for answer in asked if not answer.cancel()])
                 raise
-        return [self._reply(request, fresh.get(i) or known[keys[i]], i in fresh) for i, request in enumerate(requests)]
+        return [self._reply(request, fresh.get(i) or cached[keys[i]], i in fresh) for i, request in enumerate(requests)]
 
     def metrics(self) -> dict[str, float]:
         """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``prompt_tokens``,
@@ -116,9 +116,9 @@ class OpenAIEngine(Engine):
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
         section, drawn = self.sections[request.ask.agent], request.drawn(decoding)
-        own = None if request.sampling is None else request.sampling.stop
+        request_stop = None if request.sampling is None else request.sampling.stop
         # an API leaves a stop string out, and some refuse them; where a call ends is found in the answer
-        stop = [s for s in (self.stop_strings if own is None else own) if s not in request.call_ends]
+        stop = [s for s in (self.stop_strings if request_stop is None else request_stop) if s not in request.call_ends]
         return {
             "model": section.model,
             "messages": list(request.transcript.messages),
@@ -164,17 +164,14 @@ class OpenAIEngine(Engine):
         )
 
     def _learn(self, name: str, field: str, left_out: frozenset[str], error: HttpFailure) -> bool:
-        """Send no more of a field that was refused.
-
-        Return False if this was so already, or the configuration wants it.
-        """
+        """Send no more of a refused field. Return False if this was so already, or the configuration wants it."""
         section, url = self.sections[name], self._clients[name].url
         if field in left_out or (field == "max_tokens" and section.length_field == "max_tokens"):
             return False
         with self._lock:
-            known = self._refused.get((url, section.model), frozenset())
-            self._refused[url, section.model] = known | {field}
-        if field not in known:
+            refused = self._refused.get((url, section.model), frozenset())
+            self._refused[url, section.model] = refused | {field}
+        if field not in refused:
             now, option = {
                 "max_tokens": ("max_completion_tokens is sent in its place", "length_field: max_completion_tokens"),
                 "stop": ("answers are cut at stop strings here", "leave_out: [stop]"),
@@ -277,12 +274,12 @@ def refusal_of(error: HttpFailure) -> Refusal:
     if error.status not in (400, 422):
         return Refusal()
     try:
-        found = json.loads(error.content)
+        answer = json.loads(error.content)
     except (ValueError, RecursionError):
-        found = error.content.decode("utf-8", "replace")
-    found = found[0] if isinstance(found, list) and found else found
-    found = found.get("error", found) if isinstance(found, Mapping) else found
-    told = found if isinstance(found, Mapping) else {"message": found}
+        answer = error.content.decode("utf-8", "replace")
+    answer = answer[0] if isinstance(answer, list) and answer else answer
+    answer = answer.get("error", answer) if isinstance(answer, Mapping) else answer
+    told = answer if isinstance(answer, Mapping) else {"message": answer}
     code, field = (told.get(name) if isinstance(told.get(name), str) else None for name in ("code", "param"))
     words = _words(told.get("message")) or _words(told.get("detail"))
     if _VALUE.search(words) or (field and field not in _FIELDS):
@@ -291,8 +288,7 @@ def refusal_of(error: HttpFailure) -> Refusal:
 
 
 def _words(message: Any) -> str:
-    """Return the text of an error: a text, or a list of faults as pydantic tells them, each with its place, or
-    ``detail``."""
+    """Return the text of an error: a text, or pydantic's list of faults, each with its place, or ``detail``."""
     if isinstance(message, Mapping):
         message = message.get("detail")
     if isinstance(message, str):
@@ -311,16 +307,16 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
     None. An answer that is broken raises an HttpFailure. Another try may bring a whole one.
     """
 
-    def read(found: Any) -> dict[str, Any]:
+    def read(answer: Any) -> dict[str, Any]:
         try:
-            choice, usage = found["choices"][0], found.get("usage")
+            choice, usage = answer["choices"][0], answer.get("usage")
             stop = choice.get("finish_reason")
             text, no_text = _said(choice.get("message"), stop)
         except (KeyError, TypeError, IndexError, AttributeError):
-            raise HttpFailure(f"answered without choices[0].message.content: {client.shown(found)}", True) from None
+            raise HttpFailure(f"answered without choices[0].message.content: {client.shown(answer)}", True) from None
         named = stop is None or (isinstance(stop, str) and len(stop) < 40 and stop != "error")
-        if not isinstance(text, str) or not named or found.get("error"):
-            raise HttpFailure(f"answered with a broken choice: {client.shown(found)}", passing=True)
+        if not isinstance(text, str) or not named or answer.get("error"):
+            raise HttpFailure(f"answered with a broken choice: {client.shown(answer)}", passing=True)
         if len(text) > MOST_CHARACTERS * max_tokens:
             raise HttpFailure(f"answered with {len(text):,} characters, and {max_tokens} tokens were asked for", True)
         usage = usage if isinstance(usage, dict) else {}
@@ -332,14 +328,9 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
 
 
 def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
-    """Return the text of a message, or what stands in its place, and why it has no text, if so.
-
-    Servers give no text in many forms: no message at all for what a filter removed, no content or null beside the words
-    of a refusal or of the model's thinking, an empty text, or a list of parts of other types.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Return the text of a message, or what stands in its place, and why it has no text, if so."""
+    # servers give no text in many forms: no message at all for what a filter removed, no content or null beside the
+    # words of a refusal or of the model's thinking, an empty text, or a list of parts of other types
     if message is None and stop in _CUT:
         message = {}
     if not isinstance(message, Mapping):
@@ -360,7 +351,7 @@ def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
         "tool_calls": bool(message.get("tool_calls") or message.get("function_call")),
         "empty": content is not None or "content" not in message,
     }
-    why = next((reason for reason, given in reasons.items() if given), None)
+    why = next((reason for reason, applies in reasons.items() if applies), None)
     if why is None or not isinstance(content, str | None):
         return content, None  # null without a reason does not count as an answer
     return (refusal if why == "refusal" else ""), why

@@ -50,7 +50,7 @@ def build(setup: EngineSetup) -> RandomMoves:
     Raises:
         ConfigError: an agent's ``engine_options`` have other keys than ``moves``, or its moves are not a list of texts.
     """
-    given = {}
+    by_agent = {}
     for agent, options in setup.options.items():
         moves = (options or {}).get("moves")
         others = set(options or {}) - {"moves"}
@@ -62,5 +62,5 @@ def build(setup: EngineSetup) -> RandomMoves:
                 f"{options!r:.80}"
             )
         if moves is not None:
-            given[agent] = moves
-    return RandomMoves(given)
+            by_agent[agent] = moves
+    return RandomMoves(by_agent)

@@ -75,10 +75,10 @@ class TokenSampler:
         groups: dict[tuple, list[int]] = {}
         for number, row in enumerate(rows):
             groups.setdefault(group_of[row.policy], []).append(number)
-        found: dict[int, Sampled] = {}
+        samples: dict[int, Sampled] = {}
         for numbers in groups.values():
-            found |= zip(numbers, self._together([rows[n] for n in numbers]), strict=True)
-        return [found[number] for number in range(len(rows))]
+            samples |= zip(numbers, self._together([rows[n] for n in numbers]), strict=True)
+        return [samples[number] for number in range(len(rows))]
 
     def release(self) -> None:
         """Drop the KV cache of all conversations. A conversation that continues is read again."""
@@ -89,8 +89,8 @@ class TokenSampler:
         """Return how much KV cache was kept since the last call, and how many conversations found no room in it."""
         if self.kv_cache is None:
             return {}
-        kept, forgotten = self.kv_cache.take_counts()
-        return {"kv_cache/gib": kept / 2**30, "kv_cache/forgotten": float(forgotten)}
+        size, forgotten = self.kv_cache.take_counts()
+        return {"kv_cache/gib": size / 2**30, "kv_cache/forgotten": float(forgotten)}
 
     def _group(self, policy: Policy) -> tuple:
         """Return the policy's group. Policies of one group answer in one batch."""

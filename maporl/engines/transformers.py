@@ -70,12 +70,12 @@ def token_row(request: Request, policy: Policy, decoding: Decoding, max_new_toke
     Raises:
         PromptTooLong: the prompt and its completion do not fit the model's context.
     """
-    known = len(request.transcript.ids)
+    earlier = len(request.transcript.ids)
     prompt = request.transcript.add_messages(request.messages, policy.tokenizer, policy.stop_ids)
     longest = request.longest(max_new_tokens)
     policy.voice.check_length(len(prompt), longest, request.label)
     stop = None if request.sampling is None else request.sampling.stop
-    return TokenRow(policy.name, prompt, known, request.rng_key, request.drawn(decoding), longest, stop)
+    return TokenRow(policy.name, prompt, earlier, request.rng_key, request.drawn(decoding), longest, stop)
 
 
 def replies_of(

@@ -129,8 +129,8 @@ class CrossPlay:
             return self._by_runs[(row,) * len(self.seats)].final()
         if len(self.seats) == 2:
             return self._by_runs[row, column].final()
-        own = (row,) * len(self.seats)
-        mixed = [(*own[:seat], column, *own[seat + 1 :]) for seat in range(len(own))]
+        row_team = (row,) * len(self.seats)
+        mixed = [(*row_team[:seat], column, *row_team[seat + 1 :]) for seat in range(len(row_team))]
         return share_of(mean_by_question([self._by_runs[runs] for runs in mixed]))
 
     def matrix(self) -> list[list[Share]]:
@@ -148,8 +148,8 @@ class CrossPlay:
 
     def gap(self) -> Difference:
         """Return self-play minus cross-play. The interval is over questions; the runs are taken as given."""
-        own = [team for team in self.teams if team.self_play]
-        return difference([team for team in self.teams if not team.self_play], own)
+        self_play = [team for team in self.teams if team.self_play]
+        return difference([team for team in self.teams if not team.self_play], self_play)
 
     def against_own_teams(self, team: CrossTeam) -> Difference:
         """Return a team minus the mean of the teams that its members trained in, one for each member."""
@@ -204,14 +204,14 @@ class CrossPlay:
 
 def mean_by_question(teams: Sequence[CrossTeam]) -> Right:
     """Return the mean of the teams' results on each question; None if a team's answers to it cannot be graded."""
-    known = [[one for one in each if one is not None] for each in zip(*(team.right for team in teams), strict=True)]
-    return tuple(sum(own) / len(own) if len(own) == len(teams) else None for own in known)
+    graded = [[one for one in each if one is not None] for each in zip(*(team.right for team in teams), strict=True)]
+    return tuple(sum(results) / len(results) if len(results) == len(teams) else None for results in graded)
 
 
 def share_of(right: Right) -> Share:
     """Return the mean over the questions that could be graded, as a share of these questions."""
-    known = [one for one in right if one is not None]
-    return Share(sum(known), len(known))
+    graded = [one for one in right if one is not None]
+    return Share(sum(graded), len(graded))
 
 
 def difference(before: Sequence[CrossTeam], after: Sequence[CrossTeam]) -> Difference:

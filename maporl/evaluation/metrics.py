@@ -63,10 +63,10 @@ class Difference:
         >>> Difference.of([(0, 1), (0, 1), (0, 0), (1, 0)]).points()
         '+25.0 points (95% interval -68.8 to +100.0, compared question by question)'
         """
-        own = [after - before for before, after in pairs]
-        mean = sum(own) / len(own)
-        deviation = math.sqrt(sum((d - mean) ** 2 for d in own) / max(1, len(own) - 1))
-        half = Z95 * deviation / math.sqrt(len(own))
+        changes = [after - before for before, after in pairs]
+        mean = sum(changes) / len(changes)
+        deviation = math.sqrt(sum((d - mean) ** 2 for d in changes) / max(1, len(changes) - 1))
+        half = Z95 * deviation / math.sqrt(len(changes))
         return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
 
     @property
@@ -162,8 +162,8 @@ class Evaluation:
         def plain(value: Any) -> Any:
             if isinstance(value, Share):
                 low, high = value.interval()
-                known = {"value": value.value, "low": low, "high": high} if value.total else {}  # JSON has no NaN
-                return {"count": value.count, "total": value.total, "value": None, "low": None, "high": None, **known}
+                numbers = {"value": value.value, "low": low, "high": high} if value.total else {}  # JSON has no NaN
+                return {"count": value.count, "total": value.total, "value": None, "low": None, "high": None, **numbers}
             if isinstance(value, dict):
                 return {k: plain(v) for k, v in value.items()}
             return value
@@ -254,7 +254,7 @@ def merge(parts: Sequence[Evaluation]) -> Evaluation:
         shares = {key: _added([getattr(r, key) for r in reports]) for key in ("team", "majority", "agreement")}
         turns.append(TurnReport(agents, **shares))
     flips = [
-        Flips(**{f.name: sum(getattr(own, f.name) for own in each) for f in fields(Flips)})
+        Flips(**{f.name: sum(getattr(part_flips, f.name) for part_flips in each) for f in fields(Flips)})
         for each in zip(*(part.flips for part in parts), strict=True)
     ]
     finished = [
@@ -305,7 +305,7 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
             right += sum(bool(g.correct) for g in grades) / len(grades)
         voted += unanswered(dialogue)
     return TurnReport(
-        agents={agent: Share(sum(own), len(own)) for agent, own in by_agent.items()},
+        agents={agent: Share(sum(correct), len(correct)) for agent, correct in by_agent.items()},
         team=Share(right, voted),
         majority=Share(votes, voted),
         agreement=Share(agreed, voted),

@@ -55,16 +55,16 @@ def summarise(name: str, dialogues: Sequence[Dialogue], samples: int) -> SuiteRe
         last = [u.grade for u in dialogue.at(dialogue.turns() - 1) if u.grade is not None]
         questions.setdefault(dialogue.prompt, []).append(last)
     total = len(questions)
-    credit = {q: [majority_credit(grades) for grades in own] for q, own in questions.items()}
+    credit = {q: [majority_credit(grades) for grades in tries] for q, tries in questions.items()}
     ks = [k for k in (2**power for power in range(samples.bit_length())) if k <= samples]
-    right = [sum(c > 0.5 for c in own) for own in credit.values()]
+    right = [sum(c > 0.5 for c in values) for values in credit.values()]
     return SuiteResult(
         name,
         total,
         samples,
-        Share(sum(sum(own) / len(own) for own in credit.values()), total),
+        Share(sum(sum(values) / len(values) for values in credit.values()), total),
         {k: Share(sum(pass_at_k(samples, c, k) for c in right), total) for k in ks},
-        Share(sum(majority_credit([g for grades in own for g in grades]) for own in questions.values()), total),
+        Share(sum(majority_credit([g for grades in tries for g in grades]) for tries in questions.values()), total),
         sum(len(u.response_ids) for d in dialogues for u in d.utterances),
     )
 

@@ -82,5 +82,5 @@ def crossplay_table(play: CrossPlay) -> Table:
     for name in play.runs:
         table.add_column(f"{play.seats[1]} of {name}" if two else f"one agent of {name}", justify="right", no_wrap=True)
     for row, (name, cells) in enumerate(zip(play.runs, play.matrix(), strict=True)):
-        table.add_row(name, *(Text(cell(own), "bold" if row == column else "") for column, own in enumerate(cells)))
+        table.add_row(name, *(Text(cell(share), "bold" if row == column else "") for column, share in enumerate(cells)))
     return table

@@ -77,14 +77,14 @@ def _method(run: Run) -> str:
     if not updates:
         return ""
     ppo = run.section("ppo")
-    known = {
+    facts = {
         "protocol": run.section("protocol").get("name"),
         "task": run.section("task").get("name"),
         "updates": updates[-1]["step"],
         "objective": ppo.get("objective"),
         "KL coefficient": ppo.get("kl_coef"),
     }
-    told = ", ".join(f"{what} `{value}`" for what, value in known.items() if value is not None)
+    told = ", ".join(f"{what} `{value}`" for what, value in facts.items() if value is not None)
     return f"## Method\n\nReinforcement learning on the team's own dialogues: {told}."
 
 

@@ -20,7 +20,7 @@ def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dic
     They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team
     that was pushed.
     """
-    found = {}
+    places = {}
     for key in ("model", "tokenizer", "adapter"):
         value = section.get(key)
         for start in (f"{output_dir}/", "./"):
@@ -30,8 +30,8 @@ def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dic
                 except UnsafeName:  # it leads elsewhere, so it is not one of the folder's own places
                     continue
                 if place.is_dir():
-                    found[key] = str(place)
-    return found
+                    places[key] = str(place)
+    return places
 
 
 def first_line(error: BaseException) -> str:

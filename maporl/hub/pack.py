@@ -46,7 +46,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
         RunError: the run has no final weights, or a file of the team is a link.
     """
     root, policies = weights_of(run.folder), policies_in(run)
-    own, more = _own_folders(run)
+    agent_places, more = _own_folders(run)
     folders = {**more, **{policy: root / policy for policy in policies}}
     must_not_be_links(root, *(run.folder / file for file in EVALUATIONS), *folders.values())
     files, left_out = team_files(folders)
@@ -54,7 +54,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     scrubber = Scrubber(run.folder)
     public = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
     config = scrubber.config({**public, "output_dir": name.split("/")[1]})
-    for agent, places in own.items():
+    for agent, places in agent_places.items():
         config["agents"][agent] |= places
     for section in config.get("agents", {}).values():
         if section.get("engine") == "vllm":  # the server belongs to whoever trained the team
@@ -70,8 +70,8 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
         if (run.folder / file).is_file():
             values = scrubber.values(json.loads((run.folder / file).read_text(encoding="utf-8")), file)
             contents[file] = json.dumps(values, indent=1).encode()
-    for path, kept in files.items():
-        contents[path] = _public_text(kept, path, name, scrubber) if kept.name in TEXTS else kept
+    for path, source in files.items():
+        contents[path] = _public_text(source, path, name, scrubber) if source.name in TEXTS else source
     bases = [
         n
         for n, s in config.get("agents", {}).items()
@@ -92,27 +92,24 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
 
 def policies_in(run: Run) -> list[str]:
     """Return the names of the policies of the run's agents that have a folder of weights."""
-    known: list[str] = []
+    names: list[str] = []
     for name, section in run.agents().items():
         turns = section.get("policy_per")
-        known += turns if isinstance(turns, list) else [str(section.get("policy") or name)]
-    ours = re.compile(f"({'|'.join(map(re.escape, known))})(-turn\\d+|-first|-rest)?")
+        names += turns if isinstance(turns, list) else [str(section.get("policy") or name)]
+    ours = re.compile(f"({'|'.join(map(re.escape, names))})(-turn\\d+|-first|-rest)?")
     root = weights_of(run.folder)
     return sorted(path.name for path in root.iterdir() if path.is_dir() and ours.fullmatch(path.name))
 
 
 def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
-    """Return the places in each agent's section that the run has saved, as they are named in the repository, and the
-    folders of these names.
-
-    Such are the weights of frozen agents, and models below adapters.
-    """
-    own: dict[str, dict[str, str]] = {}
+    """Return each agent's saved places, as named in the repository, and the folders of these names."""
+    # such are the weights of frozen agents, and models below adapters
+    agent_places: dict[str, dict[str, str]] = {}
     folders: dict[str, Path] = {}
     if asks_untrained(
         run.config.get("restate", "off"), (run.config.get("reward") or {}).get("sources") or ()
     ):  # final weights must not take the place of those before training
-        return own, folders
+        return agent_places, folders
     for agent, section in run.agents().items():
         places = own_places(section, str(run.config.get("output_dir")), run.folder)
         inside = {key: Path(place).relative_to(run.folder).parts for key, place in places.items()}
@@ -120,8 +117,8 @@ def _own_folders(run: Run) -> tuple[dict[str, dict[str, str]], dict[str, Path]]:
         # where a tokenizer lies alone, and weights elsewhere under the same name, the weights' folder has a tokenizer
         # too
         folders |= {names[key]: Path(places[key]) for key in sorted(places, key=lambda key: key != "tokenizer")}
-        own[agent] = {key: f"./{name}" for key, name in names.items()}
-    return own, folders
+        agent_places[agent] = {key: f"./{name}" for key, name in names.items()}
+    return agent_places, folders
 
 
 def team_files(policies: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
@@ -134,12 +131,12 @@ def team_files(policies: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]
     """
     files: dict[str, Path] = {}
     left_out = []
-    for policy, own in policies.items():
+    for policy, root in policies.items():
         inner = tuple(f"{other}/" for other in policies if other.startswith(f"{policy}/"))
-        for path in sorted(own.rglob("*")):
-            inside = path.relative_to(own).as_posix()
-            folder = path.parent.relative_to(own).as_posix()
-            wanted = folder in FOLDERS and any(fnmatchcase(path.name, known) for known in (*WEIGHTS, *TEXTS))
+        for path in sorted(root.rglob("*")):
+            inside = path.relative_to(root).as_posix()
+            folder = path.parent.relative_to(root).as_posix()
+            wanted = folder in FOLDERS and any(fnmatchcase(path.name, pattern) for pattern in (*WEIGHTS, *TEXTS))
             if path.is_symlink() and (wanted or inside == "critic"):
                 raise RunError(
                     f"{path}: is a link, and what it leads to may not be the team's; put a copy of the file in its "
@@ -164,11 +161,7 @@ def must_not_be_links(*paths: Path) -> None:
 
 
 def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
-    """Return a policy's text file without secrets and local paths, and with the policy's new address.
-
-    Raises:
-        RunError: the file cannot be read as text, or as JSON if its name ends so.
-    """
+    """Return a policy's text file without secrets and local paths, and with the policy's new address."""
     policy = file.parent.name
     try:
         text = file.read_text(encoding="utf-8")
@@ -183,17 +176,17 @@ def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:
     return text.encode()
 
 
-def _hub_names(found: re.Match[str]) -> str:
+def _hub_names(match: re.Match[str]) -> str:
     """Return the front matter's base models that may be on the hub."""
-    bases = parse_yaml(found[0])["base_model"]
-    known = [base for base in ([bases] if isinstance(bases, str) else bases or []) if is_hub_name(base)]
-    return yaml.safe_dump({"base_model": known}) if known else ""
+    bases = parse_yaml(match[0])["base_model"]
+    names = [base for base in ([bases] if isinstance(bases, str) else bases or []) if is_hub_name(base)]
+    return yaml.safe_dump({"base_model": names}) if names else ""
 
 
 def _addresses(value: Any, at: str = "") -> list[str]:
     """Return the addresses in a configuration, as ``key=value``."""
     if isinstance(value, dict):
-        return [found for key, entry in value.items() for found in _addresses(entry, f"{at}.{key}" if at else str(key))]
+        return [pair for key, entry in value.items() for pair in _addresses(entry, f"{at}.{key}" if at else str(key))]
     if isinstance(value, list):
-        return [found for entry in value for found in _addresses(entry, at)]
+        return [pair for entry in value for pair in _addresses(entry, at)]
     return [f"{at}={value}"] if value and at.split(".")[-1] in ADDRESSES else []

@@ -62,19 +62,19 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     file, root = folder / "config.yaml", weights_of(folder)
     # a team from the hub brings no code: what the user's own overrides name is in the present folder
     values = override(read_yaml(file, extends=False), overrides, [folder if local else Path.cwd()])
-    given = override({}, overrides, [Path.cwd()])
+    overridden = override({}, overrides, [Path.cwd()])
     parsed = parse_config(values, str(file))  # the types are right from here on
     refuse(name_faults(parsed), str(file))
     for agent, section in values["agents"].items():
         if section:
-            kept = (given.get("agents") or {}).get(agent) or {}
+            agent_overrides = (overridden.get("agents") or {}).get(agent) or {}
             section |= own_places(section, values["output_dir"], folder)
             if (
                 not asks_untrained(values.get("restate", "off"), (values.get("reward") or {}).get("sources") or ())
-                and not {"model", "adapter", "tokenizer"} & kept.keys()
+                and not {"model", "adapter", "tokenizer"} & agent_overrides.keys()
             ):
                 section |= _trained(section, below(root, policy_names(agent, parsed.agents[agent], parsed)[0]))
-    if not local and (reach := reach_of(values, given, root)):
+    if not local and (reach := reach_of(values, overridden, root)):
         raise RunError(
             f"{name}: its config.yaml sets {reach}, with which its author could reach your files, your environment or "
             f"your network; override it (KEY=VALUE), or read the file and, if you trust it: hf download {name} "
@@ -87,18 +87,17 @@ def read_team(name: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, 
     return dataclasses.replace(config, output_dir=output, only_in_python=needed), folder
 
 
-def _trained(section: Mapping[str, Any], own: Path) -> dict[str, Any]:
-    """Return the values of an agent's ``section`` that its policy's ``own`` folder of trained weights takes the place
-    of."""
-    found: dict[str, Any] = {}
-    if section.get("adapter") and (own / "adapter_config.json").is_file():
-        found["adapter"] = str(own)
-    elif (own / "config.json").is_file() and not any(section.get(key) for key in ("tiny", "lora", "adapter")):
-        found["model"] = str(own)
-    if section.get("tiny") is None and (own / "tokenizer_config.json").is_file():
+def _trained(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the values that replace those of an agent's ``section``, from its policy's ``folder`` of weights."""
+    values: dict[str, Any] = {}
+    if section.get("adapter") and (folder / "adapter_config.json").is_file():
+        values["adapter"] = str(folder)
+    elif (folder / "config.json").is_file() and not any(section.get(key) for key in ("tiny", "lora", "adapter")):
+        values["model"] = str(folder)
+    if section.get("tiny") is None and (folder / "tokenizer_config.json").is_file():
         # its chat template was saved with the options in it
-        found |= {"tokenizer": str(own), "chat_template": None, "template_options": {}}
-    return found
+        values |= {"tokenizer": str(folder), "chat_template": None, "template_options": {}}
+    return values
 
 
 def check_complete(config: Config, folder: Path) -> None:

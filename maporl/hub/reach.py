@@ -28,13 +28,13 @@ def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) ->
         given: the user's own values among these. They may name whatever the user likes.
         root: the folder with the team's weights, whose folders the configuration may name.
     """
-    own = dict(_leaves(given))
+    overrides = dict(_leaves(given))
     named = list(code_in(given))
     code = next((pair for pair in code_in(values) if pair not in named), None)
     if code is not None:
         return f"{code[0]}={code[1]!r:.60}"
     for key, value in _leaves(values):
-        if not (key in own and own[key] == value) and _reaches_out(key, value, root):
+        if not (key in overrides and overrides[key] == value) and _reaches_out(key, value, root):
             return f"{key}={value!r:.60}"
     return ""
 
@@ -102,12 +102,12 @@ def _harmless(value: Any, root: Path) -> bool:
         return False
     named = _ON_THE_HUB.fullmatch(value) is not None and not _FILE.search(value) and ".." not in value
     place = Path(value)
-    own = (
+    beside_weights = (
         place.is_absolute()
         and ".." not in place.parts
         and (place.parent == root or (place.parent.parent == root and place.name == "base"))
     )
-    return (named and not place.exists()) or own
+    return (named and not place.exists()) or beside_weights
 
 
 def _is_file(template: Any) -> bool:

@@ -94,8 +94,8 @@ class Scrubber:
                 text = text.replace(secret, TAKEN_OUT)
                 self._note(f"taken out: the value of an environment variable, in {where}")
 
-        def take_out(found: re.Match[str]) -> str:
-            self._note(f"taken out: what looks like a secret, {found[0][:4]!r}..., in {where}")
+        def take_out(match: re.Match[str]) -> str:
+            self._note(f"taken out: what looks like a secret, {match[0][:4]!r}..., in {where}")
             return TAKEN_OUT
 
         return _SECRET.sub(take_out, text)

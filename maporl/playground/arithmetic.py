@@ -91,8 +91,7 @@ class Arithmetic(Lessons, Task):
         return [pair for pair in pairs if pair in chosen]
 
     def _held_out(self, pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return the held-out pairs: each with its mirror image, the first in the order of ``pairs`` that fit the
-        share."""
+        """Return the held-out pairs, each with its mirror image: the first of ``pairs`` that fit the share."""
         wanted = max(1, round(len(pairs) * self.held_out))
         held_out: set[tuple[int, int]] = set()
         for a, b in pairs:

@@ -37,11 +37,11 @@ def check_taught_calls(run: ResolvedRun, tools: Mapping[str, AgentTools]) -> Non
         ConfigError: an agent's call format is one that only its chat template knows.
     """
     config, task = run.config, run.task
-    for agent, own in tools.items():
+    for agent, agent_tools in tools.items():
         if not config.warm_start.steps or not config.warm_start.pupil(agent).calls:
             continue
-        for name, arguments in lessons_of(task).write_calls(task[0], own.checks.keys()):
+        for name, arguments in lessons_of(task).write_calls(task[0], agent_tools.checks.keys()):
             try:
-                own.format.write(name, arguments)
+                agent_tools.format.write(name, arguments)
             except ConfigError as error:
                 raise ConfigError(f"agents.{agent}: {error}") from None

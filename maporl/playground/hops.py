@@ -101,10 +101,10 @@ class TinyHops(Lessons, Task):
         """The question that a helper is asked, or the next fact that the searcher of the protocol ``route`` needs."""
         facts = _facts(example.meta)
         if role in self.roles:
-            known = dict(pair for pair in facts.items() if ">".join(pair) in asked)
+            asked_facts = dict(pair for pair in facts.items() if ">".join(pair) in asked)
             name, left = example.meta["start"], example.meta["hops"]
-            while left and name in known:
-                name, left = known[name], left - 1
+            while left and name in asked_facts:
+                name, left = asked_facts[name], left - 1
             return _example(example.id, name, left, example.meta)
         named = [name for name in names_in(asked) if name in facts]
         if not named:

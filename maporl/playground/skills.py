@@ -66,8 +66,8 @@ class Skills(Lessons, Task):
         rng = random.Random(self.seed)
         rng.shuffle(numbers)
         cut = max(1, round(len(numbers) * self.held_out))
-        own = numbers[:cut] if self.split == "eval" else numbers[cut:]
-        questions = [(number, skill) for number in own for skill in self.skills]
+        selected = numbers[:cut] if self.split == "eval" else numbers[cut:]
+        questions = [(number, skill) for number in selected for skill in self.skills]
         rng.shuffle(questions)
         return questions
 

@@ -106,7 +106,7 @@ def _calls(lessons: Lessons, turn: _Turn, tools: AgentTools) -> str:
     if not turn.calls:
         return ""
     calls = lessons.write_calls(turn.example, tools.checks.keys(), turn.made)
-    return "\n".join(tools.format.write(name, given) for name, given in calls[: None if turn.together else 1])
+    return "\n".join(tools.format.write(name, arguments) for name, arguments in calls[: None if turn.together else 1])
 
 
 def is_taught(task: Task, utterance: Utterance) -> bool:

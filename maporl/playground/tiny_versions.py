@@ -30,10 +30,10 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     programs write tiny ones.
     """
     values = copy.deepcopy(values)
-    kept = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
+    keys = ("policy", "policy_per", "role", "system", "trainable", "critic", "lora", "limits")
     defaults = values.get("agent_defaults", {})
     values["agents"] = {
-        agent: {key: value for key, value in (defaults | (section or {})).items() if key in kept}
+        agent: {key: value for key, value in (defaults | (section or {})).items() if key in keys}
         for agent, section in values["agents"].items()
     }
     # a frozen agent must have learned something, so it takes part in the warm start and the schedule freezes it later
@@ -117,11 +117,11 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     if values["protocol"].get("vouch") == "sources":
         _without_verifier(values["reward"])
     if "verifier" in values["reward"]:
-        own = values["reward"]["verifier"]
-        own.pop("model", None)
-        own["tiny"] = tiny | {"layers": 1}
-        if "learn_every" in own:
-            own |= {"learn_every": 1, "learning_rate": 1e-3}
+        verifier = values["reward"]["verifier"]
+        verifier.pop("model", None)
+        verifier["tiny"] = tiny | {"layers": 1}
+        if "learn_every" in verifier:
+            verifier |= {"learn_every": 1, "learning_rate": 1e-3}
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}
@@ -149,18 +149,15 @@ def _shortest(protocol: dict[str, Any], texts: bool) -> int:
 
 
 def _shrunk_loop(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what else is smaller in a loop: its rounds, questions and passes, and the sums.
-
-    The rates are such that tiny models learn. Adapters are left out: a warm start of one on random weights teaches
-    nothing, so that no answer would be good enough to learn from.
-    """
+    """Return what else is smaller in a loop: its rounds, questions and passes, and the sums."""
+    # the rates are such that tiny models learn; a warm start of an adapter on random weights would teach nothing
     loop = values["loop"]
     shorter = {"epochs": lambda n: min(n, 2), "updates": lambda n: min(n, 2), "group": lambda n: min(n, 3)}
     stages = [
         stage | {"learning_rate": 1e-3} | {key: shorter[key](stage[key]) for key in shorter.keys() & stage.keys()}
         for stage in loop["stages"]
     ]
-    agents = {name: {k: v for k, v in own.items() if k != "lora"} for name, own in values["agents"].items()}
+    agents = {name: {k: v for k, v in section.items() if k != "lora"} for name, section in values["agents"].items()}
     return {
         "loop": loop | {"rounds": min(loop.get("rounds", 1), 2), "questions": 12, "stages": stages},
         "agents": agents,

@@ -66,7 +66,7 @@ def warm_start(
         )
         for name, agent in ((name, team.agents[name]) for name in names)
     }
-    formats = {name: own.format for name, own in may_call.items()}
+    formats = {name: agent_tools.format for name, agent_tools in may_call.items()}
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
     with tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True) as bar:
@@ -95,10 +95,8 @@ def _step(
     rate: float,
     apart: Callable[[Utterance], bool],
 ) -> None:
-    """Make one optimizer step on the conversations of the policy's agents, with the loss on their own utterances.
-
-    ``apart`` says of the last utterance of a turn that stands apart from a conversation whether it is taught.
-    """
+    """Make one optimizer step on the agents' conversations, with the loss on their own utterances."""
+    # ``apart``: is the last utterance of a turn that stands apart from a conversation taught?
     spoken = [
         conversation
         for d in dialogues

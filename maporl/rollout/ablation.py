@@ -62,7 +62,7 @@ def add_ablations(driver: RolloutDriver, dialogues: list[Dialogue], section: Abl
                 episode = silent.open(dialogue.example, dialogue.prompt, dialogue.rollout)
                 episode.dialogue.rollout = next(numbers[dialogue.prompt])
                 episode.dialogue.without = group
-                episode.known = _Replay(dialogue, group, word)
+                episode.replay = _Replay(dialogue, group, word)
                 played.append((dialogue, episode))
     silent.finish([episode for _, episode in played])
     for dialogue, episode in played:
@@ -72,13 +72,7 @@ def add_ablations(driver: RolloutDriver, dialogues: list[Dialogue], section: Abl
 
 
 class _Replay:
-    """Gives the replies that need no engine: those of agents that are left out, and those to what an agent saw before.
-
-    Args:
-        original: the finished dialogue.
-        without: the agents that are left out.
-        word: what they say.
-    """
+    """Gives the replies of agents ``without`` a part, who say ``word``, and those to what an agent saw before."""
 
     def __init__(self, original: Dialogue, without: Collection[str], word: str):
         self.original, self.without, self.word = original, frozenset(without), word

@@ -77,39 +77,39 @@ def tools_of_team(
         ConfigError: as for :func:`agent_tools`.
     """
     grants = build_grants(tools.grants, tools.world, protocol.acts_in)
-    found = {}
+    may_call = {}
     for name in speakers:
         handed = protocol.tools(name, tuple(speakers))
         if name in grants or handed:
             grant = grants.get(name) or tools.grants.get(name) or ToolGrant()
             most = longest if sampling is None else sampling.longest(name, longest)
-            found[name] = agent_tools(name, grant, tools.world, team.voice_of(name), most, handed)
-    return found | {name: typed(own) for name, own in found.items() if team.agents[name].engine == "human"}
+            may_call[name] = agent_tools(name, grant, tools.world, team.voice_of(name), most, handed)
+    return may_call | {name: typed(entry) for name, entry in may_call.items() if team.agents[name].engine == "human"}
 
 
 def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool, str | None]]:
     """Return the tools that ``names`` name, each with its environment."""
-    found: list[tuple[Tool, str | None]] = []
+    granted: list[tuple[Tool, str | None]] = []
     for name in names:
         place, _, one = name.partition(".")
         if name in world.tools:
-            found.append((world.tools[name], None))
+            granted.append((world.tools[name], None))
         elif place in world.groups:
             group = world.groups[place]
             one = one if not one or one in group else writable(one)
             if one and one not in group:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
-            found += [(world.tools[n], None) for n in ([one] if one else group)]
+            granted += [(world.tools[n], None) for n in ([one] if one else group)]
         elif place in world.environments:
             offered = {tool.name: tool for tool in _offered(agent, place, world)}
             one = one if not one or one in offered else writable(one)
             if one and one not in offered:
                 raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
-            found += [(offered[n], place) for n in ([one] if one else offered)]
+            granted += [(offered[n], place) for n in ([one] if one else offered)]
         else:
-            known = [*world.tools, *world.groups, *world.environments]
-            raise ConfigError(f"agents.{agent}.tools: {unknown(name, known)}; add it under tools: or environments:")
-    return found
+            choices = [*world.tools, *world.groups, *world.environments]
+            raise ConfigError(f"agents.{agent}.tools: {unknown(name, choices)}; add it under tools: or environments:")
+    return granted
 
 
 def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:

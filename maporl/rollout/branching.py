@@ -131,8 +131,8 @@ def stages(driver: RolloutDriver, examples: list[Example], section: BranchingSec
         for branch in branches:
             questions.setdefault(branch.dialogue.prompt, []).append(branch)
         episodes, made = [], []
-        for prompt, own in questions.items():
-            chosen = choose(own, section.choose, section.keep, driver.draws(prompt, len(own[0].sent)))
+        for prompt, siblings in questions.items():
+            chosen = choose(siblings, section.choose, section.keep, driver.draws(prompt, len(siblings[0].sent)))
             going, added = going_on(driver, chosen, lambda episode: _next(numbers, episode, 1)[0])
             episodes += going
             made += added
@@ -184,14 +184,14 @@ def tree_search(
         parents = [where_to(root, section.posterior, rng) for root, rng in zip(roots, draws, strict=True)]
         branches = [_after(driver, parent, numbers) for parent in parents]
         if driver.protocol.any_agent:
-            for branch, own, rng in zip(branches, agents, draws, strict=True):
-                driver.address(branch, who_speaks(own, section.posterior, rng))
+            for branch, scores, rng in zip(branches, agents, draws, strict=True):
+                driver.address(branch, who_speaks(scores, section.posterior, rng))
         new = driver.step(branches)
         judge([branch.dialogue for branch in branches])
-        for branch, parent, own, said in zip(branches, parents, agents, new, strict=True):
+        for branch, parent, scores, said in zip(branches, parents, agents, new, strict=True):
             score = math.fsum(u.rewards.get("score", 0.0) for u in said)
             parent.children.append(Node(branch, len(branch.sent), score))
-            own[said[0].agent].append(score)
+            scores[said[0].agent].append(score)
             earned += [(branch.dialogue.prompt, u, dict(u.rewards)) for u in said]
         episodes += [branch for branch in branches if not any(branch is episode for episode in episodes)]
     dialogues = _in_order(episodes)
@@ -211,8 +211,7 @@ def _after(driver: RolloutDriver, parent: Node, numbers: Numbers) -> Episode:
 
 
 def _restore(dialogues: list[Dialogue], earned: list[Earned]) -> None:
-    """Give each utterance, and its copies in forked dialogues, the rewards that it had ``earned`` when it was
-    judged."""
+    """Give each utterance, and its copies in forks, the rewards that it had ``earned`` when it was judged."""
     shared = {(prompt, u.sample): rewards for prompt, u, rewards in earned if u.sample is not None}
     for _, utterance, rewards in earned:
         utterance.rewards = dict(rewards)

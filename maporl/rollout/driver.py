@@ -246,10 +246,7 @@ class RolloutDriver:
         return must_be_play(play, f"protocol {self.protocol.label}")
 
     def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
-        """Send the protocol utterances or results and take what it wants next, or mark the dialogue as over.
-
-        None starts the protocol.
-        """
+        """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
         episode.step, episode.asks, episode.acts = None, [], []
         try:
             moves = next(episode.play) if values is None else episode.play.send(values)
@@ -296,11 +293,8 @@ class RolloutDriver:
             )
 
     def _go_on(self, sent: list[Sent], act: Callable[[list[Episode]], list[Sent]], judged: bool = False) -> None:
-        """Give episodes what was said or returned, until each of them asks for an utterance or is over.
-
-        ``act`` carries out the acts of episodes. The referee sees the last segment of each turn before the protocol
-        does, unless these were ``judged`` before.
-        """
+        """Give episodes what was said or returned by ``act``, until each asks for an utterance or is over."""
+        # the referee sees the last segment of each turn before the protocol does, unless these were ``judged`` before
         while sent:
             ended: list[tuple[Episode, list[Utterance]]] = []
             for episode, values in sent:
@@ -334,14 +328,14 @@ class RolloutDriver:
         results = iter(self.world.act(acts, seconds))
         sent: list[Sent] = []
         for episode in episodes:
-            own = [next(results) for _ in episode.acts]
-            for act, result in zip(episode.acts, own, strict=True):
+            episode_results = [next(results) for _ in episode.acts]
+            for act, result in zip(episode.acts, episode_results, strict=True):
                 record_call(episode.dialogue, act, result)
-            sent.append((episode, own))
+            sent.append((episode, episode_results))
         for episode in episodes:
             if episode.step is None and episode.rooms.lost:
                 self._lose(episode)
-        return [(episode, own) for episode, own in sent if not episode.over]
+        return [(episode, episode_results) for episode, episode_results in sent if not episode.over]
 
     def _lose(self, episode: Episode) -> None:
         """End a dialogue whose environment did not answer in time."""
@@ -365,7 +359,7 @@ class RolloutDriver:
         pending: list[Any] = [
             None if reply is None else Pending(Ready(reply))
             for step in steps
-            for reply in map(step.episode.known, step.requests)
+            for reply in map(step.episode.replay, step.requests)
         ]
         asked = [i for i, one in enumerate(pending) if one is None]
         names = dict.fromkeys(self.specs[requests[i].ask.agent].engine for i in asked)
@@ -416,10 +410,8 @@ class RolloutDriver:
         return new
 
     def _shared_copy(self, utterance: Utterance, rollout: int) -> Utterance:
-        """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name.
-
-        It has no calls and nothing that these and environments have paid, because replaying brings both.
-        """
+        """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name."""
+        # it has no calls, and nothing that these and environments have paid, because replaying brings both
         if utterance.sample is None:
             utterance.sample = f"{rollout}.{utterance.id}"
         paid = self.world.offers.rewards()

@@ -52,18 +52,18 @@ class SpeakerSpec:
         Raises:
             ConfigError: the answer would be greedy, and its policy is trained on it.
         """
-        found = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
-        if found is None:
+        sampling = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
+        if sampling is None:
             return None
-        if found.decoding.temperature == 0 and self.policy(turn) in self.learning:
+        if sampling.decoding.temperature == 0 and self.policy(turn) in self.learning:
             raise ConfigError(
                 f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "
                 "the probability of each answer, so give it a temperature above 0, or do not train it"
             )
-        if found.stop is not None and self.tools is not None:
-            stop = dict.fromkeys([*found.stop, *self.tools.format.stop_strings])
-            return replace(found, stop=tuple(stop))
-        return found
+        if sampling.stop is not None and self.tools is not None:
+            stop = dict.fromkeys([*sampling.stop, *self.tools.format.stop_strings])
+            return replace(sampling, stop=tuple(stop))
+        return sampling
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Episode:
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
-        known: gives the replies to requests that need no engine, and None for others. By default all need one.
+        replay: gives the replies to requests that need no engine, and None for others. By default all need one.
     """
 
     dialogue: Dialogue
@@ -102,7 +102,7 @@ class Episode:
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False
     state: str | None = None
-    known: Callable[[Request], Reply | None] = lambda request: None
+    replay: Callable[[Request], Reply | None] = lambda request: None
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""
@@ -137,9 +137,9 @@ def recorded_results(dialogue: Dialogue, episodes: list[Episode]) -> list[Sent]:
         results = []
         for act in episode.acts:
             name = act.call or f"{act.of}.{len(episode.dialogue.utterances[act.of].calls)}"
-            found = next(call.result for call in dialogue.utterances[act.of].calls if call.id == name)
-            assert found is not None  # the dialogue has gone on after it
-            record_call(episode.dialogue, act, found)
-            results.append(found)
+            result = next(call.result for call in dialogue.utterances[act.of].calls if call.id == name)
+            assert result is not None  # the dialogue has gone on after it
+            record_call(episode.dialogue, act, result)
+            results.append(result)
         sent.append((episode, results))
     return sent

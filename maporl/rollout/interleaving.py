@@ -30,16 +30,16 @@ class Interleaving:
         Raises:
             Discarded: nobody wants any more what the thread does.
         """
-        own = threading.get_ident()
-        if self._owner == own:
+        thread = threading.get_ident()
+        if self._owner == thread:
             yield
             return
         until(lambda seconds: self._take(seconds))
-        self._inside.add(own)
+        self._inside.add(thread)
         try:
             yield
         finally:
-            self._inside.discard(own)
+            self._inside.discard(thread)
             self._give()
 
     @contextmanager
@@ -49,8 +49,8 @@ class Interleaving:
         Raises:
             Discarded: nobody wants any more what the thread does.
         """
-        own = threading.get_ident()
-        if self._owner != own:
+        thread = threading.get_ident()
+        if self._owner != thread:
             yield
             return
         self._give()

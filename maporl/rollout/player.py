@@ -169,17 +169,17 @@ class Player:
             ValueError: a speaker is not in the team.
         """
         team.find_stop_ids(options)
-        given = {name: as_source(source) for name, source in (sources or {}).items()}
+        passed = {name: as_source(source) for name, source in (sources or {}).items()}
         exempt = reward.penalties is not None and reward.penalties.repetition
         digits = {p.name: p.voice.digits for p in team.policies.values()} if exempt else {}
-        scorer = Scorer(reward, given, speakers or team.names(), digits, options.missing_eos_penalty)
+        scorer = Scorer(reward, passed, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         world, sampled = tools.world, team.sampling(sampling)
         world.offers.must_pay(weighed(reward))
         may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
-        for name, own in may_call.items():  # a result must follow a call, so the completion ends with it
+        for name, agent_tools in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):
-                policy.voice.add_stop_strings(own.format.stop_strings)
+                policy.voice.add_stop_strings(agent_tools.format.stop_strings)
         player = cls(
             team,
             protocol,
@@ -194,7 +194,7 @@ class Player:
             sampling,
             restates,
         )
-        needed = {*reward.sources, *protocol.between_turns()} - given.keys() - protocol.pays - world.offers.rewards()
+        needed = {*reward.sources, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player)
         readers = [name for name, source in scorer.sources.items() if source.reads_environments]
         check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})
@@ -266,7 +266,7 @@ class Player:
             engine.version = version
         for policy in policies:
             with opened(policy):
-                for engine in {id(own): own for own in self.engines.values()}.values():  # one may have several names
+                for engine in {id(e): e for e in self.engines.values()}.values():  # one may have several names
                     engine.sync(policy)
 
     # -- playing ------------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class Player:
 def evaluate_everywhere(dialogues: list[Dialogue]) -> Evaluation:
     """Return the :class:`Evaluation` of all processes' graded dialogues. Processes exchange counts, not dialogues."""
     turns = max(distributed.all_gather(turns_played(dialogues)))
-    found = merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))
-    if any(turn.team.total for turn in found.turns):
-        return found
-    return replace(found, rewards=mean_rewards(distributed.all_gather(reward_sums(dialogues))))
+    evaluation = merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))
+    if any(turn.team.total for turn in evaluation.turns):
+        return evaluation
+    return replace(evaluation, rewards=mean_rewards(distributed.all_gather(reward_sums(dialogues))))

@@ -90,19 +90,19 @@ class UntrainedWeights:
                 opened[name] = policy.without_adapter if adapter is None else policy.with_adapter(adapter)
             else:
                 with policy.active():
-                    kept = copy.deepcopy(policy.model).requires_grad_(False)
-                opened[name] = partial(nullcontext, base_of(kept))
+                    copied = copy.deepcopy(policy.model).requires_grad_(False)
+                opened[name] = partial(nullcontext, base_of(copied))
         return cls(team, lambda name: opened[name](), batch_size)
 
     def nll(self, utterances: list[Utterance]) -> list[float]:
         """Return the mean negative log-probability of each utterance's tokens, in nats a token, after what its agent
         saw."""
-        found: dict[int, float] = {}
+        nlls: dict[int, float] = {}
         for name in dict.fromkeys(u.policy for u in utterances):
-            own = [u for u in utterances if u.policy == name]
-            logprobs = self.logprobs(name, [(u.prompt_ids, u.response_ids) for u in own])
-            found |= {id(u): -total / len(u.response_ids) for u, total in zip(own, logprobs, strict=True)}
-        return [found[id(u)] for u in utterances]
+            policy_utterances = [u for u in utterances if u.policy == name]
+            logprobs = self.logprobs(name, [(u.prompt_ids, u.response_ids) for u in policy_utterances])
+            nlls |= {id(u): -total / len(u.response_ids) for u, total in zip(policy_utterances, logprobs, strict=True)}
+        return [nlls[id(u)] for u in utterances]
 
     def generate(self, policy: str, conversations: list[list[Message]], most: int) -> list[str]:
         """Return the greedy answers of the untrained weights of ``policy``, with at most ``most`` tokens each.

@@ -50,7 +50,7 @@ def choose(branches: list[Episode], how: str, keep: int, rng: random.Random) -> 
             "frequent"
         )
     picked = (rng.choices(going, k=speakers) for _ in range(keep))
-    return [[(episode, episode.sent[-1][s]) for s, episode in enumerate(own)] for own in picked]
+    return [[(episode, episode.sent[-1][s]) for s, episode in enumerate(episodes)] for episodes in picked]
 
 
 def _frequent(branches: list[Episode], going: list[Episode], speakers: int, keep: int, rng: random.Random) -> Chosen:

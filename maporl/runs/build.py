@@ -217,12 +217,12 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
     root = checkpoint / "policies" if (checkpoint / "policies").is_dir() else checkpoint
     for policy in policies.values():
         if policy.trainable:
-            own = below(root, policy.name)
-            if not own.is_dir():
+            folder = below(root, policy.name)
+            if not folder.is_dir():
                 raise CheckpointError(
                     f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
                 )
-            load_weights(policy.model, policy.adapter, own)
+            load_weights(policy.model, policy.adapter, folder)
         elif has_weights(initial := below(checkpoint.parent / INITIAL, policy.name)):
             load_weights(policy.model, policy.adapter, initial)
 
@@ -244,10 +244,8 @@ def _warm_start(run: ResolvedRun, team: Team, device: torch.device, quiet: bool)
 
 
 def _begin_once(run: ResolvedRun, team: Team, device: torch.device, quiet: bool) -> None:
-    """Warm-start the team if it is to be, and keep it in the run's ``initial/``; or read it from there.
-
-    These weights are PPO's reference, and they must be the same after resuming.
-    """
+    """Warm-start the team if it is to be, and keep it in the run's ``initial/``; or read it from there."""
+    # these weights are PPO's reference, and they must be the same after resuming
     initial = Path(run.config.output_dir) / INITIAL
     if not distributed.is_main():
         distributed.barrier()  # wait until the main process has written it

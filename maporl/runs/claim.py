@@ -29,9 +29,9 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     config = run.config
     if resume:
         must_hold_run(folder)
-        kept = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
-        moved = _with_on_change(replace(kept, pythonpath=config.pythonpath, cluster=config.cluster), config)
+        moved = _with_on_change(replace(saved, pythonpath=config.pythonpath, cluster=config.cluster), config)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
@@ -50,7 +50,7 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
-        if moved != kept:
+        if moved != saved:
             replace_file(folder / CONFIG, to_yaml(moved))
     else:
         replace_file(folder / CONFIG, to_yaml(config))
@@ -96,9 +96,9 @@ def _changed_lines(old: str, new: str) -> str:
     return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
 
 
-def _with_on_change(kept: Config, config: Config) -> Config:
-    """Return ``kept`` with what ``config`` says of another verifier: a run that stopped for one may go on with it."""
-    was, now = kept.reward.verifier, config.reward.verifier
+def _with_on_change(saved: Config, config: Config) -> Config:
+    """Return ``saved`` with what ``config`` says of another verifier: a run that stopped for one may go on with it."""
+    was, now = saved.reward.verifier, config.reward.verifier
     if was is None or now is None:
-        return kept
-    return replace(kept, reward=replace(kept.reward, verifier=replace(was, on_change=now.on_change)))
+        return saved
+    return replace(saved, reward=replace(saved.reward, verifier=replace(was, on_change=now.on_change)))

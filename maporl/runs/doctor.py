@@ -58,30 +58,30 @@ class Finding:
 def examine() -> list[Finding]:
     """Return all findings, in order."""
     versions = _versions()
-    broken = {found.what for found in versions if found.state != "fine"}
+    broken = {finding.what for finding in versions if finding.state != "fine"}
     devices = [] if "torch" in broken else [*_devices(), *_stale_locks()]
     return [*versions, *devices, *_features(), *([] if broken else _groups()), *_surroundings()]
 
 
 def _versions() -> list[Finding]:
-    found = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
+    findings = [Finding("python", "fine", f"{platform.python_version()}, {sys.executable}")]
     for package in PACKAGES:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module(package)
-            found.append(Finding(package, "fine", version(package)))
+            findings.append(Finding(package, "fine", version(package)))
         except PackageNotFoundError:
-            found.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
+            findings.append(Finding(package, "fine", "not installed as a package: this is a checkout"))
         except Exception as error:  # a broken installation may raise anything
-            found.append(
+            findings.append(
                 Finding(
                     package,
                     "broken",
                     f"{type(error).__name__}: {one_line(error, 200)}; pip install {package}",
                 )
             )
-    return found
+    return findings
 
 
 def _devices() -> list[Finding]:
@@ -93,8 +93,8 @@ def _devices() -> list[Finding]:
     threads = Finding(
         "processor", "fine", f"{usable_cores()} cores for this process, torch uses {torch.get_num_threads()} threads"
     )
-    if found := accelerators():
-        return [threads, *(Finding(f"GPU {device.index}", "fine", _described(device)) for device in found)]
+    if devices := accelerators():
+        return [threads, *(Finding(f"GPU {device.index}", "fine", _described(device)) for device in devices)]
     why = "torch is a build for CPUs" if torch.version.cuda is None else "no driver or no device"
     return [threads, Finding("GPU", "missing", f"none ({why}); tiny and small models train on the processor")]
 
@@ -122,29 +122,26 @@ def _stale_locks() -> list[Finding]:
 
 
 def _features() -> list[Finding]:
-    found = []
+    findings = []
     for what, package, extra in FEATURES:
         if importlib.util.find_spec(package) is not None:
-            found.append(Finding(what, "fine", f"{package} {_version(package)}"))
+            findings.append(Finding(what, "fine", f"{package} {_version(package)}"))
         else:
-            found.append(Finding(what, "missing", install_command(extra)))
+            findings.append(Finding(what, "missing", install_command(extra)))
     from maporl.sandbox.sandbox import Sandbox, SandboxError
 
     try:
         with Sandbox(cache=False) as sandbox:
             walls = sandbox.walls()
     except SandboxError as error:
-        return [*found, Finding("sandbox for programs", "missing", str(error))]
+        return [*findings, Finding("sandbox for programs", "missing", str(error))]
     inside = sandbox.kind == "bubblewrap"
     detail = ", ".join(walls) if inside else f"{', '.join(walls)}, without bubblewrap: {install_command('sandbox')}"
-    return [*found, Finding("sandbox for programs", "fine" if inside else "missing", detail)]
+    return [*findings, Finding("sandbox for programs", "fine" if inside else "missing", detail)]
 
 
 def _groups() -> list[Finding]:
-    """Return whether policies can be in groups of processes, and the devices and the memory that Ray has for them.
-
-    Nothing is started for it.
-    """
+    """Return whether policies can be in groups, and the devices and the memory that Ray has. Nothing is started."""
     import psutil
 
     from maporl.backends.joining import SHARED_MEMORY
@@ -156,11 +153,11 @@ def _groups() -> list[Finding]:
         check_installed()
     except ConfigError as error:
         return [Finding(what, "missing", str(error).removeprefix("cluster.backend: "))]
-    found = sum(device.type == "cuda" for device in accelerators())  # those that Ray counts
+    gpus = sum(device.type == "cuda" for device in accelerators())  # those that Ray counts
     memory = psutil.virtual_memory()
-    each = "each process of a group can have its own" if found else "the processes of groups share the processor"
+    each = "each process of a group can have its own" if gpus else "the processes of groups share the processor"
     told = (
-        f"ray {_version('ray')}; {found} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} "
+        f"ray {_version('ray')}; {gpus} GPUs: {each}; {memory.available / 2**30:.0f} of {memory.total / 2**30:.0f} "
         "GiB free"
     )
     return [Finding(what, "fine", told), *_shared_memory(OBJECT_STORE, SHARED_MEMORY)]
@@ -183,7 +180,7 @@ def examine_cluster(address: str) -> list[Finding]:
             cluster.end()
     except (ConfigError, ConnectionError) as error:
         return [Finding(what, "missing", str(error).removeprefix("cluster: "))]
-    here, found = replace(facts_here(str(nowhere)), mark=""), []
+    here, findings = replace(facts_here(str(nowhere)), mark=""), []
     for name, (there, told) in facts.items():
         has = ", ".join(f"{count:g} {kind}" for kind, count in devices[name].items())
         if there.shared_memory is not None:
@@ -191,21 +188,21 @@ def examine_cluster(address: str) -> list[Finding]:
         try:
             warned = check_facts(here, {name: (replace(there, mark=""), told)}, "", nowhere, 0)
         except ConfigError as error:
-            found.append(Finding(f"machine {name}", "missing", f"{has}; {error}"))
+            findings.append(Finding(f"machine {name}", "missing", f"{has}; {error}"))
         else:
             state: Literal["fine", "missing"] = "missing" if warned else "fine"
-            found.append(Finding(f"machine {name}", state, "; ".join([has, *warned])))
-    return found
+            findings.append(Finding(f"machine {name}", state, "; ".join([has, *warned])))
+    return findings
 
 
 def _shared_memory(needed: int, folder: Path) -> list[Finding]:
     """Return whether ``folder``, the shared memory of Linux, has the bytes through which samples and weights go."""
     from maporl.backends.joining import free_shared_memory
 
-    found = free_shared_memory(folder)
-    if found is None:  # another system
+    free_bytes = free_shared_memory(folder)
+    if free_bytes is None:  # another system
         return []
-    free, most = found / 2**30, needed / 2**30
+    free, most = free_bytes / 2**30, needed / 2**30
     if free >= most:
         return [Finding("shared memory", "fine", f"{free:.1f} GiB free in {folder}; groups take up to {most:.0f}")]
     why = f"{free:.1f} GiB free in {folder}, and groups take up to {most:.0f}; Ray then uses the disk, which is slow"

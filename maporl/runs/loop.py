@@ -116,7 +116,7 @@ class Loop:
         weights = self._part("initial", self._write_initial)
         self._evaluate(weights, self.folder / BEFORE)
         figures: list[dict[str, Any]] = []
-        kept = self.folder / BEFORE
+        accepted = self.folder / BEFORE
         for number in range(1, self.config.loop.rounds + 1):
             start = weights
             sample = self._part(f"round-{number}/sample", partial(self._sample, number=number, weights=start))
@@ -128,13 +128,13 @@ class Loop:
             self._warn_untrained(number)
             ended = self._part(f"round-{number}/evaluate", partial(self._evaluate_into, weights=weights))
             figures.append(self._figures(number, ended))
-            if self._accepted(kept, ended / EVALUATION):
-                kept = ended / EVALUATION
+            if self._accepted(accepted, ended / EVALUATION):
+                accepted = ended / EVALUATION
             else:
                 weights, figures[-1]["accepted"] = start, 0
                 self.tell(f"warning: round {number}: the held-out score fell, so its weights are not kept")
             self._record(number, sample, figures[-1])
-        self._end(weights, kept)
+        self._end(weights, accepted)
         replace_file(self.folder / "rounds.json", json.dumps(figures, indent=1))
         return figures
 
@@ -147,7 +147,7 @@ class Loop:
             return
         run.rewind(number - 1)  # a kill, or a hand, may have left the one without the other
         run.add_dialogues(number, [without_tokens(d) for d in logged])
-        stages = [{name: own for name, own in stage.items() if name != "utterances"} for stage in figures["stages"]]
+        stages = [{name: value for name, value in stage.items() if name != "utterances"} for stage in figures["stages"]]
         held_out = Evaluation.from_json(figures["evaluation"]) if figures["evaluation"] else None
         asked = number * len({d.prompt for d in dialogues})
         run.add_metrics(
@@ -207,12 +207,12 @@ class Loop:
             )
             dialogues = play_branched(driver, examples, config.branching, worth)
             player.world.check_lost(dialogues)
-            kept = [dialogue for dialogue in dialogues if not dialogue.lost]
+            complete = [dialogue for dialogue in dialogues if not dialogue.lost]
             try:
-                player.scorer.credit(kept, task)
+                player.scorer.credit(complete, task)
             finally:
                 player.world.drop_scored(dialogues)
-            played += kept
+            played += complete
         player.world.close()
         record_verifiers(self.folder, number, sources)
         (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")

@@ -136,8 +136,7 @@ class StageRun:
                 continue
             below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             with tempfile.TemporaryDirectory() as scratch:
-                own = train_turn_critic(self.config, section, policy, mine, Path(scratch), self.quiet)
-            figures[policy.name] |= own
+                figures[policy.name] |= train_turn_critic(self.config, section, policy, mine, Path(scratch), self.quiet)
             save_policy_weights(
                 policy.model, policy.adapter, policy.tokenizer, below(folder / TURN_CRITIC, policy.name)
             )
@@ -146,11 +145,7 @@ class StageRun:
         _write_manifest(folder, {"utterances": ""} | figures)
 
     def _ranked(self, folder: Path, builder: RankHalves, states: Sequence[Row]) -> list[Pair]:
-        """Sample candidates in ``states``, rank them by the round's critics of turns, and return the pairs.
-
-        Raises:
-            RunError: no policy has a critic, or in all states all candidates are equal.
-        """
+        """Sample candidates in ``states``, rank them by the round's critics of turns, and return the pairs."""
         config, before = self.config, self.config.loop.stages[: self.position]
         number, learned = [(n, one) for n, one in enumerate(before) if isinstance(one, TurnCriticStage)][-1]
         trained = self.root / f"round-{self.number}/train-{number + 1}"
@@ -176,10 +171,10 @@ class StageRun:
                 )
                 load_weights(critic.model, critic.adapter, below(trained / TURN_CRITIC, name))
                 key = (config.seed, "rank_halves", self.number, self.position)
-                found = sample_candidates(
+                groups = sample_candidates(
                     self.run, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key
                 )
-                flat = [row for group in found for row in group]
+                flat = [row for group in groups for row in group]
                 reads = [
                     read_by_critic(critic.tokenizer, row, said[row.place][0].example, learned.privileged)
                     for row in flat
@@ -188,10 +183,10 @@ class StageRun:
                 by_reference = reads if builder.reference_reads == "answer" else plain
                 values = turn_advantages(critic, reference.policies[name], reads, by_reference)
                 ranked = iter([replace(row, value=value) for row, value in zip(flat, values, strict=True)])
-                for group in found:
-                    own = [next(ranked) for _ in group]
-                    file.write(written(own))
-                    pairs += builder.paired(own)
+                for group in groups:
+                    candidates = [next(ranked) for _ in group]
+                    file.write(written(candidates))
+                    pairs += builder.paired(candidates)
         if not pairs:
             raise RunError(
                 f"{self._place}: no pairs were made in {len(states)} states, because all candidates of a state are "
@@ -219,7 +214,7 @@ class StageRun:
         """Train each policy on its own rows."""
         section, where = self.section, self._place
         dialogues = dialogues_of(self.sample)
-        own: dict[str, list[Row | Pair]] = {}
+        training_rows: dict[str, list[Row | Pair]] = {}
         references = {"round": self.start, "initial": self.root / INITIAL}
         reference = section.reference if isinstance(section, PreferenceStage) else None
         judge = team_with(self.config, references[reference]) if reference in references else None
@@ -237,11 +232,11 @@ class StageRun:
             manifest[policy.name] = described(mine)
             if mine:
                 check_both_kinds(manifest[policy.name], where, policy.name)
-                own[policy.name] = mine
+                training_rows[policy.name] = mine
                 below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             elif policy.name in spoke:
                 self.tell(f"warning: {where}: no rows for policy {policy.name!r}; its weights stay as they are")
-        for name, figures in self._train_policies(team, judge, own).items():
+        for name, figures in self._train_policies(team, judge, training_rows).items():
             manifest[name] |= figures
         save_team(team, folder)
         _write_manifest(folder, manifest)
@@ -258,19 +253,21 @@ class StageRun:
         assert isinstance(section, PolicyStage)
         with tempfile.TemporaryDirectory() as scratch:
             if isinstance(section, DPOStage) and section.joint:
-                pairs = {name: [row for row in own if isinstance(row, Pair)] for name, own in rows.items()}
+                pairs = {
+                    name: [row for row in policy_rows if isinstance(row, Pair)] for name, policy_rows in rows.items()
+                }
                 return train_jointly(self.config, section, team.policies, pairs, Path(scratch), self.quiet, references)
             return {
                 name: train_stage(
                     self.config,
                     section,
                     team.policies[name],
-                    own,
+                    policy_rows,
                     Path(scratch),
                     self.quiet,
                     references.get(name),
                 )
-                for name, own in rows.items()
+                for name, policy_rows in rows.items()
             }
 
 

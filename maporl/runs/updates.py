@@ -57,7 +57,7 @@ def train_by_updates(
     finally:
         forget_verifiers()
     metrics = RunFolder(run).read_metrics()
-    return {"dialogues": metrics[-1]["episode"], "score": fmean(_score(found) for found in metrics)}
+    return {"dialogues": metrics[-1]["episode"], "score": fmean(_score(record) for record in metrics)}
 
 
 def paid_by(reward: RewardSection, weights: Path) -> RewardSection:

@@ -76,7 +76,7 @@ class DiskCache:
 
     def get(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return the known records among ``keys``, by key."""
-        found: dict[str, dict[str, Any]] = {}
+        records: dict[str, dict[str, Any]] = {}
         damaged: list[tuple[str]] = []
 
         def look_up(db: sqlite3.Connection) -> None:
@@ -88,7 +88,7 @@ class DiskCache:
                     if record is None:
                         damaged.append((key,))
                     else:
-                        found[key] = record
+                        records[key] = record
             if damaged:
                 logger.warning("%s: %d damaged records are dropped", self.path, len(damaged))
                 db.executemany("DELETE FROM verdicts WHERE key = ?", damaged)
@@ -97,7 +97,7 @@ class DiskCache:
             self._in_the_file(look_up)
         except sqlite3.Error as error:
             logger.warning("%s: cannot be read (%s); what it holds counts as unknown", self.path, error)
-        return found
+        return records
 
     def put(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Add records. A record that another process has added already stays."""
@@ -123,10 +123,8 @@ class DiskCache:
         self._in_the_file(create)
 
     def _in_the_file(self, work: Callable[[sqlite3.Connection], Any]) -> None:
-        """Do ``work`` with the file. If another process writes it, wait for that, and begin again.
-
-        SQLite itself would wait too, and hear no signals meanwhile.
-        """
+        """Do ``work`` with the file. If another process writes it, wait for that, and begin again."""
+        # SQLite itself would wait too, and hear no signals meanwhile
         end = time.monotonic() + _PATIENCE
         while True:
             try:

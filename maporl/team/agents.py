@@ -93,8 +93,8 @@ class Voice:
 
     def add_stop_strings(self, strings: Sequence[str]) -> None:
         """Let completions end with one of ``strings`` too."""
-        known = () if self.stop_strings is None else self.stop_strings.strings
-        self.stop_strings = StopStrings.of(self.tokenizer, list(dict.fromkeys([*known, *strings])))
+        current = () if self.stop_strings is None else self.stop_strings.strings
+        self.stop_strings = StopStrings.of(self.tokenizer, list(dict.fromkeys([*current, *strings])))
 
     def check_length(self, prompt: int, new: int, label: str) -> None:
         """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more tokens.

@@ -39,8 +39,7 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
 
 
 def _central_critic(name: str, agent: AgentSection, key: str, config: Config) -> Iterator[Fault]:
-    """Yield why the critic that agents share cannot be a copy of each one's model, or one device cannot hold
-    everything."""
+    """Yield why the shared critic cannot be a copy of each agent's model, or one device cannot hold everything."""
     if agent.load_in_4bit or agent.load_in_8bit:
         what = f"'central' trains a copy of agents.{name}'s model, which is quantized"
         yield Fault(key, what, "use critic: head")
@@ -61,8 +60,7 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
 
 
 def _untrained_weights(config: Config) -> Iterator[Fault]:
-    """Yield the option that asks the weights before training where they are not kept: under adapters, or as PPO's
-    reference."""
+    """Yield the option that asks the weights before training where no adapter and no reference keeps them."""
     asked = None if config.loop.stages else asks_untrained(config.restate, config.reward.sources)  # a loop loads them
     if not asked or config.ppo.kl_coef != 0:
         return

@@ -128,9 +128,9 @@ def load_agents(
                 elsewhere = only is not None and policy not in only
                 drawn = elsewhere and section.tiny is not None  # so that the next random model is the same everywhere
                 with torch.device("meta") if elsewhere and not drawn else nullcontext():
-                    own = {} if elsewhere else bases
+                    shared_bases = {} if elsewhere else bases
                     read = weights and not elsewhere
-                    model = _load_policy(name, policy, section, tokenizers[name], own, read, places, receives)
+                    model = _load_policy(name, policy, section, tokenizers[name], shared_bases, read, places, receives)
                 if drawn:
                     model.to("meta")  # type: ignore[arg-type]  # its decorator hides the signature
                 adapter = policy if isinstance(model, PeftModel) else None
@@ -195,10 +195,8 @@ def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) ->
 
 
 def _check_vocabulary(where: str, section: AgentSection, tokenizer: Tokenizer) -> None:
-    """Check that the template renders a short chat, and that the model knows every token id that text may become.
-
-    Some tokenizers have added tokens beyond the model's vocabulary. They do no harm if no text is encoded by them.
-    """
+    """Check that the template renders a short chat, and that the model knows every token id that text may become."""
+    # some tokenizers have added tokens beyond the model's vocabulary, which do no harm if no text is encoded by them
     messages = [{"role": "system", "content": "."}] if section.system else []
     messages += [{"role": role, "content": "."} for role in ("user", "assistant", "user")]
     try:

@@ -123,23 +123,23 @@ class SavedTeam:
                 return {"engine": "transformers"}
             self.only_in_python[f"engines.{agent.name}"] = f"engine {agent.engine!r}"
             return {"engine": IN_PYTHON}
-        given: Any = options or {}
-        plain = self._without_secrets(asdict(given) if is_dataclass(given) else given, agent.name)  # type: ignore[arg-type]  # an instance
+        settings: Any = options or {}
+        plain = self._without_secrets(asdict(settings) if is_dataclass(settings) else settings, agent.name)  # type: ignore[arg-type]  # an instance
         return {"engine": agent.engine, entry.section or "engine_options": plain or None}
 
     def _without_secrets(self, options: Mapping[str, Any], agent: str) -> dict[str, Any]:
         """Return an engine's options without what looks like a key or a password. A program passes these again."""
-        kept: dict[str, Any] = {}
+        public: dict[str, Any] = {}
         for key, value in options.items():
             if isinstance(value, Mapping):
-                kept[key] = self._without_secrets(value, agent)
+                public[key] = self._without_secrets(value, agent)
                 continue
             addresses = value if isinstance(value, list) else [value]
             if value and (_SECRET.search(key) or any(isinstance(one, str) and _LOGIN.search(one) for one in addresses)):
                 self.only_in_python[f"engines.{agent}.{key}"] = "a secret"
             else:
-                kept[key] = value
-        return kept
+                public[key] = value
+        return public
 
     def _model(self, agent: str, policies: tuple[Policy, ...]) -> dict[str, Any]:
         """Return what the section says of the weights that speak for an agent."""
@@ -213,8 +213,8 @@ def _quantized(policy: Policy) -> dict[str, bool]:
 
 def _attention(base: Any) -> str | None:
     """Return the attention implementation of a model, or None if it is what transformers chooses by itself."""
-    own = base.config._attn_implementation
-    return own if own in ATTENTIONS and own != ("sdpa" if base._supports_sdpa else "eager") else None
+    attention = base.config._attn_implementation
+    return attention if attention in ATTENTIONS and attention != ("sdpa" if base._supports_sdpa else "eager") else None
 
 
 def _options(policy: Policy) -> dict[str, Any]:

@@ -105,8 +105,8 @@ class Team:
     def sampling(self, given: TeamSampling | None = None) -> TeamSampling:
         """Return ``given`` with the agents' own sampling, which they have in training. That in ``given`` wins."""
         given = given or TeamSampling()
-        own = {name: agent.sampling for name, agent in self.agents.items() if agent.sampling is not None}
-        return replace(given, agents=own | dict(given.agents))
+        by_agent = {name: agent.sampling for name, agent in self.agents.items() if agent.sampling is not None}
+        return replace(given, agents=by_agent | dict(given.agents))
 
     def find_stop_ids(self, options: PPOOptions) -> None:
         """Fill in the token ids and the strings that end completions, for every policy.
@@ -180,10 +180,10 @@ class Team:
         """
         empty: dict[int, nn.Parameter] = {}  # tied parameters stay tied
         for module in (module for policy in self.policies.values() for module in policy.model.modules()):
-            for name, own in module._parameters.items():
-                if own is not None and not own.is_meta:
+            for name, weight in module._parameters.items():
+                if weight is not None and not weight.is_meta:
                     value = empty.setdefault(
-                        id(own), nn.Parameter(torch.empty_like(own.data, device="meta"), own.requires_grad)
+                        id(weight), nn.Parameter(torch.empty_like(weight.data, device="meta"), weight.requires_grad)
                     )
                     module._parameters[name] = value
 

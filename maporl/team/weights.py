@@ -27,17 +27,17 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
     """
     for name, policy in policies.items():
         places = (below(weights_of(folder), name), below(folder / INITIAL, name))
-        own = next((path for path in places if has_weights(path)), None)
-        known = policy.adapter is None and policy.model.config._name_or_path == str(own)
-        if own is not None and not known:
-            load_weights(policy.model, policy.adapter, own)
+        weights = next((path for path in places if has_weights(path)), None)
+        loaded = policy.adapter is None and policy.model.config._name_or_path == str(weights)
+        if weights is not None and not loaded:
+            load_weights(policy.model, policy.adapter, weights)
 
 
 def load_initial(policies: Iterable[Policy], initial: Path) -> None:
     """Load the weights in ``initial`` into those ``policies`` that have some there."""
     for policy in policies:
-        if has_weights(own := below(initial, policy.name)):
-            load_unless_received(policy, own)
+        if has_weights(weights := below(initial, policy.name)):
+            load_unless_received(policy, weights)
 
 
 def load_unless_received(policy: Policy, folder: Path) -> None:

@@ -72,18 +72,18 @@ class Advantages:
         if not batches:
             return {}, {}
         rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
-        known = [entry for entries in columns.values() for entry in entries]
+        row_columns = [entry for entries in columns.values() for entry in entries]
         if return_of(self.config).per_token:
-            self._number_groups(batches, rows, known)
-            self._over_tokens(batches, rows, known)
+            self._number_groups(batches, rows, row_columns)
+            self._over_tokens(batches, rows, row_columns)
             metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
             if self.config.scale != "none":
                 whiten_groups(list(batches.values()))
         else:
-            spreads = self._over_rows(batches, rows, [*known, *others])
+            spreads = self._over_rows(batches, rows, [*row_columns, *others])
             metrics = {name: row_metrics(batch, self.options) | spreads[name] for name, batch in batches.items()}
         if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
-            for (policy, row), share in zip(rows, turn_shares(known), strict=True):
+            for (policy, row), share in zip(rows, turn_shares(row_columns), strict=True):
                 batches[policy].weight[row] *= share
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
@@ -118,10 +118,10 @@ class Advantages:
         gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
         if any(transform.needs_untrained_rows for transform in self.transforms):
-            known = {c.name for part in columns.values() for c in part}
-            others = distributed.all_gather_lists(untrained_columns(batch.dialogues, known))
-        assigned, kept = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
-        batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in kept.items()}
+            trained = {c.name for part in columns.values() for c in part}
+            others = distributed.all_gather_lists(untrained_columns(batch.dialogues, trained))
+        assigned, weighted = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
+        batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in weighted.items()}
         return {name: metrics[name] | assigned[name] for name in metrics}
 
     # -- over tokens --------------------------------------------------------------------------------------------------
@@ -169,12 +169,9 @@ class Advantages:
             batches[policy].returns[row, span] = row_returns
 
     def _end_turns(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
-        """Replace the reward of each utterance's last token by the lambda-return of GAE over an agent's utterances.
-
-        That is the first level of VAGEN's bi-level GAE (arXiv 2510.16907), in which an utterance's reward and value are
-        those of its last token. GAE within each utterance is the second: its last token then has the advantage of the
-        utterance.
-        """
+        """Replace the reward of each utterance's last token by the lambda-return of GAE over an agent's utterances."""
+        # the first level of VAGEN's bi-level GAE (arXiv 2510.16907): an utterance's reward and value are those of its
+        # last token; GAE within each utterance is the second, which gives its last token the utterance's advantage
         ends = [(policy, (row, batches[policy].tree.lengths[row] - 1)) for policy, row in rows]
         earned = torch.stack([rewards[policy][place] for policy, place in ends]).unsqueeze(0)
         values = torch.stack([batches[policy].values[place] for policy, place in ends]).unsqueeze(0)
@@ -186,12 +183,8 @@ class Advantages:
     # -- one number for each utterance --------------------------------------------------------------------------------
 
     def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
-        """Give all tokens of an utterance one advantage. The critic's value is that of the utterance's first token, or
-        of its last one if the baseline reads what was said.
-
-        Returns:
-            By policy, how much the returns in its groups differ (:func:`group_spreads`), if groups are compared.
-        """
+        """Give all tokens of an utterance one advantage. Return by policy how much the returns in its groups differ."""
+        # the critic's value is that of the first token, or of the last one if the baseline reads what was said
         after = baseline_of(self.config).reads_after
         judged = {name: _one_sampled(batch.sampled_mask, last=after) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
@@ -201,7 +194,7 @@ class Advantages:
             rewards = {name: token_rewards(batch, self.options).sum(1).tolist() for name, batch in batches.items()}
         others = columns[len(rows) :]
         reward, score = (
-            [own[policy][row] for policy, row in rows] + [c.credit for c in others] for own in (rewards, scores)
+            [amounts[policy][row] for policy, row in rows] + [c.credit for c in others] for amounts in (rewards, scores)
         )
         value = None
         if baseline_of(self.config).needs_critic:
@@ -223,8 +216,8 @@ class Advantages:
         owners = [policy for policy, _ in rows]
         metrics = {name: group_spreads(estimates, compared, owners, name) for name in batches}
         if compared and any(transform.drops for transform in self.transforms):
-            for name, own in metrics.items():
-                own["frac_groups_dropped"] = share_dropped(estimates, compared, owners, name)
+            for name, policy_metrics in metrics.items():
+                policy_metrics["frac_groups_dropped"] = share_dropped(estimates, compared, owners, name)
         return metrics
 
 
@@ -261,10 +254,10 @@ def group_spreads(estimates: Estimates, groups: Sequence[Sequence[int]], owners:
     returns, weights = estimates.targets.tolist(), estimates.weights.tolist()
     spreads = []
     for members in groups:
-        kept = [i for i in members if i < len(owners) and weights[i] > 0]
-        if len(kept) > 1 and policy in {owners[i] for i in kept}:
-            found = [returns[i] for i in kept]
-            spreads.append(statistics.stdev(found) if differ(found) else 0.0)
+        trained = [i for i in members if i < len(owners) and weights[i] > 0]
+        if len(trained) > 1 and policy in {owners[i] for i in trained}:
+            group_returns = [returns[i] for i in trained]
+            spreads.append(statistics.stdev(group_returns) if differ(group_returns) else 0.0)
     if not spreads:
         return {}
     return {
@@ -279,9 +272,9 @@ def share_dropped(estimates: Estimates, groups: Sequence[Sequence[int]], owners:
     The arguments are those of :func:`group_spreads`.
     """
     weights = estimates.weights.tolist()
-    own = [[i for i in members if i < len(owners) and owners[i] == policy] for members in groups]
-    kept = [any(weights[i] > 0 for i in members) for members in own if members]
-    return kept.count(False) / len(kept) if kept else 0.0
+    policy_groups = [[i for i in members if i < len(owners) and owners[i] == policy] for members in groups]
+    trained = [any(weights[i] > 0 for i in members) for members in policy_groups if members]
+    return trained.count(False) / len(trained) if trained else 0.0
 
 
 def _spread(
@@ -300,10 +293,8 @@ def _spread(
 
 
 def _one_sampled(mask: Tensor, last: bool) -> Tensor:
-    """Return a mask of each row's first or ``last`` sampled token.
-
-    The value of a token is that of the state before it.
-    """
+    """Return a mask of each row's first or ``last`` sampled token."""
+    # the value of a token is that of the state before it
     place = mask.cumsum(1)
     return mask & (place == (mask.sum(1, keepdim=True) if last else 1))
 
@@ -312,11 +303,11 @@ def _must_be_sums(batch: TurnBatch) -> None:
     """Check that what each row earned is the weighted sum of its own rewards, if these are compared apart."""
     parts, weights = batch.parts or {}, batch.part_weights or {}
     for i in batch.rows() if parts else []:
-        own = sum(weights.get(name, 1.0) * (values[i] or 0.0) for name, values in parts.items())
-        if abs(own - batch.reward[i]) > 1e-5 * max(1.0, abs(own)):
+        total = sum(weights.get(name, 1.0) * (values[i] or 0.0) for name, values in parts.items())
+        if abs(total - batch.reward[i]) > 1e-5 * max(1.0, abs(total)):
             raise ConfigError(
                 "advantage.multi_objective_aggregation: normalize_then_sum compares each reward of an utterance "
                 f"alone, but an utterance of agent {(batch.agent or ['?'])[i]!r} with the rewards "
                 f"{ ({n: v[i] for n, v in parts.items()}) } is credited with {batch.reward[i]:g} and not with their "
-                f"weighted sum {own:g}; set sum_then_normalize"
+                f"weighted sum {total:g}; set sum_then_normalize"
             )

@@ -55,7 +55,7 @@ class Collector:
             scorer.meet(batch.dialogues)
             scorer.credit(batch.dialogues, batch.task, batch.number)
             varied = with_reward_variance(batch.dialogues)
-            kept = [d for d in batch.dialogues if d.prompt in varied]
+            with_variance = [d for d in batch.dialogues if d.prompt in varied]
             self.player.world.drop_scored([d for d in batch.dialogues if d.prompt not in varied])
             if varied.issuperset(numbers):
                 if (
@@ -66,7 +66,7 @@ class Collector:
             others = [place + self._batch_size for place in numbers if place not in varied]
             numbers = [place for place in numbers if place in varied] + others
             examples = [batch.task[self._drawn(batch, place)] for place in others]
-            dialogues = kept + self._play(batch, examples, past, others)
+            dialogues = with_variance + self._play(batch, examples, past, others)
             batch.dialogues = sorted(dialogues, key=lambda d: d.prompt % self._batch_size)
 
     def _drawn(self, batch: TeamUpdateBatch, number: int) -> int:
@@ -84,11 +84,8 @@ class Collector:
 
     @contextmanager
     def _past_speaker(self, batch: TeamUpdateBatch) -> Iterator[str | None]:
-        """Yield the past policy that speaks in this update, if one does. Its weights are whole, and the engines have
-        them.
-
-        All processes come here once in an update. They resample different numbers of times, and ``sync`` waits for all.
-        """
+        """Yield the past policy that speaks in this update, if one does, with whole weights that engines have."""
+        # all processes come here once an update: they resample different numbers of times, and ``sync`` waits for all
         past = None if self.past is None else self.past.speaking(batch.number)
         if self.past is None or past is None:
             yield None

@@ -89,7 +89,7 @@ class _Description:
     def values(self) -> dict[str, Any]:
         parts, args = self.parts, self.parts.args
         task = self._task()
-        found = {
+        values = {
             "output_dir": str(args.output_dir),
             "task": task,
             "agents": self.team.sections(),
@@ -111,22 +111,22 @@ class _Description:
             "tools": self._tools(),
             "environments": self._environments(),
         }  # fmt: skip
-        self._add_sampling(found)
+        self._add_sampling(values)
         for agent, grant in self.parts.tools.grants.items():
             if grant.tools:
-                found["agents"][agent]["tools"] = list(grant.tools)
+                values["agents"][agent]["tools"] = list(grant.tools)
         only = self.only_in_python | self.team.only_in_python
-        return found | {"pythonpath": list(self.folders), "only_in_python": only}
+        return values | {"pythonpath": list(self.folders), "only_in_python": only}
 
-    def _add_sampling(self, found: dict[str, Any]) -> None:
+    def _add_sampling(self, values: dict[str, Any]) -> None:
         """Add how agents and roles are sampled to the sections that say so."""
         sampling = self.parts.sampling
-        for agent, own in sampling.agents.items():
-            found["agents"][agent]["sampling"] = _plain(dataclasses.asdict(own))
+        for agent, options in sampling.agents.items():
+            values["agents"][agent]["sampling"] = _plain(dataclasses.asdict(options))
         for section, entries in (("protocol", sampling.roles), ("evaluation", sampling.held_out)):
             if entries:
-                plain = {name: _plain(dataclasses.asdict(own)) for name, own in entries.items()}
-                found[section]["sampling"] = plain
+                plain = {name: _plain(dataclasses.asdict(options)) for name, options in entries.items()}
+                values[section]["sampling"] = plain
 
     # -- parts with a class ---------------------------------------------------------------------------------------
 
@@ -155,10 +155,10 @@ class _Description:
             self.only_in_python["protocol"] = f"{_called(self.parts.protocol)} with options that cannot be written down"
         return section
 
-    def _named(self, key: str, known: Mapping[str, Any], part: Any) -> dict[str, Any]:
+    def _named(self, key: str, registry: Mapping[str, Any], part: Any) -> dict[str, Any]:
         """Return the name and the options of a task or a protocol. Options that cannot be written down are left out."""
         kind = unjudged_kind(part) if isinstance(part, Protocol) else type(part)
-        name = next((name for name, own in known.items() if own is kind and _comes_with_maporl(own)), None)
+        name = next((name for name, entry in registry.items() if entry is kind and _comes_with_maporl(entry)), None)
         if name is None and dataclasses.is_dataclass(part):
             name = self._imported(kind)
         if name is None:
@@ -182,23 +182,23 @@ class _Description:
 
     def _tools(self) -> dict[str, Any]:
         """Return the tools that are functions which another process can import. The others are listed."""
-        found = {}
+        tools = {}
         for name, tool in self.parts.tools.world.tools.items():
             imported = self._imported(tool.run)
             if imported is None or not _works(partial(_must_be_made_so, tool)):
                 self.only_in_python[f"tools.{name}"] = _called(tool.run)
-            found[name] = {"use": imported or _called(tool.run)}
-        return found
+            tools[name] = {"use": imported or _called(tool.run)}
+        return tools
 
     def _environments(self) -> dict[str, Any]:
-        found = {}
+        sections = {}
         for name, spec in self.parts.tools.world.environments.items():
             imported = self._imported(spec.part)
             if imported is None:
                 self.only_in_python[f"environments.{name}"] = _called(spec.part)
             section = _plain(dataclasses.asdict(spec.options))
-            found[name] = section | {"use": imported or _called(spec.part), "agents": list(spec.agents)}
-        return found
+            sections[name] = section | {"use": imported or _called(spec.part), "agents": list(spec.agents)}
+        return sections
 
     # -- sections -------------------------------------------------------------------------------------------------
 
@@ -216,34 +216,32 @@ class _Description:
 
     def _advantage(self) -> dict[str, Any]:
         section = _plain(dataclasses.asdict(self.parts.advantage))
-        for key, known in (("returns", RETURNS), ("baseline", BASELINES), ("scale", SCALES)):
-            [section[key]] = self._entries(f"training.advantage.{key}", known, [section[key]])
+        for key, registry in (("returns", RETURNS), ("baseline", BASELINES), ("scale", SCALES)):
+            [section[key]] = self._entries(f"training.advantage.{key}", registry, [section[key]])
         section["post"] = self._entries("training.advantage.post", TRANSFORMS, section["post"])
         return section
 
-    def _entries(self, key: str, known: Mapping[str, Any], entries: Sequence[Any]) -> list[Any]:
-        """Return ``entries``, which are names or ``{name: options}``, with names that another process can look up.
-
-        The program may have added parts of its own to a visible dict. They are imported by another name, or listed.
-        """
+    def _entries(self, key: str, registry: Mapping[str, Any], entries: Sequence[Any]) -> list[Any]:
+        """Return ``entries``, which are names or ``{name: options}``, with names that another process can look up."""
+        # parts that the program has added to a visible dict are imported by another name, or listed
         named = []
         for entry in entries:
             name = entry if isinstance(entry, str) else next(iter(entry))
-            own = name
-            if name in known and not _comes_with_maporl(known[name]):
-                imported = self._imported(known[name])
+            importable = name
+            if name in registry and not _comes_with_maporl(registry[name]):
+                imported = self._imported(registry[name])
                 if imported is None:
-                    self.only_in_python[f"{key}.{name}"] = _called(known[name])
-                own = imported or name
-            named.append(own if isinstance(entry, str) else {own: entry[name]})
+                    self.only_in_python[f"{key}.{name}"] = _called(registry[name])
+                importable = imported or name
+            named.append(importable if isinstance(entry, str) else {importable: entry[name]})
         return named
 
     def _schedule(self, section: dict[str, Any]) -> dict[str, Any]:
         seed = self.parts.args.seed
         stages = []
         for update, task in self.parts.curriculum:
-            own = self._named("training.curriculum", TASKS, task)
-            changed = {key: value for key, value in own.items() if section.get(key, ()) != value}
+            task_section = self._named("training.curriculum", TASKS, task)
+            changed = {key: value for key, value in task_section.items() if section.get(key, ()) != value}
             if not _same(partial(build_task, section | changed, "train", seed), task):
                 self.only_in_python[f"training.curriculum.{update}"] = _called(task)
             stages.append({"update": update, "task": changed})
@@ -285,11 +283,7 @@ class _Description:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` as YAML holds it.
-
-    Raises:
-        ValueError: it holds something else than texts, numbers, lists and mappings, or too many of them.
-    """
+    """Return ``value`` as YAML holds it: texts, numbers, lists and mappings."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -337,10 +331,8 @@ def _comes_with_maporl(part: Any) -> bool:
 
 
 def _called(part: Any) -> str:
-    """Return the name by which people find a part: that of its class, or its own if it is a class or a function.
-
-    It has no colon, so that nothing takes it for the name of something to import.
-    """
+    """Return the name by which people find a part: that of its class, or its own if it is a class or a function."""
+    # it has no colon, so that nothing takes it for the name of something to import
     named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
     return f"{_module(named)}.{named.__qualname__}"
 

@@ -13,10 +13,10 @@ def check_kinds(parts: dict[str, tuple[Any, type]]) -> None:
     Raises:
         ValueError: a part is of another kind. The message says which, and what was expected.
     """
-    for name, (given, kind) in parts.items():
-        if isinstance(given, type) and issubclass(given, kind):
-            raise ValueError(f"{name}: expected an object, got the class {given.__name__}; write {given.__name__}(...)")
-        if given is None or isinstance(given, kind):
+    for name, (part, kind) in parts.items():
+        if isinstance(part, type) and issubclass(part, kind):
+            raise ValueError(f"{name}: expected an object, got the class {part.__name__}; write {part.__name__}(...)")
+        if part is None or isinstance(part, kind):
             continue
         expected = "a mapping" if kind is Mapping else f"a maporl.{kind.__name__}"
-        raise ValueError(f"{name}: expected {expected}, got {type(given).__name__} {given!r:.60}")
+        raise ValueError(f"{name}: expected {expected}, got {type(part).__name__} {part!r:.60}")

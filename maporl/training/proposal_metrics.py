@@ -16,13 +16,13 @@ def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     A proposer that finds one question that pays may write nothing else, which these numbers show. All processes call
     this together.
     """
-    own = [
+    proposals = [
         (u.tags["question"], u.tags["accepted"])
         for dialogue in dialogues
         for u in dialogue.utterances
         if u.tags.keys() >= {"question", "accepted"}
     ]
-    made = distributed.all_gather_lists(own)
+    made = distributed.all_gather_lists(proposals)
     if not made:
         return {}
     read = [question for question, _ in made if question is not None]

@@ -119,18 +119,18 @@ class RunRecord:
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)
-        known = file.read_text(encoding="utf-8") if file.exists() else ""
-        if known and known != text:
+        earlier = file.read_text(encoding="utf-8") if file.exists() else ""
+        if earlier and earlier != text:
             if not resumes:
                 raise RunExists(
                     f"{file}: is the configuration of another run, and nothing is overwritten; choose another "
                     "output_dir, or remove the folder if nothing in it is needed"
                 )
-            self._must_be_same(parse_yaml(known, str(file)), parse_yaml(text, str(file)))
+            self._must_be_same(parse_yaml(earlier, str(file)), parse_yaml(text, str(file)))
             logger.warning(
                 "%s: resumes with other options; the earlier ones are in %s", self.folder, set_aside(file, ABANDONED)
             )
-        if known and not resumes:  # a process was killed after it had written these, and before it trained anything
+        if earlier and not resumes:  # a process was killed after it had written these, and before it trained anything
             weights = () if self._kept is not None else (INITIAL, TOKENIZERS)
             for name in (*weights, *sorted(UNTRAINED)):
                 if (self.folder / name).exists():
@@ -166,9 +166,9 @@ class RunRecord:
             RunError: the evaluation in the folder is damaged.
         """
         file = self.folder / when
-        known = distributed.broadcast_from_main(file.read_text() if distributed.is_main() and file.exists() else None)
-        if known is not None:
-            return read_evaluation(known, file)
+        text = distributed.broadcast_from_main(file.read_text() if distributed.is_main() and file.exists() else None)
+        if text is not None:
+            return read_evaluation(text, file)
         return None if play is None else record_evaluation(play(), file)
 
     def end(self, save_model: Callable[[str], None]) -> None:

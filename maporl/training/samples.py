@@ -207,10 +207,7 @@ def turn_batch(
 
 
 def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
-    """Return the row before this one on its branch, or None.
-
-    It belongs to the last earlier step that has rows. In that step it is the same agent's row, or else the last one.
-    """
+    """Return the row before this one on its branch, or None: of the last step with rows, the agent's or the last."""
     earlier = [(order, agent, name) for order, agent, name in entry.earlier if name in number]
     if not earlier:
         return None

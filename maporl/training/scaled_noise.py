@@ -60,8 +60,7 @@ def faults(advantage: AdvantageConfig, ppo: PPOOptions) -> Iterator[Fault]:
 def _scaled_groups(
     advantage: AdvantageConfig,
 ) -> Iterator[tuple[str, str, str, AdvantageConfig, Sequence[str]]]:
-    """Yield what is divided by the spread of groups: its place, what divides, how to leave that out, the advantage and
-    the key."""
+    """Yield what is divided by a group's spread: its place, the divisor, how to omit it, the advantage, the key."""
     terms = [
         ("advantage", advantage),
         *((f"advantage.plus.{n}", t.within(advantage)) for n, t in enumerate(advantage.plus)),

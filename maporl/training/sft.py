@@ -119,7 +119,7 @@ def _train_policies(
     tools = run.open_tools()
     may_call = tools_of_team(tools, team, 0, run.protocol, run.speakers)
     tools.world.close()
-    formats = {name: own.format for name, own in may_call.items()}
+    formats = {name: agent_tools.format for name, agent_tools in may_call.items()}
     for policy in (p for p in team.policies.values() if p.trainable):
         rows = _rows(policy, dialogues, formats)
         if not rows:

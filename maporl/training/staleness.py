@@ -12,23 +12,23 @@ def staleness_metrics(dialogues: Sequence[Dialogue], update: int) -> Metrics:
     An answer's age is ``update - 1`` less the number of updates that its weights had had. To a policy, its partners are
     a part of the environment: their age does not enter its probability ratio, and is a metric of its own.
     """
-    own: dict[str, list[int]] = {}
+    answer_ages: dict[str, list[int]] = {}
     partners: dict[str, list[int]] = {}
     across = 0
     for dialogue in dialogues:
         ages = [(u.policy, update - 1 - u.version) for u in dialogue.utterances if u.version is not None]
         across += len({age for _, age in ages}) > 1
         for policy in {name for name, _ in ages}:
-            own.setdefault(policy, []).extend(age for name, age in ages if name == policy)
+            answer_ages.setdefault(policy, []).extend(age for name, age in ages if name == policy)
             others = [age for name, age in ages if name != policy]
             partners.setdefault(policy, []).extend([max(others)] if others else [])
-    found: Metrics = {"async/across_updates": across / max(len(dialogues), 1)}
-    for policy, ages_of_answers in own.items():
-        found[f"{policy}/policy/staleness"] = _mean(ages_of_answers)
-        found[f"{policy}/policy/staleness_max"] = float(max(ages_of_answers))
+    metrics: Metrics = {"async/across_updates": across / max(len(dialogues), 1)}
+    for policy, ages_of_answers in answer_ages.items():
+        metrics[f"{policy}/policy/staleness"] = _mean(ages_of_answers)
+        metrics[f"{policy}/policy/staleness_max"] = float(max(ages_of_answers))
         if partners[policy]:
-            found[f"{policy}/policy/partner_lag"] = _mean(partners[policy])
-    return found
+            metrics[f"{policy}/policy/partner_lag"] = _mean(partners[policy])
+    return metrics
 
 
 def _mean(numbers: Sequence[int]) -> float:

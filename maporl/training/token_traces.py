@@ -27,10 +27,12 @@ def trace(
     for policy, rows in batch.token_batches.items():
         names = ["old_logprobs", "advantages", *(["values"] if policy in critics else [])]
         samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
-        known = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
+        wanted_rows = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
         # all rows at once, to wait for the device once
-        numbers = torch.stack([getattr(rows, name)[torch.tensor(known, dtype=torch.long)] for name in names]).tolist()
-        for place, row in enumerate(known):
+        numbers = torch.stack(
+            [getattr(rows, name)[torch.tensor(wanted_rows, dtype=torch.long)] for name in names]
+        ).tolist()
+        for place, row in enumerate(wanted_rows):
             sample, columns = samples[row], slice(rows.first[row], rows.tree.lengths[row])
             logprobs, advantages, *values = ([round(x, DIGITS) for x in of[place][columns]] for of in numbers)
             texts = pieces(tokenizers[policy], sample.response_ids)
@@ -42,15 +44,15 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
     A token that ends within a character adds the empty text. The token that completes the character adds all of it.
     """
-    found: list[str] = []
+    texts: list[str] = []
     # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
     before = done = 0
     for end in range(1, len(ids) + 1):
-        known = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
+        prefix = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
         text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
         if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
-            found.append("")
+            texts.append("")
             continue
-        found.append(text[len(known) :])
+        texts.append(text[len(prefix) :])
         before, done = done, end
-    return found
+    return texts

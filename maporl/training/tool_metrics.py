@@ -49,7 +49,7 @@ def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collectio
                 if call.result.error is not None:
                     sums[f"calls_failed/{call.result.error}"] += 1
     together: dict[str, float] = defaultdict(float)
-    for own in distributed.all_gather(dict(sums)):
-        for name, amount in own.items():
+    for process_sums in distributed.all_gather(dict(sums)):
+        for name, amount in process_sums.items():
             together[name] += amount
     return dict(together)

@@ -223,7 +223,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             described = config or self.record.describe_team(team, args, engine_options or {})
             learners = backend.describe(described, team, args, critics)
         self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
-        with_critic = {name for name, own in learners.items() if own.critic != "none"}
+        with_critic = {name for name, learner in learners.items() if learner.critic != "none"}
         self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
         playing = [
             name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
@@ -272,18 +272,15 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 self.record.failed()
             raise
 
-    def _build_engines(self, given: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
-        """Build the engines that the agents name.
-
-        Those that are ``given`` take precedence, then those of the backend.
-        """
-        own = dict(given)
+    def _build_engines(self, passed: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
+        """Build the engines that agents name: those ``passed`` take precedence, then those of the backend."""
+        engines = dict(passed)
         if self.backend is not None:
             used = {agent.engine for agent in self.team.agents.values()} & OWN_WEIGHTS
-            own = dict.fromkeys(used, self.backend.engine(self.team, args)) | own
-        needed = {name: agent.engine for name, agent in self.team.agents.items() if agent.engine not in own}
+            engines = dict.fromkeys(used, self.backend.engine(self.team, args)) | engines
+        needed = {name: agent.engine for name, agent in self.team.agents.items() if agent.engine not in engines}
         built = build_engines(needed, self._engine_options, self.team.policies, args, Path(str(args.output_dir)))
-        self.player.engines |= {**built, **own}
+        self.player.engines |= {**built, **engines}
 
     def _check_ahead(self, untrained: str | None) -> None:
         """Check that dialogues can be played ahead. ``untrained`` names what asks the weights before training."""
@@ -319,8 +316,10 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         pool = self.past_policies
         past = [] if pool is None else [pool.past.name]
         elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())
-        own = [] if elsewhere and not self.references_sample else [n for n in self.learning.holders if n not in past]
-        return own + past if pool is not None and pool.past.adapter is not None else own
+        current = (
+            [] if elsewhere and not self.references_sample else [n for n in self.learning.holders if n not in past]
+        )
+        return current + past if pool is not None and pool.past.adapter is not None else current
 
     def _whole_policy(self, policy: str) -> AbstractContextManager:
         """Return a context manager that gives this process the whole weights of ``policy``."""
@@ -346,7 +345,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def _place_frozen(self, learning: Learning) -> None:
         """Bring the models that nobody trains to their devices, distributed over the processes as trained ones are."""
-        trained = {id(base_of(own.model)): own.strategy for own in self.learners.values()}
+        trained = {id(base_of(learner.model)): learner.strategy for learner in self.learners.values()}
         strategy = next(iter(self.learners.values())).strategy
         frozen: dict[int, Frozen] = {}
         for name, policy in self.team.policies.items():
@@ -547,9 +546,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if self.args.async_depth:
             batch.metrics |= staleness_metrics(batch.dialogues, batch.number)
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
-        found = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
-        batch.metrics |= found.metrics()
-        batch.metrics |= found.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
+        evaluation = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
+        batch.metrics |= evaluation.metrics()
+        batch.metrics |= evaluation.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
         for source in self.player.scorer.sources.values():
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
@@ -567,8 +566,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a
         prompt.
         """
-        found = self.measure(self._evaluated(eval_dataset))
-        measured = found.metrics() | found.rewards
+        evaluation = self.measure(self._evaluated(eval_dataset))
+        measured = evaluation.metrics() | evaluation.rewards
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -591,9 +590,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1
             )
 
-    def _evaluated(self, given: Task | Sequence[Mapping[str, Any]] | None) -> Task:
-        """Return the task to evaluate on: the ``given`` one, or that of the trainer."""
-        task = self.eval_task if given is None else given
+    def _evaluated(self, dataset: Task | Sequence[Mapping[str, Any]] | None) -> Task:
+        """Return the task to evaluate on: ``dataset``, or that of the trainer."""
+        task = self.eval_task if dataset is None else dataset
         if task is None:
             raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
         return task if isinstance(task, Task) else Prompts(task, "eval")
@@ -602,7 +601,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
         """Return all metrics as one record, in which each name begins with the policy's name."""
-        return {f"{policy}/{key}": value for policy, own in metrics.items() for key, value in own.items()}
+        return {
+            f"{policy}/{key}": value
+            for policy, policy_metrics in metrics.items()
+            for key, value in policy_metrics.items()
+        }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write metrics to the run folder's ``metrics.jsonl`` and to the services in ``report_to``."""

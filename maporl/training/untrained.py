@@ -59,8 +59,8 @@ class UntrainedCounter:
         spoken = {u.agent for d in batch.dialogues for u in d.utterances}
         parts = distributed.all_gather((count_credits(batch.dialogues, policies, batch.plan), spoken))
         counts: dict[Speaker, Count] = {}
-        for own, _ in parts:
-            for speaker, count in own.items():
+        for process_counts, _ in parts:
+            for speaker, count in process_counts.items():
                 counts.setdefault(speaker, Count()).add(count)
         if batch.number == 1 and distributed.is_main():
             self._mention_silent(frozenset().union(*(spoken for _, spoken in parts)), batch.plan)
@@ -92,11 +92,11 @@ class UntrainedCounter:
 
 def _never(agent: str, counts: dict[Speaker, Count]) -> str:
     """Return an agent, with its roles, the number of its utterances, and why one of them has no credit."""
-    own = {role: count for (_, name, role), count in counts.items() if name == agent}
-    roles = [repr(role) for role in own if role is not None]
-    known = f" as {', '.join(roles)}" if roles else ""
-    lacking = sum(count.uncredited for count in own.values())
-    return f"agent {agent!r}{known} ({lacking} utterances; {next(iter(own.values())).first})"
+    by_role = {role: count for (_, name, role), count in counts.items() if name == agent}
+    roles = [repr(role) for role in by_role if role is not None]
+    as_roles = f" as {', '.join(roles)}" if roles else ""
+    lacking = sum(count.uncredited for count in by_role.values())
+    return f"agent {agent!r}{as_roles} ({lacking} utterances; {next(iter(by_role.values())).first})"
 
 
 def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Plan) -> dict[Speaker, Count]:
@@ -104,14 +104,14 @@ def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Pl
 
     Copies of an utterance, in dialogues that were forked after it, count once. It has a credit if one of them has one.
     """
-    known: dict[Name, tuple[Dialogue, Utterance]] = {}
+    utterances: dict[Name, tuple[Dialogue, Utterance]] = {}
     for dialogue in dialogues:
         for utterance in (u for u in dialogue.utterances if may_learn(u, policies, plan)):
             name = name_of(dialogue, utterance)
-            if name not in known or "credit" in utterance.rewards:
-                known[name] = (dialogue, utterance)
+            if name not in utterances or "credit" in utterance.rewards:
+                utterances[name] = (dialogue, utterance)
     counts: dict[Speaker, Count] = {}
-    for dialogue, u in known.values():
+    for dialogue, u in utterances.values():
         count = Count(credited=1) if "credit" in u.rewards else Count(uncredited=1, first=_why(dialogue, u))
         counts.setdefault((u.policy, u.agent, u.role), Count()).add(count)
     return counts
@@ -122,8 +122,11 @@ def shares(counts: dict[Speaker, Count]) -> Metrics:
     credit."""
     metrics: Metrics = {}
     for policy in dict.fromkeys(policy for policy, _, _ in counts):
-        own = [count for (name, _, _), count in counts.items() if name == policy]
-        lacking, all_of_them = sum(c.uncredited for c in own), sum(c.uncredited + c.credited for c in own)
+        policy_counts = [count for (name, _, _), count in counts.items() if name == policy]
+        lacking, all_of_them = (
+            sum(c.uncredited for c in policy_counts),
+            sum(c.uncredited + c.credited for c in policy_counts),
+        )
         metrics[f"{policy}/untrained_share"] = lacking / all_of_them
     for (policy, agent, role), count in counts.items():
         if count.uncredited:

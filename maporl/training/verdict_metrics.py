@@ -17,17 +17,17 @@ def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
     called good, and of the share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the
     outcome. All processes call this together.
     """
-    own = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
-    made = distributed.all_gather_lists(own)
+    verdicts = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
+    made = distributed.all_gather_lists(verdicts)
     if not made:
         return {}
-    found = {"verdicts/unreadable": fmean(said is None for _, said in made)}
+    metrics = {"verdicts/unreadable": fmean(said is None for _, said in made)}
     read = [(succeeds, said == 1) for succeeds, said in made if said is not None]
     if read:
-        found["verdicts/good"] = fmean(good for _, good in read)
+        metrics["verdicts/good"] = fmean(good for _, good in read)
     if len(right := shares_right(read)) == 2:
-        found["verdicts/balanced_accuracy"] = fmean(right)
-    return found
+        metrics["verdicts/balanced_accuracy"] = fmean(right)
+    return metrics
 
 
 def _succeeds(dialogue: Dialogue) -> bool:

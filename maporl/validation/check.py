@@ -71,11 +71,7 @@ def _output(run: ResolvedRun) -> Iterator[Fault]:
 
 
 def _task(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield what the task lacks for the protocol and the warm start.
-
-    Raises:
-        ConfigError: the task, or that of a stage of the curriculum, does not exist or refuses an option.
-    """
+    """Yield what the task lacks for the protocol and the warm start."""
     config, protocol = run.config, run.protocol
     name = config.task.get("name")
     task = build_task(config.task, "train", config.seed, run.where)

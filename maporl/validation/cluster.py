@@ -17,10 +17,10 @@ def check_cluster(run: ResolvedRun) -> list[str]:
     """
     config = run.config
     if config.cluster.backend == "local":
-        own = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
-        own |= {"devices": config.cluster.devices != "auto", "scoring": config.cluster.scoring.verifier}
-        if given := [key for key, value in own.items() if value]:
-            raise ConfigError(f"cluster.{given[0]}: backend is local, which has none; set cluster.backend: ray")
+        options = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
+        options |= {"devices": config.cluster.devices != "auto", "scoring": config.cluster.scoring.verifier}
+        if chosen := [key for key, value in options.items() if value]:
+            raise ConfigError(f"cluster.{chosen[0]}: backend is local, which has none; set cluster.backend: ray")
         return []
     check_installed()
     check_distributed(config)
@@ -42,11 +42,7 @@ def check_cluster(run: ResolvedRun) -> list[str]:
 
 
 def _scoring(run: ResolvedRun) -> list[str]:
-    """Return a line about processes that score.
-
-    Raises:
-        ConfigError: nothing would use them.
-    """
+    """Return a line about processes that score."""
     config = run.config
     places, section = config.cluster.scoring.verifier, config.reward.verifier
     if places is None:

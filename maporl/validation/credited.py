@@ -38,10 +38,10 @@ def credit_lines(
     )
     unsure = [n for n in reward.sources if n not in protocol.pays and n not in ANSWERS_ONLY and not _is_completion(n)]
     for u in (u for d in dialogues for u in d.utterances):
-        given = (
+        paying = (
             [name for name in reward.sources if name not in protocol.pays] if u.answers else scores_others(reward, u)
         )
-        u.rewards |= dict.fromkeys(given, 1.0)
+        u.rewards |= dict.fromkeys(paying, 1.0)
     try:
         weighted_scores(dialogues, reward.sources)
     except RewardFailure as error:
@@ -60,10 +60,8 @@ def _is_completion(name: str) -> bool:
 
 
 def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str]) -> dict[Speaker, dict[str, None]]:
-    """Return what credits the utterances of each speaker: each kind once, in the order in which they come.
-
-    ``unsure`` lists the sources that may score any utterance. Only their code says which.
-    """
+    """Return what credits each speaker's utterances: each kind once, in the order in which they come."""
+    # ``unsure`` lists the sources that may score any utterance: only their code says which
     perhaps = f"its own reward if {' or '.join(unsure)} scores it, or else " if unsure else ""
     readers: dict[Speaker, set[str]] = {}
     kinds: dict[int, str] = {}
@@ -74,25 +72,25 @@ def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str
             u.rewards["credit"] = u.rewards["score"]
         if "credit" in u.rewards:
             kinds[id(u)] = _own(u, reward, unsure)
-    found: dict[Speaker, dict[str, None]] = {}
+    by_speaker: dict[Speaker, dict[str, None]] = {}
     for dialogue in dialogues:
         credit_by_readers(dialogue)
         for u in dialogue.utterances:
             what = kinds.get(id(u)) or perhaps + (BY_READERS if "credit" in u.rewards else NOTHING)
-            found.setdefault((u.agent, u.role), {})[what] = None
+            by_speaker.setdefault((u.agent, u.role), {})[what] = None
             shown_to = {v.agent for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
             readers.setdefault((u.agent, u.role), set()).update(shown_to)
     return {
-        speaker: {kind.replace(READERS, ", ".join(sorted(readers[speaker]))): None for kind in own}
-        for speaker, own in found.items()
+        speaker: {kind.replace(READERS, ", ".join(sorted(readers[speaker]))): None for kind in speaker_kinds}
+        for speaker, speaker_kinds in by_speaker.items()
     }
 
 
 def _own(u: Utterance, reward: RewardSection, unsure: list[str]) -> str:
     """Return what scores and rules give an utterance."""
-    given = {name: weight for name, weight in reward.sources.items() if name in u.rewards}
+    weights = {name: weight for name, weight in reward.sources.items() if name in u.rewards}
     scores = ", ".join(
-        f"{name} {weight:g}{' where it scores' if name in unsure else ''}" for name, weight in given.items()
+        f"{name} {weight:g}{' where it scores' if name in unsure else ''}" for name, weight in weights.items()
     )
     what = f"{'answers' if u.answers else 'other words'} ({scores})" if scores else "all that it says"
     if reward.rules:

@@ -28,19 +28,19 @@ def choose_engines(config: Config, values: Mapping[str, Any]) -> Config:
     engines that its folder records.
     """
     named = values.get("agent_defaults") or {}
-    own = {name: section or {} for name, section in values["agents"].items()}
+    sections = {name: section or {} for name, section in values["agents"].items()}
     free = [
         name
         for name, agent in config.agents.items()
-        if "engine" not in named and "engine" not in own[name] and _is_served(agent)
+        if "engine" not in named and "engine" not in sections[name] and _is_served(agent)
     ]
     if not free or not vllm_runs_here(config):
         return config
     file = Path(config.output_dir) / CONFIG
     if file.is_file() and file.stat().st_size:
         begun = parse_config(read_yaml(file), str(file)).agents
-        kept = {name: begun[name] for name in free if name in begun}
-        chosen = {name: replace(config.agents[name], engine=a.engine, vllm=a.vllm) for name, a in kept.items()}
+        recorded = {name: begun[name] for name in free if name in begun}
+        chosen = {name: replace(config.agents[name], engine=a.engine, vllm=a.vllm) for name, a in recorded.items()}
     else:
         bases = {_base_of(name, config.agents[name]) for name in free}
         share = min(MOST_SHARE, SHARE * len(bases))

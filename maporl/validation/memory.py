@@ -79,8 +79,8 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))
             )
     if peaks:
-        kept = peaks if once else [max(peaks)]
-        parts["activations"], parts["logits"] = sum(a for a, _ in kept), sum(b for _, b in kept)
+        counted = peaks if once else [max(peaks)]
+        parts["activations"], parts["logits"] = sum(a for a, _ in counted), sum(b for _, b in counted)
     return parts
 
 
@@ -114,15 +114,15 @@ def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | No
     # on accelerators a limit of micro-batches is chosen so that they fit
     moving = parts["activations"] + parts["logits"] if cpu or bounded else 0.0
     needed = sum(parts[what] for what in FIXED) + max(cache, moving) + (LIBRARIES if cpu else 0.0)
-    found = []
+    lines = []
     if not cpu:
-        found.append(
+        lines.append(
             f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, "
             "and states kept between turns at most half of what is free"
             + ("" if bounded else "; ppo.max_tokens_per_microbatch is chosen from the free memory")
         )
     if needed <= total:
-        return found
+        return lines
     needs = (
         f"the run needs about {needed / 2**30:.1f} GiB in one process, and {where} {total / 2**30:.1f}: weights "
         f"{parts['weights'] / 2**30:.1f}, references {parts['references'] / 2**30:.1f}, gradients "
@@ -133,7 +133,7 @@ def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | No
     elsewhere = cpu and not config.training.use_cpu  # a run for accelerators may be checked on a laptop
     if parts["weights"] > total and int(os.environ.get("WORLD_SIZE", "1")) == 1 and not elsewhere:
         raise ConfigError(f"agents: their weights alone do not fit: {needs}; set {advice}, or use smaller models")
-    return [*found, f"warning: {needs}; set {advice}"]
+    return [*lines, f"warning: {needs}; set {advice}"]
 
 
 def _advice(parts: dict[str, float], cache: float, moving: float, cpu: bool, bounded: bool) -> str:

@@ -17,9 +17,9 @@ LARGE_RATE = 0.1
 def narrow_sampling(run: ResolvedRun) -> list[str]:
     """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
     config, ppo = run.config, run.config.ppo
-    own = [line for agent in run.learners if (line := _narrow_agent(run, agent))]
+    lines = [line for agent in run.learners if (line := _narrow_agent(run, agent))]
     if ppo.decoding == Decoding(ppo.temperature):
-        return own
+        return lines
     line = (
         f"sampling: ppo.top_p={ppo.top_p:g} and ppo.top_k={ppo.top_k} narrow what answers are sampled from. PPO trains "
         f"the whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all "
@@ -29,7 +29,7 @@ def narrow_sampling(run: ResolvedRun) -> list[str]:
         line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
     without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
     uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
-    return [line + uncut, *own]
+    return [line + uncut, *lines]
 
 
 def _narrow_agent(run: ResolvedRun, agent: str) -> str:
@@ -41,9 +41,9 @@ def _narrow_agent(run: ResolvedRun, agent: str) -> str:
         places[f"protocol.sampling.{role}"] = sampling.roles.get(role)
     narrow = [
         f"{place}.{key}={value:g}"
-        for place, own in places.items()
+        for place, place_sampling in places.items()
         for key, full in (("top_p", 1), ("top_k", 0))
-        for value in (own.every(key) if own is not None else [])
+        for value in (place_sampling.every(key) if place_sampling is not None else [])
         if value != full
     ]
     if not narrow:

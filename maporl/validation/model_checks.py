@@ -28,17 +28,17 @@ def check_lora(config: Config) -> None:
         if targets is None or targets == "all-linear":
             continue
         where, modules = f"agents.{name}.lora.target_modules", memory.shape_of(section).matrices
-        known = sorted({module.rpartition(".")[2] for module in modules})
+        names = sorted({module.rpartition(".")[2] for module in modules})
         if isinstance(targets, str):
-            _check_pattern_of_modules(targets, modules, known, where)
+            _check_pattern_of_modules(targets, modules, names, where)
         elif not targets:
-            raise ConfigError(f"{where}: expected all-linear or at least one of {', '.join(known)}, got []")
+            raise ConfigError(f"{where}: expected all-linear or at least one of {', '.join(names)}, got []")
         for target in targets if isinstance(targets, list) else []:
             if not any(f".{module}".endswith(f".{target}") for module in modules):
-                raise ConfigError(f"{where}: {unknown(target, known)}; or all-linear in place of the list")
+                raise ConfigError(f"{where}: {unknown(target, names)}; or all-linear in place of the list")
 
 
-def _check_pattern_of_modules(pattern: str, modules: Sequence[str], known: list[str], where: str) -> None:
+def _check_pattern_of_modules(pattern: str, modules: Sequence[str], names: list[str], where: str) -> None:
     try:
         check_pattern(where, pattern)
     except ValueError as error:
@@ -46,7 +46,7 @@ def _check_pattern_of_modules(pattern: str, modules: Sequence[str], known: list[
     if not any(next(matches(rf"\A(?:{pattern})\Z", module), None) for module in modules):
         raise ConfigError(
             f"{where}: the regular expression {pattern!r:.80} is the whole name of no module, such as {modules[-1]!r}; "
-            f"give a list of some of {', '.join(known)}, or all-linear"
+            f"give a list of some of {', '.join(names)}, or all-linear"
         )
 
 

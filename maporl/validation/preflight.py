@@ -71,10 +71,8 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
 
 
 def _check_bf16(training: TrainingOptions) -> None:
-    """Check that the device computes in bfloat16 where mixed precision is asked for.
-
-    transformers refuses it too, but names a setting of its own and not the device.
-    """
+    """Check that the device computes in bfloat16 where mixed precision is asked for."""
+    # transformers refuses it too, but names a setting of its own and not the device
     if not training.bf16 or training.use_cpu or training_args.is_torch_bf16_gpu_available():
         return
     kind = accelerator()
@@ -94,9 +92,9 @@ def _reports(names: list[str]) -> list[str] | str:
 def _check_schedule(training: TrainingOptions) -> None:
     """Check that the schedule of the learning rate exists, has the options that it needs, and can step."""
     name, options = training.lr_scheduler_type, training.lr_scheduler_kwargs or {}
-    known = [kind.value for kind in SchedulerType]
-    if name not in known:
-        raise ConfigError(f"training.lr_scheduler_type: {unknown(name, known)}")
+    names = [kind.value for kind in SchedulerType]
+    if name not in names:
+        raise ConfigError(f"training.lr_scheduler_type: {unknown(name, names)}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
         maker: Callable[..., Any] = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]  # type: ignore[assignment]  # of functions

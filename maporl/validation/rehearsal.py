@@ -199,8 +199,7 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning if the task gives documents to write questions on, and nobody is shown them, or has to answer
-    them."""
+    """Yield a warning if documents to write questions on are shown to nobody, or have to be answered."""
     example, name = rehearsal.run.task[0], rehearsal.run.config.protocol["name"]
     if not in_place_of_question(example):
         return
@@ -221,10 +220,8 @@ def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
 
 
 def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning for each role that a rule pays, which nobody had, where somebody had one of nearly its name.
-
-    A role of another name may come up in other dialogues, such as that of a searcher whom nobody asked.
-    """
+    """Yield a warning for each role that a rule pays, which nobody had, where somebody had one of nearly its name."""
+    # a role of another name may come up in other dialogues, such as that of a searcher whom nobody asked
     config = rehearsal.run.config
     rules = zip(config.reward.rules, build_rules(config.reward.rules), strict=True)
     named = [(entry_name(entry), role) for entry, rule in rules for role in getattr(rule, "roles", ())]
@@ -245,11 +242,9 @@ def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
 
 
 def _hearing(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning for agents that speak after others and are never shown what those said.
-
-    A protocol that runs tools itself shows what the tools made of the words, and is not looked at. An agent whose words
-    decide who speaks next says one after the other of what it would be taught.
-    """
+    """Yield a warning for agents that speak after others and are never shown what those said."""
+    # a protocol that runs tools itself shows what they made of the words, and is not looked at; an agent whose words
+    # decide who speaks next says one after the other of what it would be taught
     if rehearsal.run.protocol.uses_tools:
         return
     shown: dict[str, bool] = {}
@@ -342,8 +337,7 @@ class Measured:
         return max((sum(self._tokens(request, length)) for request, length in self.players.prompts), default=0)
 
     def _tokens(self, request: Request, length: int) -> tuple[int, int, int]:
-        """Return the tokens of a prompt without answers, those of the answers in it, and those of the answer to it, at
-        most."""
+        """Return the tokens of a prompt without answers, and the most of the answers in it and of the answer to it."""
         answers = len(self.run.speakers) * self.most * (1 if request.ask.fresh else request.turn)
         return length, answers, self.most_of.get(request.ask.agent, self.most)
 
@@ -408,10 +402,7 @@ class Measured:
 
 
 def _context(name: str, agent: AgentSection) -> int | None:
-    """Return the most tokens that the agent's model reads, and vLLM in this process if it samples.
-
-    None has no limit.
-    """
+    """Return the most tokens that the agent's model, and vLLM in this process if it samples, reads. None: no limit."""
     limits = [context_length(name, agent)]
     if agent.vllm is not None and agent.vllm.colocate is not None:
         limits.append(agent.vllm.colocate.max_model_len)
@@ -453,10 +444,7 @@ def lonely_groups(rehearsal: Rehearsal) -> Iterator[Fault]:
 
 
 def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOne | None:
-    """Return the error of a group with a single member in some update, or None.
-
-    ``play`` is a dialogue of ``script``.
-    """
+    """Return the error of a group with a single member in an update, or None. ``play`` is a dialogue of ``script``."""
     config, task, world = rehearsal.run.config, rehearsal.run.task, rehearsal.world
     if not play.ended:
         return None  # it is not known what else would be said
@@ -491,11 +479,7 @@ def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOn
 
 
 def _compare(config: Config, dialogues: list[Dialogue], plan: Plan, specs: Mapping[str, SpeakerSpec]) -> None:
-    """Compute advantages as an update does, with rewards of 0.
-
-    Raises:
-        GroupOfOne: a group has a single member.
-    """
+    """Compute advantages as an update does, with rewards of 0."""
     learning = {policy: None for spec in specs.values() for policy in spec.policies if policy in spec.learning}
     samples = samples_by_policy(dialogues, learning, plan, 1)  # type: ignore[arg-type]  # the critic reads no prompt here
     columns = [sample.columns for some in samples.values() for sample in some]

@@ -54,8 +54,8 @@ def shown_tools(config: Config, agent: str) -> list[str]:
     players = Players(silence)
     sections = {name: config.agents[name] for name in playing}
     specs = {
-        name: SpeakerSpec("first", (name,), system=own.system, role=own.role, tools=tools.get(name))
-        for name, own in sections.items()
+        name: SpeakerSpec("first", (name,), system=section.system, role=section.role, tools=tools.get(name))
+        for name, section in sections.items()
     }
     try:
         driver = RolloutDriver(run.task, run.protocol, specs, {"first": players}, GREEDY, world=world)
@@ -68,9 +68,9 @@ def shown_tools(config: Config, agent: str) -> list[str]:
             f"--agent: {agent} is asked nothing in a dialogue on the first question in which all are silent"
         )
     summary = next(line for line in lines if line.startswith(f"tools: {agent} may call "))
-    own = tools[agent]
-    signatures = [part for tool in own.format.tools.values() for part in _wrapped(tool.line(), "  ")]
-    return [*_wrapped(summary, ""), *signatures, *_conversation(request, own, tokenizers.get(agent))]
+    granted = tools[agent]
+    signatures = [part for tool in granted.format.tools.values() for part in _wrapped(tool.line(), "  ")]
+    return [*_wrapped(summary, ""), *signatures, *_conversation(request, granted, tokenizers.get(agent))]
 
 
 def _conversation(request: Request, tools: AgentTools, tokenizer: Tokenizer | None) -> list[str]:
@@ -113,10 +113,10 @@ def _example(tools: AgentTools, tool: Tool) -> str:
 def _told(parts: list[tuple[bool, str, int | None]]) -> list[str]:
     titles = ("first prompt", "an example call", f"what follows it, where {RESULT} is what the tool returns")
     lines = []
-    for title, (own, text, tokens) in zip(titles, parts, strict=True):
+    for title, (is_own, text, tokens) in zip(titles, parts, strict=True):
         count = "" if tokens is None else f" ({tokens} tokens)"
         lines.append(f"{title}{count}:")
-        mark = "own    " if own else "context"
+        mark = "own    " if is_own else "context"
         lines += [shown for line in text.split("\n") for shown in _wrapped(line, f"  {mark} | ")]
     return lines
 

@@ -46,7 +46,7 @@ def check_reward_functions(run: ResolvedRun) -> None:
     from maporl.rewards.functions import check_columns, takes_environments  # needs torch
 
     readers = [function.__name__ for function in functions if takes_environments(function)]
-    check_environments(readers, {name: own.isolate == "process" for name, own in config.environments.items()})
+    check_environments(readers, {name: section.isolate == "process" for name, section in config.environments.items()})
 
     for task in run.splits:
         try:
@@ -106,10 +106,7 @@ def _must_be_example(example: object, where: str) -> None:
 
 
 def _grade(config: Config, task: Task, example: Example, where: str) -> list[str]:
-    """Grade the solution and the bare label of an example.
-
-    Return a warning if the task calls its right answer wrong.
-    """
+    """Grade the solution and the bare label of an example. Return a warning if its right answer is called wrong."""
     verdicts = []
     with _own_code(config, f"{where}: solution"):
         solution = task.solution(example)

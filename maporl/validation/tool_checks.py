@@ -41,7 +41,7 @@ def check_tools(
         raise ConfigError(f"protocol.{error}") from None
     world.offers.must_pay(weighed(config.reward))
     grants = build_grants(built.grants, world, protocol.acts_in)
-    found, lines = {}, []
+    may_call, lines = {}, []
     for agent in playing:
         handed = protocol.tools(agent, playing)
         if agent not in grants and not handed:
@@ -50,12 +50,12 @@ def check_tools(
         tokenizer = tokenizers.get(agent)
         voice = Voice(agent, tokenizer, context_length(agent, config.agents[agent])) if tokenizer is not None else None
         longest = run.sampling.longest(agent, config.ppo.response_length)
-        found[agent] = agent_tools(agent, grant, world, voice, longest, handed)
+        may_call[agent] = agent_tools(agent, grant, world, voice, longest, handed)
         if config.agents[agent].engine == "human":
-            found[agent] = typed(found[agent])
-        cost = "" if tokenizer is None else f", {_tokens(found[agent], tokenizer)} tokens of its first prompt"
-        names = ", ".join(found[agent].checks)
-        lines.append(f"tools: {agent} may call {names} ({found[agent].format.name}{cost})")
+            may_call[agent] = typed(may_call[agent])
+        cost = "" if tokenizer is None else f", {_tokens(may_call[agent], tokenizer)} tokens of its first prompt"
+        names = ", ".join(may_call[agent].checks)
+        lines.append(f"tools: {agent} may call {names} ({may_call[agent].format.name}{cost})")
     for name in world.environments:
         _check_forks(config, world, name)
     rooms = Rooms(example, ("check",), [{"role": "user", "content": example.question}])
@@ -66,7 +66,7 @@ def check_tools(
     unused = [
         f"warning: tools.{name}: no agent may call it, and protocol {config.protocol.get('name')} does not"
         for name, tool in world.tools.items()
-        if not any(name in own.checks for own in found.values()) and name not in protocol.uses_tools
+        if not any(name in entry.checks for entry in may_call.values()) and name not in protocol.uses_tools
     ]
     idle = [
         f"warning: environments.{name}: no agent acts in it or hears of it, because its agents are []; list some, or "
@@ -79,7 +79,7 @@ def check_tools(
         for name, spec in world.environments.items()
         if spec.agents and set(spec.agents) != set(playing)
     ]
-    return world, found, [*lines, *whose, *unused, *idle]
+    return world, may_call, [*lines, *whose, *unused, *idle]
 
 
 def _tokens(tools: AgentTools, tokenizer: Tokenizer) -> int:

@@ -97,8 +97,8 @@ def check_sharing(policies: Sequence[Policy], sections: Mapping[str, VLLMSection
     for policy in policies:
         base = id(base_of(policy.model))
         for url in sections[policy.name].urls:
-            name, known = owners.setdefault(url, (policy.name, base))
-            if known != base:
+            name, owner_base = owners.setdefault(url, (policy.name, base))
+            if owner_base != base:
                 raise ConfigError(
                     f"policies {name!r} and {policy.name!r} have different bases and name one server, {url}; a server "
                     "has one base"

@@ -196,12 +196,12 @@ class ColocatedServer(Server):
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})
             forgotten = self._llm.reset_prefix_cache()
-            found = self._llm.apply_model(lambda own: compare(dict(own.named_parameters()), state))
+            comparisons = self._llm.apply_model(lambda module: compare(dict(module.named_parameters()), state))
         except Exception as error:  # whatever vLLM raises
             raise VLLMFailure(f"{self.url}: did not take {what}: {_words(error)}") from error
         if not forgotten:
             raise VLLMFailure(f"{self.url}: still uses prefixes of earlier weights, because requests are running")
-        for compared, different in found:
+        for compared, different in comparisons:
             if different or not compared:
                 raise VLLMFailure(
                     f"{self.url}: was sent {what}, and holds other ones: "
@@ -247,11 +247,11 @@ def compare(held: Mapping[str, torch.Tensor], sent: Mapping[str, torch.Tensor]) 
     compared, different = 0, []
     held = {name.replace(".base_layer.", "."): tensor for name, tensor in held.items()}
     for name in sorted(held.keys() & sent.keys()):
-        own, given = held[name].detach(), sent[name].detach()
-        precise = own.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        if precise and own.dim() and own.shape[1:] == given.shape[1:] and len(own) >= len(given):
+        actual, expected = held[name].detach(), sent[name].detach()
+        precise = actual.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if precise and actual.dim() and actual.shape[1:] == expected.shape[1:] and len(actual) >= len(expected):
             compared += 1
-            if not torch.equal(own[: len(given)], given.to(own.device, own.dtype)):
+            if not torch.equal(actual[: len(expected)], expected.to(actual.device, actual.dtype)):
                 different.append(name)
     return compared, different
 

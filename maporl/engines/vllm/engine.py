@@ -197,11 +197,11 @@ class VLLMEngine(Engine):
         if policy not in self.sections:
             return
         self._versions += 1
-        own = self.policies[policy]
+        changed = self.policies[policy]
         old = self._names.get(policy)
-        if isinstance(own.model, PeftModel):
+        if isinstance(changed.model, PeftModel):
             self._names[policy] = f"{policy}-{self._run}-{self._versions}"
-        distributed.on_main(lambda: self._send(policy, own, old))
+        distributed.on_main(lambda: self._send(policy, changed, old))
         self._introduced[policy] += 1
 
     def _send(self, name: str, policy: Policy, old: str | None) -> None:
@@ -218,11 +218,7 @@ class VLLMEngine(Engine):
             self._introduce(self._servers[url], name, policy)
 
     def _check_weights(self, policies: Collection[str]) -> None:
-        """Send the weights of policies that no server has got. A single process may do this at any time.
-
-        Raises:
-            VLLMFailure: there are several processes, which would have to send the weights together.
-        """
+        """Send the weights of policies that no server has got. A single process may do this at any time."""
         for policy in sorted(set(policies) - self._introduced.keys()):
             if distributed.size() > 1:
                 raise VLLMFailure(
@@ -240,10 +236,10 @@ class VLLMEngine(Engine):
     def _asked(self, wanted: Wanted, server: Server, decoding: Decoding) -> Asked:
         section, policy = self.sections[wanted.policy], self.policies[wanted.policy]
         seed = number_of(wanted.rng_key) % 2**63 if section.seeds and wanted.rng_key is not None else None
-        own, stops = wanted.sampling, stop_strings_of(wanted.sampling, policy)
+        sampling, stops = wanted.sampling, stop_strings_of(wanted.sampling, policy)
         strings = () if stops is None else stops.strings
-        model, most = self._model(wanted.policy, server), (own and own.max_tokens) or self.max_new_tokens
-        drawn = decoding if own is None else own.decoding
+        model, most = self._model(wanted.policy, server), (sampling and sampling.max_tokens) or self.max_new_tokens
+        drawn = decoding if sampling is None else sampling.decoding
         return Asked(wanted.label, model, wanted.prompt, most, drawn, policy.stop_ids, seed, strings)
 
     def _model(self, policy: str, server: Server) -> str:
@@ -261,12 +257,12 @@ class VLLMEngine(Engine):
                     f"policies {', '.join(names)}: vllm.colocate differs, and they have one base, for which there is "
                     "one vLLM"
                 )
-        found = []
+        servers = []
         for names in bases.values():
             section = self.sections[names[0]].colocate
             assert section is not None
-            found.append((ColocatedServer(section, [self.policies[name] for name in names], len(bases)), names))
-        return found
+            servers.append((ColocatedServer(section, [self.policies[name] for name in names], len(bases)), names))
+        return servers
 
     def _section_of(self, url: str) -> VLLMSection:
         return next(section for section in self.sections.values() if url in section.urls)

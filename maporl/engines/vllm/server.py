@@ -174,12 +174,12 @@ class RemoteServer(Server):
             **({} if asked.seed is None else {"seed": asked.seed}),
         }
         what = f"{asked.label}, model {asked.model!r}"
-        return self._call(what, self._client.post, "/v1/completions", body, lambda found: _sampled(found, asked.most))
+        return self._call(what, self._client.post, "/v1/completions", body, lambda answer: _sampled(answer, asked.most))
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text`` by the server's tokenizer, without special tokens."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return self._call("tokenising", self._client.post, "/tokenize", body, lambda found: _ids(found["tokens"]))
+        return self._call("tokenising", self._client.post, "/tokenize", body, lambda answer: _ids(answer["tokens"]))
 
     def load(self, name: str, folder: Path, what: str) -> None:
         """Let the server load the adapter in ``folder`` as ``name``. ``what`` describes the request in errors."""
@@ -224,26 +224,24 @@ class RemoteServer(Server):
             ) from error
 
 
-def _version(found: Any) -> str:
-    return str(found.get("version"))[:40]
+def _version(answer: Any) -> str:
+    return str(answer.get("version"))[:40]
 
 
-def _bases(found: Any) -> list[str]:
+def _bases(answer: Any) -> list[str]:
     """Return the names of the models, without those of adapters."""
-    return [str(entry["id"]) for entry in found["data"] if entry.get("parent") is None]
+    return [str(entry["id"]) for entry in answer["data"] if entry.get("parent") is None]
 
 
-def _ids(found: Any) -> list[int]:
-    if not isinstance(found, list) or not all(type(number) is int and 0 <= number < 2**31 for number in found):
+def _ids(ids: Any) -> list[int]:
+    if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < 2**31 for number in ids):
         raise ValueError("no list of token ids")
-    return found
+    return ids
 
 
-def _sampled(found: Any, most: int) -> Sampled:
-    """Return the completion in the answer, after checking that it has at most ``most`` tokens, each with its
-    log-probability.
-    """
-    choice = found["choices"][0]
+def _sampled(answer: Any, most: int) -> Sampled:
+    """Return the completion in the answer, with at most ``most`` tokens, each with its log-probability."""
+    choice = answer["choices"][0]
     if not choice.get("token_ids") or not choice.get("logprobs"):
         raise ValueError("no token ids or no log-probabilities")
     ids, logprobs = _ids(choice["token_ids"]), choice["logprobs"]["token_logprobs"]

@@ -78,16 +78,15 @@ class WeightSender:
 
     def _forgets(self, seconds: float) -> bool:
         """Return whether the server has dropped what it has cached. It cannot while requests hold it."""
-        done = self.server.command("dropping its cache", "/reset_prefix_cache", {}, lambda found: found["success"])
+        done = self.server.command("dropping its cache", "/reset_prefix_cache", {}, lambda answer: answer["success"])
         if not done:
             pause(seconds)
         return bool(done)
 
-    def _together(self, what: str, path: str, body: dict[str, Any], own: Callable[[], Done]) -> Done:
-        """Post ``body``, which is answered when ``own`` has done the part of this process, and return what it
-        returned."""
+    def _together(self, what: str, path: str, body: dict[str, Any], work: Callable[[], Done]) -> Done:
+        """Post ``body``, which is answered when ``work`` has done the part of this process, and return its result."""
         with Threads(1, "sends weights to vLLM") as threads:
-            done = threads.submit(own)
+            done = threads.submit(work)
             self.server.command(what, path, body)
             return result(done, self.server.section.timeout)
 
@@ -102,11 +101,7 @@ class WeightSender:
 
 
 def _parts_of_vllm() -> tuple[Callable[[dict[str, Any]], Any], Callable[[], str]]:
-    """Return what opens the group, and what returns the address of this machine.
-
-    Raises:
-        VLLMFailure: vLLM is not installed here, or is another version.
-    """
+    """Return what opens the group, and what returns the address of this machine."""
     try:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
         from vllm.utils.network_utils import get_ip
@@ -119,9 +114,9 @@ def _parts_of_vllm() -> tuple[Callable[[dict[str, Any]], Any], Callable[[], str]
     return trainer_init, get_ip
 
 
-def _transfers(found: Any) -> bool:
-    return found["vllm_config"]["weight_transfer_config"] is not None
+def _transfers(answer: Any) -> bool:
+    return answer["vllm_config"]["weight_transfer_config"] is not None
 
 
-def _workers(found: Any) -> int:
-    return int(found["world_size"])
+def _workers(answer: Any) -> int:
+    return int(answer["world_size"])
