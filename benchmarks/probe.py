@@ -30,6 +30,7 @@ import torch
 
 from maporl.config import Config
 from maporl.config.parse import to_yaml
+from maporl.config.threads import threads_of
 from maporl.planning import probe
 from maporl.planning.devices import read_cluster
 from maporl.planning.estimates import Rates, step_seconds, update_seconds
@@ -37,7 +38,6 @@ from maporl.planning.groups import groups_of
 from maporl.planning.placements import Group
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from maporl.validation.threads import threads_of
 from trl_ext.process.threads import use
 
 

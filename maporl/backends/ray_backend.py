@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from maporl.backends.check import check_distributed
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
 from maporl.backends.groups import groups_of, vllm_of
@@ -18,7 +19,6 @@ from maporl.backends.member import Member
 from maporl.backends.places import SCORING, Part, check_places, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
-from maporl.backends.refusals import check_distributed
 from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.remote_learning import RemoteLearner, RemoteLearning
 from maporl.backends.remote_weights import RemotePast, RemoteUntrained

@@ -64,7 +64,7 @@ def evaluate(
     """
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
     quiet_libraries()
-    from maporl.validation.threads import threads_of
+    from maporl.config.threads import threads_of
     from trl_ext.process.threads import use
 
     use(threads_of(settings))

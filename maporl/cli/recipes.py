@@ -87,13 +87,13 @@ def try_(name: Name) -> None:
     It goes to a new temporary folder.
     """
     quiet_libraries()
+    from maporl.config.threads import threads_of
     from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report
     from maporl.runs.train import train
     from maporl.storage.run_folder import RunFolder
     from maporl.validation.load import from_dict
     from maporl.validation.preflight import check_run
-    from maporl.validation.threads import threads_of
     from trl_ext.process.threads import use
 
     values = tiny_version(name, "")

@@ -44,10 +44,10 @@ def train(
         return _dry_run(settings)
     quiet_libraries()
     from maporl.cli.screen import Screen
+    from maporl.config.threads import threads_of
     from maporl.evaluation.tables import before_after, flip_lines
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
-    from maporl.validation.threads import threads_of
     from trl_ext.process import distributed
     from trl_ext.process.interruptions import Interrupted
     from trl_ext.process.threads import use
@@ -103,7 +103,7 @@ def tools(
     """Show what an agent may call: its tools, its first prompt and what follows a call, without loading a model."""
     settings = load_config(values, config, set_)
     quiet_libraries()
-    from maporl.validation.shown_tools import shown_tools
+    from maporl.runs.shown_tools import shown_tools
 
     for line in shown_tools(settings, agent):
         echo(line)
@@ -130,11 +130,11 @@ def sft(
     quiet_libraries()
     from transformers import set_seed
 
+    from maporl.config.threads import threads_of
     from maporl.errors import ConfigError
     from maporl.run import ResolvedRun
     from maporl.team.team import Team
     from maporl.training import sft as supervised
-    from maporl.validation.threads import threads_of
     from trl_ext.process.threads import use
 
     set_seed(settings.seed)

@@ -13,7 +13,7 @@ from maporl.planning.placements import Group
 from maporl.protocols import policy_names
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
-from maporl.validation.memory import adapter_parameters, shape_of
+from maporl.team.memory import adapter_parameters, shape_of
 from trl_ext.models.shape import Shape
 
 BETWEEN = 100

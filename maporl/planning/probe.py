@@ -19,14 +19,14 @@ from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.messages import Assigned, Samples
 from maporl.backends.spec import GroupSpec
 from maporl.config import Config
+from maporl.config.threads import threads_of
 from maporl.engines.token_sampler import TokenRow
 from maporl.planning.devices import Cluster
 from maporl.planning.estimates import Rates, Work, state_bytes
 from maporl.planning.fitting import Step, Timings, fitted
 from maporl.planning.placements import Group
+from maporl.team.memory import training_on_cpu
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.validation.memory import training_on_cpu
-from maporl.validation.threads import threads_of
 from trl_ext.models.shape import Shape
 from trl_ext.ppo.batch import Completion
 from trl_ext.ppo.losses import OBJECTIVES

@@ -5,8 +5,8 @@ from typing import Any
 
 from maporl.config import Config, parse_config, read_values
 from maporl.config.imports import with_imports
+from maporl.engines.choice import choose_engines
 from maporl.validation.check import check
-from maporl.validation.engine_choice import choose_engines
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -16,7 +16,7 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     YAML values. Three keys of a file are not options: ``extends`` names another file, or a recipe, whose values this
     one overrides, ``agent_defaults`` is merged into every agent, and ``recipe`` says where a method comes from. Modules
     of the user's own that the configuration names are imported (:mod:`maporl.config.imports`). They are looked for in
-    the file's folder. Agents whose engine is not named may get vLLM (:mod:`maporl.validation.engine_choice`).
+    the file's folder. Agents whose engine is not named may get vLLM (:mod:`maporl.engines.choice`).
 
     Raises:
         ConfigError: the file cannot be read, or the configuration cannot run.

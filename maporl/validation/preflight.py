@@ -15,28 +15,28 @@ from transformers import SchedulerType, get_scheduler, training_args
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
+from maporl.backends.check import check_cluster
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
+from maporl.config.threads import threads_of
+from maporl.engines.choice import check_weight_transfer
 from maporl.errors import ConfigError, install_command, one_line, refuse
 from maporl.loops.plan import check_loop
 from maporl.playground.checks import check_taught, check_taught_calls
+from maporl.rewards.credited import credit_lines
+from maporl.rewards.own_code import check_own_task, check_reward_functions, label_warnings
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
+from maporl.rollout.tool_checks import check_tools
 from maporl.run import ResolvedRun
 from maporl.tasks import Mixture, Task
+from maporl.team import memory
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_tokenizers
+from maporl.team.model_checks import check_alphabets, check_attention, check_lora
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.validation import memory
-from maporl.validation.cluster import check_cluster
-from maporl.validation.credited import credit_lines
-from maporl.validation.engine_choice import check_weight_transfer
-from maporl.validation.method_warnings import method_warnings, narrow_sampling
-from maporl.validation.model_checks import check_alphabets, check_attention, check_lora
+from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
-from maporl.validation.task_checks import check_own_task, check_reward_functions, label_warnings
-from maporl.validation.threads import threads_of
-from maporl.validation.tool_checks import check_tools
 from trl_ext.process.devices import accelerator
 from trl_ext.process.free_memory import main_bytes, total_bytes
 

@@ -21,6 +21,7 @@ from fake_groups import (
 )
 from torch.distributed import TCPStore
 
+from maporl.backends.check import check_cluster
 from maporl.backends.engine_pool import Answer, EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
@@ -32,7 +33,6 @@ from maporl.backends.weights import WeightsDiffer, pack, unpack
 from maporl.config.cluster import FailuresSection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
-from maporl.validation.cluster import check_cluster
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.sampling.options import Sampled
 

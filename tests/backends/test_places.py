@@ -23,6 +23,7 @@ from fake_groups import (
 from folders import ROOT
 
 from maporl.backends import ray_places
+from maporl.backends.check import check_cluster
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of, trained_policies
@@ -33,7 +34,6 @@ from maporl.backends.turns import Turns
 from maporl.config.cluster import CountedPlaces, FailuresSection, PoolSection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
-from maporl.validation.cluster import check_cluster
 
 POOLS = {"fast": PoolSection(accelerator="H100"), "cheap": PoolSection(resource="cheap")}
 

@@ -14,6 +14,7 @@ from fake_groups import (
 )
 
 from maporl import Arithmetic
+from maporl.backends.check import check_cluster
 from maporl.backends.ray_backend import RayBackend
 from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_pool import VerifierPool
@@ -26,7 +27,6 @@ from maporl.rewards.verifier.source import ServedVerifier, load_verifier
 from maporl.run import ResolvedRun
 from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Utterance
-from maporl.validation.cluster import check_cluster
 
 CHATS = [
     [{"role": "user", "content": f"{n}+{n}=?"}, {"role": "assistant", "content": str(n) * (1 + n % 5)}]

@@ -20,11 +20,11 @@ from fake_vllm_server import (
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import ColocateSection, VLLMSection
+from maporl.engines.choice import check_weight_transfer
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.loading import load_tokenizers
-from maporl.validation.engine_choice import check_weight_transfer
 from maporl.validation.load import from_dict
 from trl_ext.ppo import maths
 from trl_ext.ppo.options import Decoding
@@ -268,6 +268,6 @@ def test_whole_weights_that_cannot_travel_are_refused_before_a_model_loads(monke
         {"output_dir": "unused", "task": {"name": "toy_sum"}, "agents": {"ann": section, "bob": {"tiny": {}}}}
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr("maporl.validation.engine_choice.find_spec", lambda name: package or None)
+    monkeypatch.setattr("maporl.engines.choice.find_spec", lambda name: package or None)
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
         check_weight_transfer(config)

@@ -25,11 +25,11 @@ from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
+from maporl.rollout.tool_checks import check_tools
 from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.types import Result, TurnEnd, from_json, to_json
 from maporl.validation.load import from_dict
-from maporl.validation.tool_checks import check_tools
 from trl_ext.ppo.options import Decoding, PPOOptions
 
 

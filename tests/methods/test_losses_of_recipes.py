@@ -21,9 +21,9 @@ from simulated_processes import Processes
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
+from maporl.training.method_warnings import method_warnings
 from maporl.types import Example
 from maporl.validation.load import from_dict, load
-from maporl.validation.method_warnings import method_warnings
 
 
 def calling(calls, right=lambda rollout: True, worker=lambda rollout: "seen"):

@@ -12,8 +12,8 @@ from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
 from maporl.protocols import turns_of
 from maporl.run import ResolvedRun
+from maporl.team.memory import estimate
 from maporl.validation.load import from_dict, load
-from maporl.validation.memory import estimate
 from maporl.validation.preflight import check_run
 
 # -- G-RA --------------------------------------------------------------------------------------------------------------

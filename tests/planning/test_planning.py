@@ -11,6 +11,7 @@ import yaml
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from typer.testing import CliRunner
 
+from maporl.backends.check import check_cluster
 from maporl.backends.engine_process import EngineProcess
 from maporl.backends.learner_process import LearnerProcess
 from maporl.cli.main import app
@@ -35,7 +36,6 @@ from maporl.planning.groups import groups_of, model_of
 from maporl.planning.placements import Group, period_apart, placements, staleness_for
 from maporl.planning.report import recommended
 from maporl.run import ResolvedRun
-from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict, load
 from trl_ext.models.shape import Shape
 

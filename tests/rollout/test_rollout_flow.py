@@ -12,6 +12,7 @@ from fake_vllm_server import fake, fake_vllm, inform  # noqa: F401  # fixtures
 from maporl import Agent, Team
 from maporl.config import to_yaml
 from maporl.config.schema import ColocateSection, VLLMSection
+from maporl.engines import choice as engine_choice
 from maporl.engines.base import Engine, Pending, Reply
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
@@ -22,7 +23,6 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.referee import Referee
 from maporl.types import Stop
-from maporl.validation import engine_choice
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.ppo.options import Decoding

@@ -14,11 +14,11 @@ import pytest
 from folders import ROOT
 
 from maporl.backends import ray_folder
+from maporl.backends.check import check_cluster
 from maporl.backends.ray_folder import end_abandoned, make_folder
 from maporl.backends.starting import reads_hub
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
-from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
 from trl_ext.process.inherited import inherited, only_inherited
 

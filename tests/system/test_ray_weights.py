@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from tiny_run import config_of, end_of
 
 from maporl.backends import ray_backend
+from maporl.backends.check import check_cluster
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
-from maporl.validation.cluster import check_cluster
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 

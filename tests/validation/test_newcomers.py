@@ -30,10 +30,10 @@ from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
 from maporl.run import ResolvedRun
 from maporl.runs.train import train
+from maporl.team.model_checks import check_lora
 from maporl.team.team import Team
 from maporl.types import Ask
 from maporl.validation.load import from_dict, load
-from maporl.validation.model_checks import check_lora
 from maporl.validation.preflight import check_run
 from maporl.validation.rehearsal import Rehearsal, findings, lonely_groups
 

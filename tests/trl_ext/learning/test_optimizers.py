@@ -113,7 +113,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 
 
 def test_the_estimate_of_memory_knows_eight_bit_moments():
-    from maporl.validation.memory import estimate
+    from maporl.team.memory import estimate
 
     whole, small = (
         estimate(ResolvedRun(from_dict(settings(o))), 20, 1)["optimizer"] for o in ("adamw_torch", "adamw_bnb_8bit")

@@ -17,11 +17,11 @@ from tree_rows import OPTIONS, answers, filled, gradient_of
 from maporl.errors import ConfigError
 from maporl.rewards.verifier.model import Verifier
 from maporl.runs.build import build_trainer
+from maporl.team import memory
 from maporl.team.loading import base_owners
+from maporl.team.model_checks import check_attention
 from maporl.team.team import Team
-from maporl.validation import memory
 from maporl.validation.load import from_dict, load
-from maporl.validation.model_checks import check_attention
 from maporl.validation.preflight import check_run
 from trl_ext.models import attention
 from trl_ext.models.forward import base_of, tree_limits
@@ -205,7 +205,7 @@ def test_flash_attention_wants_half_precision_and_a_device(folder, tmp_path, mon
     monkeypatch.setattr(memory, "training_on_cpu", lambda config: False)
     with pytest.raises(ConfigError, match=r"these weights are in float32; set agents\.ann\.dtype: bfloat16, or choose"):
         check_attention(from_dict(values_of(tmp_path, flash)))
-    monkeypatch.setattr("maporl.validation.model_checks._check_architecture", lambda *arguments: None)
+    monkeypatch.setattr("maporl.team.model_checks._check_architecture", lambda *arguments: None)
     check_attention(from_dict(values_of(tmp_path, flash | {"dtype": "bfloat16"})))
     check_attention(from_dict(values_of(tmp_path, flash, training={"bf16": True})))
 

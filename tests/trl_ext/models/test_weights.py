@@ -30,10 +30,10 @@ from maporl.tasks.base import TaskError
 from maporl.tasks.sentence_encoder import SentenceEncoder
 from maporl.team.agents import Agent
 from maporl.team.loading import load_agents, load_tokenizers
+from maporl.team.memory import shape_of
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.validation.load import from_dict
-from maporl.validation.memory import shape_of
 from trl_ext.learning.checkpoint import CheckpointError, load_head, load_weights, save_policy_weights
 from trl_ext.models.value_head import ValueHead
 from trl_ext.models.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained

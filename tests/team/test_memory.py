@@ -17,10 +17,10 @@ from maporl.config.parse import to_yaml
 from maporl.config.schema import AgentSection, LoraSection, TinySection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
+from maporl.team import memory
+from maporl.team.memory import LIBRARIES, estimate
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from maporl.validation import memory
 from maporl.validation.load import from_dict
-from maporl.validation.memory import LIBRARIES, estimate
 from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner

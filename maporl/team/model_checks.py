@@ -10,9 +10,9 @@ from maporl.config.parse import unknown
 from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError
 from maporl.run import ResolvedRun
+from maporl.team import memory
 from maporl.text import check_pattern, matches
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from maporl.validation import memory
 from trl_ext.models.attention import fault
 from trl_ext.models.weights import read_pretrained
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from maporl.cli.main import app
 from maporl.errors import ConfigError
+from maporl.runs.shown_tools import shown_tools
 from maporl.tasks import build_task
 from maporl.validation.load import load
-from maporl.validation.shown_tools import shown_tools
 from trl_ext.chat.encoding import FALLBACK_TEMPLATE
 
 LONGER = len("What is 2+3+4?")

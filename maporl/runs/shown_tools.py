@@ -15,10 +15,10 @@ from maporl.environments.turns import AgentTools
 from maporl.errors import ConfigError
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.tool_checks import check_tools
 from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.validation.rehearsal import Players, silence
-from maporl.validation.tool_checks import check_tools
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.ppo.options import GREEDY
@@ -39,7 +39,7 @@ def shown_tools(config: Config, agent: str) -> list[str]:
 
     Raises:
         ConfigError: the agent does not exist, does not play or may call nothing, or as for
-            :func:`maporl.validation.tool_checks.check_tools`.
+            :func:`maporl.rollout.tool_checks.check_tools`.
     """
     run = ResolvedRun(config)
     playing = run.speakers
