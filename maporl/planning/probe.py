@@ -31,7 +31,7 @@ from trl_ext.models.shape import Shape
 from trl_ext.ppo.batch import Completion
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.ppo.options import Decoding
-from trl_ext.process.free_memory import free_bytes
+from trl_ext.process.devices import free_bytes
 from trl_ext.process.threads import use
 
 CLOCK = time.perf_counter

@@ -48,21 +48,23 @@ from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
 from maporl.training.backend import Backend
-from maporl.training.check import fitting
+from maporl.training.check import check_kinds, fitting
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
+from maporl.training.dialogue_metrics import (
+    mention_no_calls,
+    proposal_metrics,
+    staleness_metrics,
+    tool_metrics,
+    verdict_metrics,
+)
 from maporl.training.model_card import CardFacts, write_model_card
-from maporl.training.part_types import check_kinds
 from maporl.training.progress import TeamProgress
-from maporl.training.proposal_metrics import proposal_metrics
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import samples_by_policy
-from maporl.training.staleness import staleness_metrics
 from maporl.training.token_traces import trace
-from maporl.training.tool_metrics import mention_no_calls, tool_metrics
 from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
-from maporl.training.verdict_metrics import verdict_metrics
 from maporl.types import Dialogue, Example
 from trl_ext.files.paths import below
 from trl_ext.learning.central_critic import CentralCritic

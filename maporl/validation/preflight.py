@@ -37,8 +37,7 @@ from maporl.team.model_checks import check_alphabets, check_attention, check_lor
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
-from trl_ext.process.devices import accelerator
-from trl_ext.process.free_memory import main_bytes, total_bytes
+from trl_ext.process.devices import accelerator, main_bytes, total_bytes
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:

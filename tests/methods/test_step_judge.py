@@ -19,7 +19,7 @@ from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
-from maporl.training.verdict_metrics import verdict_metrics
+from maporl.training.dialogue_metrics import verdict_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

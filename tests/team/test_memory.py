@@ -250,7 +250,7 @@ def test_split_placement_has_the_memory_of_a_device_for_each_base(monkeypatch):
 
 
 def test_check_compares_a_run_on_the_cpu_with_main_memory(monkeypatch):
-    monkeypatch.setattr("trl_ext.process.free_memory.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
+    monkeypatch.setattr("trl_ext.process.devices.psutil.virtual_memory", lambda: SimpleNamespace(total=2**20))
     values = {
         "output_dir": "unused", "task": {"name": "toy_sum", "largest": 9}, "evaluation": {"questions": 0},
         "protocol": {"name": "debate", "turns": 1}, "ppo": {"response_length": 4},

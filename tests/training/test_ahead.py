@@ -13,7 +13,7 @@ from maporl.engines.base import Pending
 from maporl.errors import ConfigError
 from maporl.rollout.interleaving import Interleaving
 from maporl.training.ahead import Ahead, batches_to_begin
-from maporl.training.staleness import staleness_metrics
+from maporl.training.dialogue_metrics import staleness_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

@@ -20,7 +20,7 @@ from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 from trl_ext.ppo.losses import engine_gap
 from trl_ext.process import distributed
-from trl_ext.process.free_memory import free_bytes
+from trl_ext.process.devices import free_bytes
 from trl_ext.process.waits import Threads, finished, result
 from trl_ext.sharding.frozen import Frozen
 from trl_ext.sharding.replicated import Replicated

@@ -51,7 +51,7 @@ def fitting_tokens(learners: Collection[Learner], free: int, device: torch.devic
 def limit_microbatches(learners: Collection[Learner], free_of: Callable[[torch.device], int | None]) -> None:
     """Choose how many tokens a training forward of each learner reads on an accelerator, unless the options say it.
 
-    ``free_of`` returns the free bytes of a device (:func:`trl_ext.process.free_memory.free_bytes`).
+    ``free_of`` returns the free bytes of a device (:func:`trl_ext.process.devices.free_bytes`).
 
     Raises:
         DoesNotFit: gradients and moments need more than is free.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trl_ext.process.free_memory import total_bytes
+from trl_ext.process.devices import total_bytes
 
 MOST_EXPONENT = 20.0
 """The largest logarithm of a ratio of probabilities, in nats."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from trl_ext.process.free_memory import free_bytes
+from trl_ext.process.devices import free_bytes
 
 
 def plain_states(model: Any) -> str:

@@ -1,0 +1,134 @@
+"""What an update's dialogues show of tools, proposers, judges of steps, and the age of the weights. Imports no torch.
+
+Each function is called by all processes together and returns numbers over all of them, but for those of ages.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+
+from maporl.environments.world import World
+from maporl.rewards.labels import is_step_verdict
+from maporl.rewards.metrics import shares_right
+from maporl.types import Dialogue
+from trl_ext.learning.metrics import Metrics
+from trl_ext.process import distributed
+
+logger = logging.getLogger(__name__)
+
+
+def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
+    """Warn of ``agents`` with tools that spoke in an update and called none of them.
+
+    ``metrics`` are those of :func:`tool_metrics`, over all processes.
+    """
+    spoke = {utterance.agent for dialogue in dialogues for utterance in dialogue.utterances}
+    silent = [agent for agent in agents if agent in spoke and not metrics.get(f"calls/{agent}")]
+    if silent:
+        logger.warning(
+            "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: "
+            "show it an example in agents.NAME.system, set call_format: json, teach it by warm_start.calls, or train "
+            "it first with maporl sft",
+            ", ".join(silent),
+        )
+
+
+def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> dict[str, float]:
+    """Return the metrics of calls and environments, over all processes. All processes call this together.
+
+    ``callers`` are the agents with tools, which may be other agents. Without these and without tools and environments
+    that a protocol uses nothing is returned.
+    """
+    if not world.tools and not world.environments and not callers:
+        return {}
+    sums: dict[str, float] = defaultdict(float)
+    for name, amount in world.take_counts().items():
+        sums[name] += amount
+    for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
+        if utterance.turn_end is not None:
+            sums[f"turns/end/{utterance.turn_end.value}"] += 1
+        for call in utterance.calls:
+            sums[f"calls/{utterance.agent}"] += 1
+            if call.result is not None:
+                sums["tools/seconds"] += call.result.seconds
+                sums["tools/left_out"] += call.result.left_out
+                if call.result.error is not None:
+                    sums[f"calls_failed/{call.result.error}"] += 1
+    together: dict[str, float] = defaultdict(float)
+    for process_sums in distributed.all_gather(dict(sums)):
+        for name, amount in process_sums.items():
+            together[name] += amount
+    return dict(together)
+
+
+def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
+    """Return the shares of proposals that were asked and that repeat another, over all processes, or nothing without
+    any.
+
+    A proposer that finds one question that pays may write nothing else, which these numbers show. All processes call
+    this together.
+    """
+    proposals = [
+        (u.tags["question"], u.tags["accepted"])
+        for dialogue in dialogues
+        for u in dialogue.utterances
+        if u.tags.keys() >= {"question", "accepted"}
+    ]
+    made = distributed.all_gather_lists(proposals)
+    if not made:
+        return {}
+    read = [question for question, _ in made if question is not None]
+    repeated = (len(read) - len(set(read))) / len(read) if read else 0.0
+    return {"proposals/asked": sum(asked for _, asked in made) / len(made), "proposals/repeated": repeated}
+
+
+def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
+    """Return how the verdicts of ``protocol.step_judge`` were, over all processes, or nothing without any.
+
+    A dialogue succeeds if the last score of what was judged is above 0. Where most dialogues fail, a judge that calls
+    every step bad mostly follows the outcome. So the accuracy is the mean of the share of steps of successes that were
+    called good, and of the share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the
+    outcome. All processes call this together.
+    """
+    verdicts = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
+    made = distributed.all_gather_lists(verdicts)
+    if not made:
+        return {}
+    metrics = {"verdicts/unreadable": fmean(said is None for _, said in made)}
+    read = [(succeeds, said == 1) for succeeds, said in made if said is not None]
+    if read:
+        metrics["verdicts/good"] = fmean(good for _, good in read)
+    if len(right := shares_right(read)) == 2:
+        metrics["verdicts/balanced_accuracy"] = fmean(right)
+    return metrics
+
+
+def _succeeds(dialogue: Dialogue) -> bool:
+    scores = [u.rewards["score"] for u in dialogue.utterances if not is_step_verdict(u) and "score" in u.rewards]
+    return bool(scores) and scores[-1] > 0
+
+
+def staleness_metrics(dialogues: Sequence[Dialogue], update: int) -> Metrics:
+    """Return the ages of the answers that update number ``update`` trains on, in updates.
+
+    An answer's age is ``update - 1`` less the number of updates that its weights had had. To a policy, its partners are
+    a part of the environment: their age does not enter its probability ratio, and is a metric of its own.
+    """
+    answer_ages: dict[str, list[int]] = {}
+    partners: dict[str, list[int]] = {}
+    across = 0
+    for dialogue in dialogues:
+        ages = [(u.policy, update - 1 - u.version) for u in dialogue.utterances if u.version is not None]
+        across += len({age for _, age in ages}) > 1
+        for policy in {name for name, _ in ages}:
+            answer_ages.setdefault(policy, []).extend(age for name, age in ages if name == policy)
+            others = [age for name, age in ages if name != policy]
+            partners.setdefault(policy, []).extend([max(others)] if others else [])
+    metrics: Metrics = {"async/across_updates": across / max(len(dialogues), 1)}
+    for policy, ages_of_answers in answer_ages.items():
+        metrics[f"{policy}/policy/staleness"] = fmean(ages_of_answers)
+        metrics[f"{policy}/policy/staleness_max"] = float(max(ages_of_answers))
+        if partners[policy]:
+            metrics[f"{policy}/policy/partner_lag"] = fmean(partners[policy])
+    return metrics
