@@ -4,7 +4,7 @@ Imports torch only where vLLM is installed or named.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from maporl.config import Config, parse_config, read_yaml
 from maporl.config.schema import AgentSection, ColocateSection, VLLMSection
-from maporl.errors import ConfigError, install_command
+from maporl.errors import Fault, install_command
+from maporl.run import ResolvedRun
 
 CONFIG = "config.yaml"
 SHARE, MOST_SHARE = 0.3, 0.6
@@ -60,14 +61,12 @@ def vllm_runs_here(config: Config) -> bool:
     return torch.accelerator.is_available()
 
 
-def check_weight_transfer(config: Config) -> None:
-    """Check that the weights of agents that train all of them can travel to their vLLM servers, before a model loads.
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield agents that train all their weights, which cannot travel from this process to their vLLM servers.
 
     Adapters travel by HTTP. Whole weights travel over a GPU group (NCCL), which this process joins with vLLM's package.
-
-    Raises:
-        ConfigError: this process has no GPU, or vLLM is not installed here.
     """
+    config = run.config
     for name, agent in config.agents.items():
         if agent.vllm is None or not agent.vllm.urls or not agent.trainable or agent.lora or agent.adapter:
             continue
@@ -79,10 +78,12 @@ def check_weight_transfer(config: Config) -> None:
         if find_spec("vllm") is None:
             lacking.append(f"lacks the package vllm ({install_command('vllm')})")
         if lacking:
-            raise ConfigError(
-                f"agents.{name}.vllm: {name} trains all its weights, which travel to {', '.join(agent.vllm.urls)} over "
-                f"a GPU group (NCCL), and this process {' and '.join(lacking)}; give it a LoRA (agents.{name}.lora), "
-                "of which only the adapter travels, or set its engine to transformers"
+            yield Fault(
+                f"agents.{name}.vllm",
+                f"{name} trains all its weights, which travel to {', '.join(agent.vllm.urls)} over a GPU group (NCCL), "
+                f"and this process {' and '.join(lacking)}",
+                f"give it a LoRA (agents.{name}.lora), of which only the adapter travels, or set its engine to "
+                "transformers",
             )
 
 

@@ -19,7 +19,7 @@ from maporl.backends.check import check_cluster
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
-from maporl.engines.choice import check_weight_transfer
+from maporl.engines import choice
 from maporl.errors import ConfigError, install_command, one_line, refuse
 from maporl.loops.plan import check_loop
 from maporl.playground.checks import check_taught, check_taught_calls
@@ -30,10 +30,9 @@ from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.tool_checks import check_tools
 from maporl.run import ResolvedRun
 from maporl.tasks import Mixture, Task
-from maporl.team import memory
+from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, load_tokenizers
-from maporl.team.model_checks import check_alphabets, check_attention, check_lora
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
@@ -120,12 +119,10 @@ def check_run(config: Config) -> list[str]:
     task, held_out = run.task, run.held_out
     tokenizers = load_tokenizers(config)
     _check_placement(config)
-    check_weight_transfer(config)
-    check_lora(config)
-    check_attention(config)
+    refuse(fault for part in (choice.check, model_checks.check) for fault in part(run))
     task_warnings = check_own_task(run)
     check_reward_functions(run)
-    check_alphabets(run)
+    refuse(model_checks.check_alphabets(run))
     for part in task.parts.values() if isinstance(task, Mixture) else [task]:
         run.protocol.check_example(part[0])
     world, tools, tool_lines = check_tools(run, tokenizers)

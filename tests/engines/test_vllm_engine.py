@@ -20,10 +20,11 @@ from fake_vllm_server import (
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import ColocateSection, VLLMSection
-from maporl.engines.choice import check_weight_transfer
+from maporl.engines import choice
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import Asked, VLLMFailure
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
+from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict
 from trl_ext.ppo import maths
@@ -270,4 +271,4 @@ def test_whole_weights_that_cannot_travel_are_refused_before_a_model_loads(monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("maporl.engines.choice.find_spec", lambda name: package or None)
     with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
-        check_weight_transfer(config)
+        refuse(choice.check(ResolvedRun(config)))

@@ -30,7 +30,7 @@ from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
 from maporl.run import ResolvedRun
 from maporl.runs.train import train
-from maporl.team.model_checks import check_lora
+from maporl.team import model_checks
 from maporl.team.team import Team
 from maporl.types import Ask
 from maporl.validation.load import from_dict, load
@@ -326,7 +326,7 @@ def test_modules_of_a_lora_that_the_model_lacks_are_named(targets, message):
     with (
         pytest.raises(ConfigError, match=rf"agents.ann.lora.target_modules: .*{message}") if message else nullcontext()
     ):
-        check_lora(config)
+        refuse(model_checks.check(ResolvedRun(config)))
     if message is None:
         assert Team.from_config(config, weights=False).policies["ann"].trainable
 

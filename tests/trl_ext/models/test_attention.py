@@ -14,12 +14,12 @@ from tiny_models import build_any
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 from tree_rows import OPTIONS, answers, filled, gradient_of
 
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.rewards.verifier.model import Verifier
+from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
-from maporl.team import memory
+from maporl.team import memory, model_checks
 from maporl.team.loading import base_owners
-from maporl.team.model_checks import check_attention
 from maporl.team.team import Team
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
@@ -187,13 +187,17 @@ def test_what_cannot_be_is_refused_before_a_model_loads(folder, verifier, tmp_pa
     assert f"{place}.attn_implementation: " in str(error.value) and "\n" not in str(error.value)
 
 
+def refuse_models(config):
+    return refuse(model_checks.check(ResolvedRun(config)))
+
+
 def test_an_architecture_without_it_is_refused(tmp_path):
     shape = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32, "state_size": 4}
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(shape))
     config = from_dict(values_of(tmp_path, {"model": str(tmp_path / "model"), "attn_implementation": "sdpa"}))
     with pytest.raises(ConfigError, match=r"^agents\.ann\.attn_implementation: Mamba.* does not support") as error:
-        check_attention(config)
+        refuse_models(config)
     assert str(error.value).endswith("; choose another one, or leave it out") and "\n" not in str(error.value)
 
 
@@ -201,13 +205,13 @@ def test_flash_attention_wants_half_precision_and_a_device(folder, tmp_path, mon
     monkeypatch.setattr("maporl.config.agents.fault", lambda name: None)
     flash = {"model": str(folder), "attn_implementation": "flash_attention_2"}
     with pytest.raises(ConfigError, match="flash_attention_2 computes no gradients on a CPU"):
-        check_attention(from_dict(values_of(tmp_path, flash)))
+        refuse_models(from_dict(values_of(tmp_path, flash)))
     monkeypatch.setattr(memory, "training_on_cpu", lambda config: False)
     with pytest.raises(ConfigError, match=r"these weights are in float32; set agents\.ann\.dtype: bfloat16, or choose"):
-        check_attention(from_dict(values_of(tmp_path, flash)))
-    monkeypatch.setattr("maporl.team.model_checks._check_architecture", lambda *arguments: None)
-    check_attention(from_dict(values_of(tmp_path, flash | {"dtype": "bfloat16"})))
-    check_attention(from_dict(values_of(tmp_path, flash, training={"bf16": True})))
+        refuse_models(from_dict(values_of(tmp_path, flash)))
+    monkeypatch.setattr("maporl.team.model_checks._architecture", lambda *arguments: ())
+    refuse_models(from_dict(values_of(tmp_path, flash | {"dtype": "bfloat16"})))
+    refuse_models(from_dict(values_of(tmp_path, flash, training={"bf16": True})))
 
 
 def test_an_installed_package_without_its_device_is_no_reason_to_fetch_kernels(folder, monkeypatch):
