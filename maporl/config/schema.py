@@ -913,6 +913,11 @@ class TrainingOptions(LearnerOptions):
         "4,096 numbers keep eight.",
     )
     gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
+    use_liger_kernel: bool = option(
+        False,
+        "Compute norms, activations and rotations of learners by Liger's kernels, on an accelerator (pip install "
+        "liger-kernel). An update is faster; results differ by rounding.",
+    )
     bf16: bool = option(False, "Mixed precision: float32 weights, bfloat16 arithmetic.")
     use_cpu: bool = option(False, "Train on the CPU even if there is a GPU.")
     save_steps: Natural = option(

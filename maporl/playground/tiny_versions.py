@@ -105,7 +105,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     }
     values["training"] = values.get("training", {}) | {
         "learning_rate": 1e-3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
-        "gradient_checkpointing": False, "use_cpu": True, "warmup_steps": 0,
+        "gradient_checkpointing": False, "use_liger_kernel": False, "use_cpu": True, "warmup_steps": 0,
     }  # fmt: skip
     # random models earn no rewards, and without reward variance all gradients are 0
     values["warm_start"] = {"steps": 60, "batch_size": 8, "learning_rate": 5e-3}
