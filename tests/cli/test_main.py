@@ -18,7 +18,9 @@ from processes import maporl, start
 from processes import run as python
 from safetensors.torch import load_file
 from tiny_run import TINY
+from typer.testing import CliRunner
 
+from maporl.cli.main import app
 from maporl.errors import ConfigError
 from maporl.runs import train as run
 from maporl.validation.load import from_dict, load
@@ -59,16 +61,13 @@ def test_a_run_from_the_documented_entry_leaves_everything_it_names(written, tmp
     evaluation = json.loads(again.stdout)
     assert evaluation["turns"] == after["turns"]
     assert {"ann alone", "bob alone"} <= set(evaluation["baselines"]) and len(evaluation["baselines"]) == 4
-    refused = maporl("train", path)
-    assert refused.returncode == 1 and "exists and is not empty; nothing was overwritten" in refused.stderr
-    other = maporl("train", path, "--resume")
-    assert other.returncode == 1 and "was started with another configuration" in other.stderr
+    refused = CliRunner().invoke(app, ["train", str(path)])
+    assert refused.exit_code == 1 and "exists and is not empty; nothing was overwritten" in refused.stderr
+    other = CliRunner().invoke(app, ["train", str(path), "--resume"])
+    assert other.exit_code == 1 and "was started with another configuration" in other.stderr
 
 
 def test_a_report_that_fails_costs_no_run(written, tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from maporl.cli.main import app
     from maporl.report import page
 
     monkeypatch.setattr(page, "write_report", lambda folders: 1 / 0)
