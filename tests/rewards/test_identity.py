@@ -68,8 +68,9 @@ def test_each_answer_says_which_verifier_it_is_from(on_failure):
 def test_two_servers_must_have_one_verifier(caplog):
     with pytest.raises(VerifierChanged):
         client(Fake(answer(A)), Fake(answer(B))).scores(CHATS[:8], TRUTHS[:8])
-    unnamed = client(Fake(answer(None)))
-    assert unnamed.scores(CHATS[:2], TRUTHS[:2]) == [0.25] * 2 and unnamed.identity.remembered() == {}
+    unnamed = client(Fake(answer(None), answer(None)))
+    for _ in range(2):  # it is said once
+        assert unnamed.scores(CHATS[:2], TRUTHS[:2]) == [0.25] * 2 and unnamed.identity.remembered() == {}
     assert caplog.text.count("does not say which verifier it has (sha256), so that another one goes unnoticed") == 1
     for wrong in (7, "", "x" * 129):
         with pytest.raises(RuntimeError, match="expected sha256 of its verifier as a text"):
@@ -129,6 +130,15 @@ def test_a_run_writes_down_its_verifiers_by_update(tmp_path):
     strict = ServedVerifier(client(Fake(answer(B))), label=False)
     recall_verifiers(tmp_path, 3, {"verifier": strict})
     assert strict.client.scores(CHATS[:2], TRUTHS[:2]) == [0.25] * 2
+
+
+def test_an_update_that_is_made_again_writes_its_verifier_anew(tmp_path):
+    for sha256 in (A, B):
+        source = ServedVerifier(client(Fake(answer(sha256))), label=False)
+        source.client.scores(CHATS[:2], TRUTHS[:2])
+        record_verifiers(tmp_path, 3, {"verifier": source})
+    written = json.loads((tmp_path / "verifiers.json").read_text())
+    assert written == {"verifier": [{"since": 3, "sha256": B, "name": "v"}]}
 
 
 def load_nothing():

@@ -3,11 +3,12 @@
 import pytest
 
 from maporl import Arithmetic
-from maporl.config.schema import ArenaSection, JudgeSection
+from maporl.config.schema import ArenaSection, JudgeSection, RewardSection
 from maporl.errors import ConfigError
 from maporl.methods.arenarl import PairwiseJudge
 from maporl.rewards import as_source
 from maporl.rewards.base import RewardFailure
+from maporl.rewards.build import find_source
 from maporl.rewards.judges import PointwiseJudge
 from maporl.runs.build import build_trainer
 from maporl.types import Dialogue, Example, Utterance
@@ -62,6 +63,13 @@ BASE = {
     "output_dir": "x", "task": {"name": "toy_sum", "largest": 9}, "agents": {n: {"tiny": {}} for n in ("ann", "bob", "jo")},
     "protocol": {"name": "debate", "turns": 1, "agents": ["ann", "bob"]},
 }  # fmt: skip
+
+
+def test_the_source_judge_needs_its_section():
+    with pytest.raises(
+        ConfigError, match=r"^reward\.judge: the source 'judge' needs it; give it an agent, or use another"
+    ):
+        find_source("judge", "reward.sources")(RewardSection(), None)
 
 
 def test_an_agent_that_does_not_play_judges_with_its_own_weights(tmp_path):

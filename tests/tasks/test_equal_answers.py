@@ -14,7 +14,7 @@ from maporl.tasks.grading.answers import boxed, label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.grading.expressions import read
 from maporl.tasks.grading.spans import grade_span
-from maporl.tasks.grading.values import Budget, same
+from maporl.tasks.grading.values import Budget, NotComputed, same
 from maporl.text import code_of, spoken
 from trl_ext.chat.thoughts import THINKING
 
@@ -250,6 +250,21 @@ def test_every_mark_of_a_thought_hides_it_also_cut_off():
     ):
         assert spoken(said) == said
     assert grade_benchmark("finalAnswer: 5", "5").correct is True
+
+
+def test_roots_of_odd_degrees_and_letters_that_are_rounded():
+    """A root has a rational degree above 0, and a letter that is rounded on one side is a whole number on both."""
+    for answer, truth in ((r"\sqrt[-3]{8}", r"\frac12"), (r"\sqrt[\pi]{2}", r"2^{1/\pi}"), (r"\lfloor x \rfloor", "x")):
+        assert same_answer(answer, truth) is False
+    for answer, truth in ((r"\sqrt[3]{8}", "2"), (r"\lfloor n \rfloor", "n"), ("n", r"\lfloor n \rfloor")):
+        assert same_answer(answer, truth) is True
+
+
+def test_a_comparison_may_take_exactly_its_budget():
+    budget = Budget(10)
+    budget.spend(10)
+    with pytest.raises(NotComputed, match="takes too long"):
+        budget.spend(1)
 
 
 def test_no_grader_reads_a_thought():

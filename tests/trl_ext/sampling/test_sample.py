@@ -159,6 +159,11 @@ def test_conversations_that_were_kept_first_are_forgotten_first():
                 torch.ones(3, 5), [0, 1, 2], [5, 5, 5])  # fmt: skip
     assert list(states._rows) == ["e", "f"] and states.bytes == 200
     assert states.take_counts() == (200, 4), "b, c, d, g"
+    assert states.take_counts() == (200, 0)
+    states.clear()
+    assert states.take_counts() == (200, 0) and states.take_counts() == (0, 0), (
+        "the largest size is since the last call"
+    )
 
 
 def test_states_are_kept_only_where_columns_do_not_count(tiny):
