@@ -137,3 +137,17 @@ def test_rules_compose_from_left_to_right_and_faults_are_named():
         "mix",
         "gate",
     }
+
+
+def test_along_what_a_rule_spreads_credit():
+    """``branching`` asks this: a rule that spreads credit along a dialogue needs its future."""
+    named = {name: RULES[name].along for name in RULES if isinstance(RULES[name].along, str)}
+    assert {name for name, along in named.items() if along == "utterance"} == {
+        "own", "complement", "cost", "inherit", "tree_margin",
+    }  # fmt: skip
+    assert {name for name, along in named.items() if along == "dialogue"} == {
+        "last", "zero_sum", "back_propagate", "public_goods", "readability",
+    }  # fmt: skip
+    assert {name for name, along in named.items() if along == "question"} == {
+        "tree_mean", "tournament", "counterfactual", "length_share", "prove", "translate", "consistency",
+    }  # fmt: skip

@@ -260,6 +260,25 @@ def test_roots_of_odd_degrees_and_letters_that_are_rounded():
         assert same_answer(answer, truth) is True
 
 
+def test_texts_are_read_to_a_depth_of_forty():
+    for opening, closing, deepest in ((r"\sqrt{", "}", 39), ("(", ")", 19)):
+        assert read(opening * deepest + "x+1" + closing * deepest) is not None
+        assert read(opening * (deepest + 1) + "x+1" + closing * (deepest + 1)) is None
+
+
+def test_sets_of_one_powers_of_zero_and_primes_in_braces():
+    pairs = (
+        (r"\{3\}", "3"),
+        ("0^2", "0"),
+        (r"\operatorname{lcm}(4,6)", "12"),
+        ("f^{'}(x)", "f'(x)"),
+        ("f^'(x)", "f'(x)"),
+    )
+    for answer, truth in pairs:
+        assert same_answer(answer, truth) is True
+    assert same_answer("f^{'}(x)", "f(x)") is False
+
+
 def test_a_comparison_may_take_exactly_its_budget():
     budget = Budget(10)
     budget.spend(10)

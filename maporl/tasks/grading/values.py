@@ -37,7 +37,7 @@ Others may be any number too.
 """
 _LEAST_BITS = 416
 _OWN = {"π": "pi", "e": "e", "i": "j", "\\imath": "j"}
-_NAMES = {name: name.replace("arc", "a") for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth")} | {
+_NAMES = {name: name for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth")} | {
     "arc" + name: "a" + name for name in str.split("sin cos tan cot sec csc")
 }
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
