@@ -5,6 +5,7 @@ import pytest
 
 from maporl.config.schema import BonusSection, PenaltySection, RewardSection
 from maporl.rewards import assign_credit
+from maporl.rewards.labels import Brevity
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 AGENTS = ("ann", "bob")
@@ -102,3 +103,12 @@ def test_a_question_that_finished_early_is_credited_and_paid_up_to_its_last_turn
     # ann becomes right against bob (alpha 1), after bob was wrong (alpha 2 to bob)
     assert [u.rewards["bonus"] for u in late.utterances] == [0.0, 1.0, 1.0, 0.0]
     assert np.isfinite([u.rewards["credit"] for u in late.utterances]).all()
+
+
+def test_brevity_is_the_share_of_tokens_that_an_answer_spares():
+    spoken = [
+        utterance(0, "ann", 0, ids=range(2)),
+        utterance(1, "bob", 0, ids=range(5)),
+        utterance(2, "ann", 1, ids=[]),
+    ]
+    assert Brevity(4)([Dialogue(Example("e", "q", "a"), spoken)], None) == [[0.5, 0.0, None]]
