@@ -117,14 +117,13 @@ def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: Rewar
         return
     grid = _Grid(dialogues, agents)
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
-    bonus = np.zeros(credit.shape)
-    if reward.bonus is not None:
-        rule = reward.bonus
+    bonus = None
+    if (rule := reward.bonus) is not None:
         correct = grid.of(lambda u: np.nan if u.grade is None or u.grade.correct is None else float(u.grade.correct))
         bonus = np.nan_to_num(collaboration_bonus(correct, rule.alpha, rule.mode, rule.right, rule.wrong))
     for u, cell in grid.cells():
         u.rewards["credit"] = float(credit[cell])
-        if reward.bonus is not None:
+        if bonus is not None:
             u.rewards["bonus"] = float(bonus[cell])
             u.rewards["credit"] += u.rewards["bonus"]
 

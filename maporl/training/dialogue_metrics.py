@@ -1,6 +1,6 @@
 """What an update's dialogues show of tools, proposers, judges of steps, and the age of the weights. Imports no torch.
 
-Each function is called by all processes together and returns numbers over all of them, but for those of ages.
+All processes call the functions that return metrics together. But for ages, metrics are over all processes.
 """
 
 import logging
