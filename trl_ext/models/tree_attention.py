@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from trl_ext.ppo.prefix_tree import BLOCK, Layout
 
@@ -80,10 +80,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: TreeMask, **op
     """Return the attention of [P, H, L, D] queries, where every block of queries has its own keys and values."""
     lines, heads, width, _ = query.shape
     blocks, _, size, longest = attn_mask.seen.shape
+    places = attn_mask.keys
 
     def gathered(states: Tensor) -> Tensor:
         tokens = states.transpose(1, 2).flatten(2).flatten(0, 1)
-        return tokens.index_select(0, attn_mask.keys).view(blocks, longest, heads, -1).transpose(1, 2)
+        # many blocks read a token; of the two ways, each sums bfloat16 gradients in float32 on its own kind of device
+        rows = tokens.index_select(0, places) if tokens.device.type == "cpu" else embedding(places, tokens)
+        return rows.view(blocks, longest, heads, -1).transpose(1, 2)
 
     queries = query.transpose(1, 2).reshape(blocks, size, heads, -1).transpose(1, 2)
     output = scaled_dot_product_attention(queries, gathered(key), gathered(value), attn_mask=attn_mask.seen, **options)
