@@ -336,6 +336,16 @@ def test_groups_of_equals_get_exactly_nothing(baseline, scale):
     assert got[3:].abs().max() > 0
 
 
+def test_rounding_is_told_by_the_size_of_what_is_compared():
+    """A hundred-millionth in its own group is a difference, and among all rows it is rounding beside a million."""
+    batch = TurnBatch(reward=[3e6, 1e6, 2e-8, 0.0], prompt=[0, 0, 1, 1])
+    got = estimate_all(batch, config(scale="none")).advantages
+    assert got.tolist() == [1e6, -1e6, 1e-8, -1e-8]
+    batch = TurnBatch(reward=[3.0, -3.0, 2e-13, -2e-13], prompt=[0, 0, 1, 1])
+    got = estimate_all(batch, config(baseline="batch_mean", scale="none")).advantages
+    assert got.tolist() == [3.0, -3.0, 0.0, 0.0]
+
+
 def test_padding_enters_no_statistic():
     plain = estimate(one_prompt([1, 0, 0]), config())
     padded = TurnBatch(reward=[1, 99, 0, 0, float("nan")], prompt=["q"] * 5, mask=[True, False, True, True, False])

@@ -240,6 +240,17 @@ def test_options_of_a_verifier_that_do_not_fit_are_refused(options, message, tmp
         from_dict(values, "test")
 
 
+def test_a_random_verifier_that_scores_nothing_need_not_learn(tmp_path):
+    values = recipe_values("cooper", tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"test: reward\.verifier: a verifier scores or gives feedback here, so its model"
+    ):
+        from_dict(values | {"reward": {"sources": {"verifier": 1.0}}}, "test")
+    with pytest.raises(ConfigError, match=r"test: reward\.verifier\.tiny: a random verifier knows nothing"):
+        from_dict(values | {"reward": {"sources": {"verifier": 1.0}, "verifier": {"tiny": {}}}}, "test")
+    from_dict(values | {"reward": {"sources": {"label": 1.0}, "verifier": {"tiny": {}}}}, "test")
+
+
 @pytest.mark.slow
 def test_a_resumed_game_goes_on_with_its_verifier_and_its_pairs(tmp_path):
     def config(name):

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from maporl.config.schema import BonusSection, PenaltySection, RewardSection
+from maporl import Arithmetic
+from maporl.config.schema import BonusSection, EnvironmentSection, PenaltySection, RewardSection
+from maporl.environments.base import Environment
+from maporl.environments.rooms import EnvironmentSpec, Room
 from maporl.rewards import assign_credit
-from maporl.rewards.labels import Brevity
+from maporl.rewards.functions import CompletionReward
+from maporl.rewards.labels import Brevity, verdict
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 AGENTS = ("ann", "bob")
@@ -112,3 +116,36 @@ def test_brevity_is_the_share_of_tokens_that_an_answer_spares():
         utterance(2, "ann", 1, ids=[]),
     ]
     assert Brevity(4)([Dialogue(Example("e", "q", "a"), spoken)], None) == [[0.5, 0.0, None]]
+
+
+def test_a_verdict_is_true_if_it_approves_a_right_draft_or_refuses_a_wrong_one():
+    def judged(draft, approved):
+        said = [
+            Utterance(0, "ann", "solver", 0, 0, [], draft),
+            Utterance(
+                1, "bob", "bob", 0, 1, [], "", "verifier", parents=(0,), answers=False, settles=(0,) if approved else ()
+            ),
+        ]
+        return verdict([Dialogue(Example("e", "1+3=", "4"), said)], Arithmetic(largest=9))[0]
+
+    assert judged("4", True) == [None, 1.0] and judged("4", False) == [None, 0.0]
+    assert judged("5", True) == [None, 0.0] and judged("5", False) == [None, 1.0]
+
+
+def test_a_reward_function_gets_the_environments_of_an_agent_but_for_lost_ones():
+    def room(name, *agents, lost=False):
+        spec = EnvironmentSpec(name, Environment, agents, EnvironmentSection(use="worlds:World"))
+        return Room(spec, Environment(), 0, {}, {}, lost=lost)
+
+    rooms = [room("shop", "ann", "bob"), room("bank", "ann"), room("mill", "ann", "bob", "cy", lost=True)]
+    said = [utterance(number, agent, 0) for number, agent in enumerate(("ann", "bob", "cy"))]
+    dialogue = Dialogue(Example("e", "q", "a"), said, environments={room.spec.name: room for room in rooms})
+    seen = []
+
+    def paid(completions, environments):
+        seen.extend(environments)
+        return [0.0] * len(completions)
+
+    CompletionReward(paid)([dialogue], Arithmetic(largest=9))
+    shop, bank, _ = (room.world for room in rooms)
+    assert seen == [{"shop": shop, "bank": bank}, shop, None]

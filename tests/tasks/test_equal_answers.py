@@ -264,6 +264,15 @@ def test_texts_are_read_to_a_depth_of_forty():
     for opening, closing, deepest in ((r"\sqrt{", "}", 39), ("(", ")", 19)):
         assert read(opening * deepest + "x+1" + closing * deepest) is not None
         assert read(opening * (deepest + 1) + "x+1" + closing * (deepest + 1)) is None
+    assert read("(" * 19 + r"\{\}" + ")" * 19) == ("set",), "the empty set is the fortieth"
+
+
+def test_words_of_english_are_no_products_and_greek_is_read_by_name_and_by_letter():
+    assert read("5 at") is None and read("5 is") is None
+    assert read("at") is None and read("e^{at}") == read("e^{a*t}")
+    names = "alpha beta gamma delta theta lambda mu sigma phi omega"
+    assert [read("\\" + name) for name in names.split()] == [("symbol", letter) for letter in "αβγδθλμσφω"]
+    assert same_answer(r"2\mu", "2μ") is True
 
 
 def test_sets_of_one_powers_of_zero_and_primes_in_braces():
@@ -284,6 +293,8 @@ def test_a_comparison_may_take_exactly_its_budget():
     budget.spend(10)
     with pytest.raises(NotComputed, match="takes too long"):
         budget.spend(1)
+    assert same(read("1+2"), read("3"), Budget(5 * 32 - 1)) is False
+    assert same(read("1+2"), read("3"), Budget(5 * 32)) is True, "five fractions, each of which costs 32"
 
 
 def test_no_grader_reads_a_thought():
