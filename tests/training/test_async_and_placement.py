@@ -156,7 +156,7 @@ def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monk
         if name == "serial":
             monkeypatch.setattr(
                 "trl_ext.learning.learners.Learning._on_all_devices",
-                lambda self, groups, work: [work(g) for g in groups],
+                lambda self, names, work: {name: work(name) for name in names},
             )
         torch.manual_seed(7)
         trainer = split_trainer(tiny, tmp_path / name, monkeypatch, total_episodes=16, **options)

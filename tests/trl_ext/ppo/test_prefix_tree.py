@@ -30,7 +30,7 @@ def rows_only(monkeypatch):
     """Make every model read rows."""
     return lambda: [
         monkeypatch.setattr(f"trl_ext.{module}.tree_limits", lambda model: None)
-        for module in ("learning.learner", "models.forward", "learning.joint")
+        for module in ("learning.learner", "models.forward")
     ]
 
 
@@ -277,37 +277,6 @@ def test_trees_and_rows_agree_within_the_rounding_of_half_precision(tiny, tmp_pa
     (logprobs, gradient), (plain_logprobs, plain_gradient) = found
     assert (logprobs - plain_logprobs).abs().mean() < 0.02 * plain_logprobs.abs().mean()
     assert torch.nn.functional.cosine_similarity(gradient, plain_gradient, dim=0) > 0.999
-
-
-def test_adapters_updated_together_are_never_on_one_line(tiny, tmp_path, rows_only):
-    from peft import LoraConfig, get_peft_model
-
-    from trl_ext.learning.joint import accumulate_together
-
-    found = []
-    for trees in (True, False):
-        model, tokenizer = build_any(tiny, "llama")
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-        torch.manual_seed(2)
-        shared = get_peft_model(model, lora, adapter_name="ann", autocast_adapter_dtype=False)
-        shared.add_adapter("bob", lora, autocast_adapter_dtype=False)
-        if not trees:
-            rows_only()
-        args = PPOv2Config(
-            output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, per_device_train_batch_size=16,
-            **OPTIONS,
-        )  # fmt: skip
-        learners = {
-            name: Learner(name, shared, tokenizer, args, critic="none", adapter=name) for name in ("ann", "bob")
-        }
-        for learner in learners.values():
-            learner.prepare(Plain(), updates=1)
-        rows = {name: filled(learner, answers()) for name, learner in learners.items()}
-        accumulate_together(learners, rows, {name: torch.arange(len(batch)) for name, batch in rows.items()})
-        found.append({name: p.grad.clone() for name, p in shared.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and {name.split(".")[-2] for name in found[0]} == {"ann", "bob"}
-    for name, gradient in found[1].items():
-        torch.testing.assert_close(found[0][name], gradient, **NEARLY)
 
 
 # -- what must read rows ---------------------------------------------------------------------------------------------
