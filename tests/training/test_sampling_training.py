@@ -107,14 +107,14 @@ def test_the_first_ratio_is_one_and_the_engine_agrees_for_two_temperatures_of_on
     trainer = two_temperatures(tmp_path, **ppo)
     learner = trainer.learners["shared"]
     seen = first_ratios(learner)
-    computed = type(learner).compute_old_logprobs_and_values
+    computed = type(learner).annotate
 
     def kept(self, rows):
         found = computed(self, rows)
         batches.append((rows, rows.to_read(tree_limits(base_of(self.model)))))
         return found
 
-    monkeypatch.setattr(type(learner), "compute_old_logprobs_and_values", kept)
+    monkeypatch.setattr(type(learner), "annotate", kept)
     metrics = trainer.train()
     [(rows, read)] = batches
     assert read.layout is not None and len(read.input_ids) < len(rows)  # a forward reads trees of rows

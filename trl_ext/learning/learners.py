@@ -13,7 +13,7 @@ import torch
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checkpoint import Learners, Saving, save_policy
 from trl_ext.learning.invariants import check_samples, check_unmoved
-from trl_ext.learning.learner import Learner
+from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
 from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
@@ -47,6 +47,8 @@ class Learning:
         self._limited = False
         self._gaps: dict[str, tuple[float, float]] = {}
         """``engine_gap`` and ``engine_kl`` of the present update, by learner."""
+        self._forwards: dict[str, Forward | None] = {}
+        """What the first minibatch of the present update may reuse, by learner."""
 
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
@@ -83,7 +85,8 @@ class Learning:
             )
         device = learner.device
         batch = build_token_batch(sampled, device, critic_only)
-        metrics = learner.compute_old_logprobs_and_values(batch)
+        self._forwards.pop(name, None)  # no step has reused it, and it has a graph
+        metrics, self._forwards[name] = learner.annotate(batch)
         distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batch), device)
         if tokens:
             metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
@@ -217,7 +220,11 @@ class Learning:
 
     def _accumulated(self, batches: dict[str, TokenBatch], index: dict[str, torch.Tensor]) -> dict[str, Metrics]:
         """Add every learner's gradient of its minibatch and return the statistics by learner."""
-        return self._on_all_devices(index, lambda name: self.learners[name].accumulate(batches[name], index[name]))
+
+        def accumulate(name: str) -> Metrics:
+            return self.learners[name].accumulate(batches[name], index[name], self._forwards.pop(name, None))
+
+        return self._on_all_devices(index, accumulate)
 
     def _on_all_devices(self, names: Iterable[str], work: Callable[[str], Result]) -> dict[str, Result]:
         """Return ``work(name)`` for every learner of ``names``, in order."""

@@ -105,7 +105,7 @@ class TokenBatch:
     tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
     temperature: Tensor  # [N] the sampling temperature of the row; NaN for that of the run
-    # [N, T]; zeros until compute_old_logprobs_and_values and assign_advantages fill them in
+    # [N, T]; zeros until Learner.annotate and assign_advantages fill them in
     old_logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor

@@ -44,7 +44,7 @@ def rows_with_old_logprobs(learner, together=True):
     rows = build_token_batch(conversations(), "cpu")
     if not together:
         rows.tree = apart(rows.tree)
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     generator = torch.Generator().manual_seed(4)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
@@ -136,10 +136,11 @@ def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
     seen = []
     model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
     rows = rows_with_old_logprobs(learner)
+    _, forward = learner.annotate(rows)
     seen.clear()
-    gradients(learner, rows)
+    learner.accumulate(rows, torch.arange(len(rows)), forward)
     assert max(seen) == 7 and sum(seen) == int(rows.sampled_mask.sum()), (
-        "the kept forward's chunks, again in the backward"
+        "the chunks of the forward that is reused, again in the backward"
     )
 
 

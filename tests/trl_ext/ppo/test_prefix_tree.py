@@ -163,7 +163,7 @@ def compared(make, rows_only, completions, tolerance, measures_within=1e-4):
             rows_only()
         batch = filled(learner, completions)
         limits = learner_module.tree_limits(base_of(learner.model))
-        read = [batch.take(part).to_read(limits) for part in learner.microbatches(batch, 16)]
+        read = [batch.take(part).to_read(limits) for part in learner.microbatches(batch)]
         assert any(one.layout is not None for one in read) is trees
         found.append((batch, *gradient_of(learner, batch, *more), sum(one.input_ids.numel() for one in read)))
     (batch, measures, gradient, tokens), (plain, plain_measures, plain_gradient, plain_tokens) = found
@@ -295,7 +295,7 @@ def test_what_cannot_read_trees_reads_rows(tiny, tmp_path):
     model, tokenizer = build_any(tiny, "mamba", "eager", torch.float32)
     learner = learner_of(model, tokenizer, tmp_path, critic="none", **OPTIONS)
     rows = filled(learner, answers())
-    assert all(rows.take(part).to_read(None).position_ids is None for part in learner.microbatches(rows, 16))
+    assert all(rows.take(part).to_read(None).position_ids is None for part in learner.microbatches(rows))
     assert gradient_of(learner, rows)[1].abs().max() > 0
 
 
