@@ -35,7 +35,7 @@ def main() -> None:
         learner = Learner("policy", model, tokenizer, args)
         learner.prepare(Accelerator(cpu=True), 1)
         rows = build_token_batch([Completion([1, 2, 3], [4, 5], True, "a row")], learner.device)
-        learner.compute_old_logprobs_and_values(rows)
+        learner.annotate(rows)
         rows.advantages, rows.returns = rows.sampled_mask.float(), rows.sampled_mask.float()
         learner.accumulate(rows, torch.arange(1))
         learner.step()  # the optimizer has a state from here on

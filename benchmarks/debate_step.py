@@ -25,15 +25,13 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed, if installed, prints on stdout
 VARIANTS = {
-    "naive": {"adapters": "plain", "states": False, "prefixes": False, "joint": False},
-    "adapters merged": {"adapters": "merged", "states": False, "prefixes": False, "joint": False},
-    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False, "joint": False},
-    "and states kept": {"adapters": "mixed", "states": True, "prefixes": False, "joint": False},
-    "and conversations read once": {"adapters": "mixed", "states": True, "prefixes": True, "joint": False},
-    "and adapters updated together": {"adapters": "mixed", "states": True, "prefixes": True, "joint": True},
+    "naive": {"adapters": "plain", "states": False, "prefixes": False},
+    "adapters merged": {"adapters": "merged", "states": False, "prefixes": False},
+    "agents in one batch": {"adapters": "mixed", "states": False, "prefixes": False},
+    "and states kept": {"adapters": "mixed", "states": True, "prefixes": False},
+    "and conversations read once": {"adapters": "mixed", "states": True, "prefixes": True},
 }
-"""How adapters sample (merged ones need float32), and whether the KV cache is kept, rows share prefixes, and adapters
-share an update."""
+"""How adapters sample (merged ones need float32), and whether the KV cache is kept and rows share prefixes."""
 
 
 def parse() -> argparse.Namespace:
@@ -86,7 +84,7 @@ def once(options: argparse.Namespace) -> dict:
         output_dir=tempfile.mkdtemp(), per_device_train_batch_size=8, gradient_accumulation_steps=options.questions // 8,  # noqa: E501
         total_episodes=options.questions, response_length=options.new_tokens, stop_token="none", temperature=1.0,
         num_ppo_epochs=options.epochs, learning_rate=1e-5, report_to=[], save_strategy="no", disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(), keep_states=variant["states"], joint_adapters=variant["joint"],
+        use_cpu=not torch.cuda.is_available(), keep_states=variant["states"],
     )  # fmt: skip
     task = Arithmetic(operation="times", largest=99, template="What is {a}*{b}? Think, then answer with the number.")
     odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]}

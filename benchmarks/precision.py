@@ -49,7 +49,7 @@ def rows_of(learner: Learner, count: int, tokens: int):
     rows = build_token_batch(
         [Completion(r[: tokens // 2], r[tokens // 2 :], True, f"row {n}") for n, r in enumerate(ids)], "cpu"
     )
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     return rows
 

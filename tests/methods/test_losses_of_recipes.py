@@ -307,7 +307,7 @@ def test_reinforce_pp_subtracts_the_kl_to_come_and_whitens_over_the_tokens_of_an
     )
     trainer = scripted_trainer(values, lambda request: "12")
     ann = trainer.learners["ann"]
-    compute = ann.compute_old_logprobs_and_values
+    compute = ann.annotate
 
     def with_another_reference(tokens):
         found = compute(tokens)
@@ -317,7 +317,7 @@ def test_reinforce_pp_subtracts_the_kl_to_come_and_whitens_over_the_tokens_of_an
         )
         return found
 
-    ann.compute_old_logprobs_and_values = with_another_reference
+    ann.annotate = with_another_reference
     batch = trainer.score(trainer.collected())
     for dialogue, credit in zip(batch.dialogues, (1.0, 0.5, 0.0), strict=True):
         dialogue.utterances[0].rewards["credit"] = credit

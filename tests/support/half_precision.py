@@ -54,7 +54,7 @@ def rows_of(learner):
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(3, 20, (4, 9), generator=generator).tolist()
     rows = build_token_batch([Completion(r[:4], r[4:], True, f"row {n}") for n, r in enumerate(ids)], learner.device)
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     return rows

@@ -83,7 +83,7 @@ def main() -> None:
 
     note("weights")
     rows = rows_of(learner)
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     note("read")
     found["policy"] = float((rows.old_logprobs[rows.sampled_mask] - expected).abs().max())
     found["reference"] = float((rows.ref_logprobs[rows.sampled_mask] - expected).abs().max())

@@ -415,7 +415,7 @@ def test_an_update_waits_at_most_twice_for_a_micro_batch(sim, tiny, tmp_path, op
     """
     learner, rows = learner_on(sim, tiny, tmp_path, **options)
     with waits() as before:
-        learner.compute_old_logprobs_and_values(rows)
+        learner.annotate(rows)
         assign_advantages(rows, learner.args, learner.critic != "none")
     parts = rows.microbatches(torch.arange(8), 2)
     forwards = 2 if options.get("critic") in ("model", "adapter") else 1

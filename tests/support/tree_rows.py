@@ -32,7 +32,7 @@ def answers(seed=0):
 def filled(learner, completions, seed=4):
     """A token batch with everything that the loss reads, and a value mask that leaves out some tokens."""
     rows = build_token_batch(completions, "cpu")
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     generator = torch.Generator().manual_seed(seed)
     shape = rows.sampled_mask.shape
     rows.advantages, rows.returns = (

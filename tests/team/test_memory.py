@@ -167,7 +167,7 @@ def test_a_chosen_limit_cuts_micro_batches_and_changes_no_gradient(tiny, tmp_pat
         learner = learner_of(torch.float32, "head", tmp_path)
         learner.most_tokens = tokens
         rows = rows_of(learner)
-        sizes.append(len(learner.microbatches(rows, 4)))
+        sizes.append(len(learner.microbatches(rows)))
         learner.accumulate(rows, torch.arange(len(rows)))
         norms.append(learner.step())
     assert sizes[0] < sizes[1] and norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -156,7 +156,7 @@ def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monk
         if name == "serial":
             monkeypatch.setattr(
                 "trl_ext.learning.learners.Learning._on_all_devices",
-                lambda self, groups, work: [work(g) for g in groups],
+                lambda self, names, work: {name: work(name) for name in names},
             )
         torch.manual_seed(7)
         trainer = split_trainer(tiny, tmp_path / name, monkeypatch, total_episodes=16, **options)
@@ -172,7 +172,7 @@ def test_learners_on_two_threads_end_as_one_after_the_other(tiny, tmp_path, monk
     assert torch.equal(ends[0][2], ends[1][2])
 
 
-@pytest.mark.parametrize("method", ["compute_old_logprobs_and_values", "accumulate", "step"])
+@pytest.mark.parametrize("method", ["annotate", "accumulate", "step"])
 def test_devices_work_at_the_same_time(tiny, tmp_path, monkeypatch, method):
     """Each learner waits in ``method`` until the other has come there too, which one after the other never does."""
     trainer = split_trainer(tiny, tmp_path, monkeypatch, total_episodes=8)

@@ -31,7 +31,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         (
             *("total_episodes", "num_sample_generations", "logging_steps", "dataset_num_proc", "sft_model_path"),
             *("reward_model_path", "local_rollout_forward_batch_size", "max_tokens_per_generate", "keep_states"),
-            *("max_tokens_per_microbatch", "joint_adapters", "logits_chunk", "world_size", "micro_batch_size"),
+            *("max_tokens_per_microbatch", "logits_chunk", "world_size", "micro_batch_size"),
             *("local_batch_size", "local_mini_batch_size", "mini_batch_size", "ds3_gather_for_generation"),
             "async_save",
         )

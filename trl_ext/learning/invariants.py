@@ -51,7 +51,7 @@ def check_unmoved(learner: Learner, rows: TokenBatch, index: Tensor, measures: M
     kl, limit = measures["approx_kl"], MOST_KL[learner.rounded]
     if kl <= limit:
         return
-    parts = learner.microbatches(rows, learner.args.per_device_train_batch_size, index)
+    parts = learner.microbatches(rows, index)
     microbatch = rows.take(parts[0]) if parts else placeholder(rows.input_ids.device)
     with learner.active():
         layer = first_difference(learner.model, lambda: learner.strategy.call(partial(learner.forward, microbatch)))

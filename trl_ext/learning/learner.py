@@ -83,6 +83,15 @@ class PolicyOutput:
     entropies: Tensor | None
 
 
+@dataclass
+class Forward:
+    """A forward with its graph, over all ``rows`` in the order of ``index`` [N], that the first step may reuse."""
+
+    rows: TokenBatch
+    index: Tensor
+    output: PolicyOutput
+
+
 MicroBatch = tuple[TokenBatch, Tensor, dict[str, Tensor]]
 """What is kept of a micro-batch until its measures are read: its rows, its log-probabilities [M], and the measures."""
 
@@ -186,7 +195,6 @@ class Learner:
         self.strategy = Replicated({}, None, (), args, None)
         self.frozen = Frozen()
         """How the processes hold ``reference``, if this is a separate model."""
-        self._kept_forward: tuple[TokenBatch, PolicyOutput] | None = None
         self.checked = False
         """Whether a second forward has shown that forwards of the same weights are equal
         (:mod:`trl_ext.learning.invariants`)."""
@@ -313,7 +321,7 @@ class Learner:
         self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
         groups = self._groups(optimizer)  # sharding has replaced the parameters
         self._trainable = _flat(groups)
-        self.let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
+        self._let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
         self.strategy.with_masters(groups)
         if optimizer is None:
             optimizer = build_optimizer(groups, self.args, kind)
@@ -404,7 +412,7 @@ class Learner:
             for parameter in self._frozen_parts:
                 parameter.requires_grad_(False)
             # set_adapter turns off gradients of other adapters, but the critic's learns in the same backward pass
-            self.let_learn()
+            self._let_learn()
         yield base_of(self.model)
 
     @contextmanager
@@ -506,15 +514,16 @@ class Learner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed_precision)
 
     @torch.no_grad()
-    def compute_old_logprobs_and_values(self, rows: TokenBatch) -> dict[str, float]:
+    def annotate(self, rows: TokenBatch) -> tuple[Metrics, Forward | None]:
         """Fill in ``old_logprobs``, ``values`` and ``ref_logprobs`` of ``rows`` under the weights that sampled them.
 
-        This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. If a single
-        forward reads all rows, its graph is kept, and the first optimizer step reuses it, except in the first update,
-        whose second forward is compared with it (:mod:`trl_ext.learning.invariants`). All processes call this together.
+        This runs the same forward as training. The probability ratio of the first minibatch is therefore 1. All
+        processes call this together.
 
         Returns:
-            The mean entropy per sampled token, over all processes.
+            The mean entropy per sampled token, over all processes, and the forward that :meth:`accumulate` may reuse.
+            This is None unless a single forward read all rows, and in the first update, whose second forward is
+            compared with it (:mod:`trl_ext.learning.invariants`).
 
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
@@ -522,7 +531,7 @@ class Learner:
         """
         args = self.args
         self._check_vocabulary(rows)
-        parts = self.microbatches(rows, args.per_device_train_batch_size)
+        parts = self.microbatches(rows)
         keep = (
             len(parts) == 1
             and self.checked
@@ -530,7 +539,6 @@ class Learner:
             and not args.gradient_checkpointing
             and distributed.size() == 1
         )
-        self._kept_forward = None
         logprobs, values, references, entropies = [], [], [], []
         for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
             microbatch = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
@@ -539,7 +547,6 @@ class Learner:
             with torch.set_grad_enabled(keep):
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=True))
             references.append(out.logprobs.detach() if reference is None else reference)
-            self._kept_forward = (rows, out) if keep else None
             logprobs.append(out.logprobs.detach())
             entropies.append(cast(Tensor, out.entropies).detach())
             values.append(torch.zeros_like(logprobs[-1]) if out.values is None else out.values.detach())
@@ -552,25 +559,26 @@ class Learner:
         entropy_sums = torch.stack([e.sum() for e in entropies[: len(parts)]]).tolist() if parts else []
         sums = [float(sum(entropy_sums)), float(len(rows.sampled[0]))]
         entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
-        return {"policy/entropy_avg": entropy / max(tokens, 1.0)}
+        return {"policy/entropy_avg": entropy / max(tokens, 1.0)}, Forward(rows, parts[0], out) if keep else None
 
     def _reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return :meth:`reference_logprobs`. Processes that share the reference's weights call this together."""
         holder = self.strategy if self.reference is None else self.frozen
         return holder.call(lambda: self.reference_logprobs(rows))
 
-    def microbatches(self, rows: TokenBatch, most_rows: int, index: Tensor | None = None) -> list[Tensor]:
-        """Return the indices of ``rows`` that each forward reads, at most ``most_rows`` of them; by default of all
-        rows."""
+    def microbatches(self, rows: TokenBatch, index: Tensor | None = None) -> list[Tensor]:
+        """Return the indices of ``rows`` that each forward reads, of those in ``index``, or by default of all rows."""
         index = torch.arange(len(rows)) if index is None else index
+        most_rows = self.args.per_device_train_batch_size
         return rows.microbatches(index, most_rows, self.most_tokens, tree_limits(base_of(self.model)))
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def accumulate(self, rows: TokenBatch, index: Tensor) -> dict[str, float]:
+    def accumulate(self, rows: TokenBatch, index: Tensor, forward: Forward | None = None) -> Metrics:
         """Add the gradient of the loss over the minibatch ``index`` of ``rows``, micro-batch by micro-batch.
 
-        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. All
+        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. Before any
+        step, ``forward`` is what :meth:`annotate` returned; it is reused if the minibatch is all of its rows. All
         processes call this together, even with an empty ``index``.
 
         Returns:
@@ -583,9 +591,9 @@ class Learner:
         totals = Totals.of(rows, index, args)
         microbatches: list[MicroBatch] = []
         device = rows.input_ids.device
-        earlier, self._kept_forward = self._kept_forward, None
-        reuse = earlier is not None and earlier[0] is rows and len(index) == len(rows)
-        parts = self.microbatches(rows, args.per_device_train_batch_size, None if reuse else index)
+        if forward is not None and (forward.rows is not rows or len(index) < len(rows)):
+            forward = None
+        parts = self.microbatches(rows, index) if forward is None else [forward.index]
         rounds = self.strategy.rounds(len(parts), device)
         for number in range(rounds):
             last = number + 1 == rounds
@@ -594,34 +602,28 @@ class Learner:
                     self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
                 continue
             microbatch = rows.take(parts[number])
-            if reuse and earlier is not None:
-                out = earlier[1]
-            else:
+            if forward is None:
                 out = self.strategy.call(partial(self.forward, microbatch, entropies=args.entropy_coef != 0))
+            else:
+                out = forward.output
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
             with self.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
             microbatches.append((microbatch, out.logprobs.detach(), measures))
-        return self.summed(microbatches)
+        return self._summed(microbatches)
 
     @property
     def rounded(self) -> bool:
         """Whether forwards are rounded to half precision."""
         return self.mixed_precision or rounds(base_of(self.model))
 
-    def summed(self, found: Sequence[MicroBatch]) -> Metrics:
-        """Return the statistics of a minibatch, summed over its micro-batches and all processes.
-
-        All measures are read at once, after the last backward pass, so that the device is waited for once.
-
-        Raises:
-            NonFiniteError: the loss is NaN or infinite.
-        """
-        numbers = (
-            torch.stack([torch.stack(list(measures.values())) for *_, measures in found]).tolist() if found else []
-        )
+    def _summed(self, microbatches: list[MicroBatch]) -> Metrics:
+        """Return the statistics of a minibatch, summed over its micro-batches and all processes."""
+        # all measures are read at once, after the last backward pass, so that the device is waited for once
+        stacked = [torch.stack(list(measures.values())) for *_, measures in microbatches]
+        numbers = torch.stack(stacked).tolist() if stacked else []
         sums: Metrics = {}
-        for (rows, logprobs, measures), values in zip(found, numbers, strict=True):
+        for (rows, logprobs, measures), values in zip(microbatches, numbers, strict=True):
             for key, value in zip(measures, values, strict=True):
                 sums[key] = sums.get(key, 0.0) + value
             if not math.isfinite(sums["loss"]):
@@ -629,11 +631,7 @@ class Learner:
         parts = distributed.all_gather(sums)
         return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
 
-    def has_forward(self, rows: TokenBatch) -> bool:
-        """Return whether :meth:`compute_old_logprobs_and_values` kept the forward of ``rows`` for the first step."""
-        return self._kept_forward is not None and self._kept_forward[0] is rows
-
-    def let_learn(self) -> None:
+    def _let_learn(self) -> None:
         """Turn on gradients for all parameters that this learner trains, whichever adapter is active."""
         for parameter in self._trainable:
             parameter.requires_grad_(True)

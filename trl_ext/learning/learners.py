@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +13,7 @@ import torch
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checkpoint import Learners, Saving, save_policy
 from trl_ext.learning.invariants import check_samples, check_unmoved
-from trl_ext.learning.joint import accumulate_together, groups_of
-from trl_ext.learning.learner import Learner
+from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
 from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
@@ -48,6 +47,8 @@ class Learning:
         self._limited = False
         self._gaps: dict[str, tuple[float, float]] = {}
         """``engine_gap`` and ``engine_kl`` of the present update, by learner."""
+        self._forwards: dict[str, Forward | None] = {}
+        """What the first minibatch of the present update may reuse, by learner."""
 
     def token_batches(
         self, completions: Mapping[str, Sequence[Completion]], critic_only: bool = False
@@ -71,12 +72,8 @@ class Learning:
         if not self._limited:  # the first rollouts are over, and everything but gradients and moments is in memory
             limit_microbatches(self.learners.values(), free_bytes)
             self._limited = True
-        names = list(completions)
-        built = self._on_all_devices(
-            [[name] for name in names], lambda group: self._token_batch(group[0], completions[group[0]], critic_only)
-        )
-        batches, metrics = zip(*built, strict=True) if built else ((), ())
-        return dict(zip(names, batches, strict=True)), dict(zip(names, metrics, strict=True))
+        built = self._on_all_devices(completions, lambda name: self._token_batch(name, completions[name], critic_only))
+        return {name: batch for name, (batch, _) in built.items()}, {name: more for name, (_, more) in built.items()}
 
     def _token_batch(self, name: str, sampled: Sequence[Completion], critic_only: bool) -> tuple[TokenBatch, Metrics]:
         """Return the token batch of a learner and its statistics."""
@@ -88,7 +85,8 @@ class Learning:
             )
         device = learner.device
         batch = build_token_batch(sampled, device, critic_only)
-        metrics = learner.compute_old_logprobs_and_values(batch)
+        self._forwards.pop(name, None)  # no step has reused it, and it has a graph
+        metrics, self._forwards[name] = learner.annotate(batch)
         distance, difference, tokens = distributed.all_reduce_sum(engine_gap(batch), device)
         if tokens:
             metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
@@ -133,8 +131,8 @@ class Learning:
                     if epoch == number == 0:
                         check_unmoved(self.learners[name], batches[name], indices[name], measures)
                 # all gradients are computed before any weights change
-                norms = self._on_all_devices([[n] for n in stepping], lambda group: self.learners[group[0]].step())
-                for name, norm in zip(stepping, norms, strict=True):
+                norms = self._on_all_devices(stepping, lambda name: self.learners[name].step())
+                for name, norm in norms.items():
                     collected[name][-1]["grad_norm"] = norm
                     if args.target_kl is not None and collected[name][-1]["approx_kl"] > args.target_kl:
                         active.discard(name)
@@ -220,37 +218,31 @@ class Learning:
         """Return the largest memory in use so far (:func:`trl_ext.learning.metrics.peak_memory`)."""
         return peak_memory(learner.device for learner in self.learners.values())
 
-    def _accumulated(self, batches: dict[str, TokenBatch], minibatch: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+    def _accumulated(self, batches: dict[str, TokenBatch], index: dict[str, torch.Tensor]) -> dict[str, Metrics]:
         """Add every learner's gradient of its minibatch and return the statistics by learner."""
-        index, joint = minibatch, self.args.joint_adapters
-        alone = [name for name in index if not joint or self.learners[name].has_forward(batches[name])]
-        groups = [[name] for name in alone] + groups_of(self.learners, [name for name in index if name not in alone])
 
-        def accumulate(group: list[str]) -> dict[str, Metrics]:
-            if len(group) == 1:
-                return {group[0]: self.learners[group[0]].accumulate(batches[group[0]], index[group[0]])}
-            return accumulate_together(self.learners, batches, {name: index[name] for name in group})
+        def accumulate(name: str) -> Metrics:
+            return self.learners[name].accumulate(batches[name], index[name], self._forwards.pop(name, None))
 
-        return {name: metrics for part in self._on_all_devices(groups, accumulate) for name, metrics in part.items()}
+        return self._on_all_devices(index, accumulate)
 
-    def _on_all_devices(self, groups: list[list[str]], work: Callable[[list[str]], Result]) -> list[Result]:
-        """Return ``work(group)`` for every group of learners, in order. The learners of a group are on one device."""
-        # Groups on one device work one after the other, as without threads. Processes that train together exchange
+    def _on_all_devices(self, names: Iterable[str], work: Callable[[str], Result]) -> dict[str, Result]:
+        """Return ``work(name)`` for every learner of ``names``, in order."""
+        # Learners on one device work one after the other, as without threads. Processes that train together exchange
         # messages, whose order must be the same in all of them, and a central critic belongs to all learners: neither
         # has threads.
-        by_device: dict[torch.device, list[int]] = {}
-        for number, group in enumerate(groups):
-            by_device.setdefault(self.learners[group[0]].device, []).append(number)
+        by_device: dict[torch.device, list[str]] = {}
+        for name in names:
+            by_device.setdefault(self.learners[name].device, []).append(name)
         if len(by_device) < 2 or self.central is not None or distributed.size() > 1:
-            return [work(group) for group in groups]
+            return {name: work(name) for name in names}
         with Threads(len(by_device), "learns") as threads:
             ends = [
-                threads.submit(lambda numbers: [(n, work(groups[n])) for n in numbers], numbers)
-                for numbers in by_device.values()
+                threads.submit(lambda here: [(name, work(name)) for name in here], here) for here in by_device.values()
             ]
             finished(ends)  # also where one has failed, so that none is at work afterwards
             results = dict(entry for end in ends for entry in result(end))
-        return [results[number] for number in range(len(groups))]
+        return {name: results[name] for name in names}
 
     def _any_rows(self, index: torch.Tensor) -> bool:
         """Return whether any process has rows in a minibatch."""

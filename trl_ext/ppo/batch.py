@@ -105,7 +105,7 @@ class TokenBatch:
     tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
     temperature: Tensor  # [N] the sampling temperature of the row; NaN for that of the run
-    # [N, T]; zeros until compute_old_logprobs_and_values and assign_advantages fill them in
+    # [N, T]; zeros until Learner.annotate and assign_advantages fill them in
     old_logprobs: Tensor
     ref_logprobs: Tensor
     values: Tensor
@@ -262,15 +262,13 @@ class TokenBatch:
         if layout is None:
             chains = self.tree.chains
             line = {chain: number for number, chain in enumerate(dict.fromkeys(chains))}
-            rows = list(line)
-            read = self.input_ids[torch.tensor(rows, device=row.device), :-1]
+            read = self.input_ids[torch.tensor(list(line), device=row.device), :-1]
             lines = torch.tensor([line[chain] for chain in chains], device=row.device)
-            return ToRead(read, lines[row] * read.shape[1] + column - 1, rows)
+            return ToRead(read, lines[row] * read.shape[1] + column - 1)
         held, columns, place = (
             torch.from_numpy(array).to(row.device) for array in (layout.row, layout.column, layout.place)
         )
-        first = layout.row[:, 0].tolist()
-        return ToRead(self.input_ids[held, columns], place[row, column - 1], first, columns, layout)
+        return ToRead(self.input_ids[held, columns], place[row, column - 1], columns, layout)
 
     def by_length(self, regimes: Sequence[int]) -> list[tuple["TokenBatch", Tensor]]:
         """Return the rows in parts that a model reads by the same angles, and the place of each part's tokens among the
@@ -310,7 +308,6 @@ class ToRead:
 
     input_ids: Tensor  # [P, L]
     index: Tensor  # [M] the flattened position that predicts each sampled token, in row-major order of the rows
-    rows: list[int]  # [P] a row of each line
     position_ids: Tensor | None = None  # [P, L] for trees
     layout: Layout | None = None
 

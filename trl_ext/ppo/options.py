@@ -121,9 +121,6 @@ class PPOOptions:
         "its rows. What rows share, such as a prompt, counts once. A longer row is read alone. None: on an "
         "accelerator, what its free memory holds; on CPUs only the rows are limited.",
     )
-    joint_adapters: bool = option(
-        False, "Update adapters of one base in one forward and backward (plain LoRA, critic head or none)."
-    )
     logits_chunk: int | None = option(
         None, "Compute logits for this many tokens at a time, and again in the backward pass; None: for all at once."
     )

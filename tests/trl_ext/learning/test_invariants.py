@@ -60,7 +60,7 @@ def test_whatever_randomness_is_called_it_is_off_while_a_model_is_trained(kind, 
     trainer = trainer_of(model.train(), tokenizer, tmp_path, gradient_checkpointing=checkpointing, num_mini_batches=2)
     learner, seen = trainer.learners["policy"], []
     accumulate = learner.accumulate
-    learner.accumulate = lambda rows, index: (seen.append(accumulate(rows, index)), seen[-1])[1]
+    learner.accumulate = lambda *more: (seen.append(accumulate(*more)), seen[-1])[1]
     trainer.train()
     assert [measures["ratio"] for measures in seen] == pytest.approx([1.0, 1.0], abs=1e-4)
     assert max(measures["approx_kl"] for measures in seen) < 1e-8

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain_layouts import Plain, learner_of
+from plain_layouts import learner_of
 from tiny_models import build
 
 from trl_ext import PPOv2Config
-from trl_ext.learning.learner import Learner
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, GlobalBatch, build_token_batch
 from trl_ext.process import distributed
@@ -45,7 +44,7 @@ def rows_with_old_logprobs(learner, together=True):
     rows = build_token_batch(conversations(), "cpu")
     if not together:
         rows.tree = apart(rows.tree)
-    learner.compute_old_logprobs_and_values(rows)
+    learner.annotate(rows)
     generator = torch.Generator().manual_seed(4)
     rows.advantages = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
     rows.returns = torch.randn(rows.sampled_mask.shape, generator=generator) * rows.sampled_mask
@@ -137,10 +136,11 @@ def test_logits_exist_for_one_chunk_at_a_time(tiny, tmp_path, monkeypatch):
     seen = []
     model.lm_head.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[1]))
     rows = rows_with_old_logprobs(learner)
+    _, forward = learner.annotate(rows)
     seen.clear()
-    gradients(learner, rows)
+    learner.accumulate(rows, torch.arange(len(rows)), forward)
     assert max(seen) == 7 and sum(seen) == int(rows.sampled_mask.sum()), (
-        "the kept forward's chunks, again in the backward"
+        "the chunks of the forward that is reused, again in the backward"
     )
 
 
@@ -159,61 +159,6 @@ def test_minibatches_keep_conversations_whole(tiny, tmp_path):
     assert set().union(*parts) == set(range(15)) and sum(map(len, parts)) == 15
     whole = [{0, 1, 2}, {3}, {4, 5, 6}, {7, 8}, {9, 10, 11}, {12, 13, 14}]
     assert all(any(one <= part for part in parts) for one in whole)
-
-
-def test_adapters_updated_together_get_the_gradients_of_each_alone(tiny, tmp_path):
-    from peft import LoraConfig, get_peft_model
-
-    from trl_ext.learning.joint import accumulate_together, groups_of
-
-    found = []
-    for together in (False, True):
-        model, tokenizer = build(tiny, "llama")
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-        torch.manual_seed(2)
-        shared = get_peft_model(model, lora, adapter_name="ann")
-        shared.add_adapter("bob", lora)
-        for name, parameter in shared.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter)
-        defaults = {
-            "output_dir": str(tmp_path),
-            "report_to": [],
-            "use_cpu": True,
-            "temperature": 1.0,
-            "max_grad_norm": 0,
-        }
-        args = PPOv2Config(
-            **defaults,
-            per_device_train_batch_size=3,
-            num_mini_batches=2,
-            gradient_accumulation_steps=2,
-            entropy_coef=0.01,
-        )
-        learners, rows, index = {}, {}, {}
-        for name in ("ann", "bob"):
-            learners[name] = Learner(name, shared, tokenizer, args, adapter=name, outputs=3)
-            learners[name].prepare(Plain(), updates=1)
-            torch.manual_seed(6)
-            torch.nn.init.normal_(learners[name].value_head.linear.weight)
-            rows[name] = rows_with_old_logprobs(learners[name])
-            index[name] = torch.arange(len(rows[name]))[: 9 if name == "ann" else 4]
-        assert groups_of(learners, ["ann", "bob"]) == [["ann", "bob"]]
-        if together:
-            measures = accumulate_together(learners, rows, index)
-        else:
-            measures = {name: learners[name].accumulate(rows[name], index[name]) for name in learners}
-        gradients = {n: p.grad.clone() for n, p in shared.named_parameters() if p.grad is not None}
-        heads = [learner.value_head.linear.weight.grad for learner in learners.values()]
-        found.append((measures, gradients, heads))
-    (measures, gradients, heads), (joint_measures, joint_gradients, joint_heads) = found
-    assert gradients.keys() == joint_gradients.keys() and {n.split(".")[-2] for n in gradients} == {"ann", "bob"}
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(joint_gradients[name], gradient, atol=1e-5, rtol=1e-5)
-        assert gradient.abs().max() > 1e-4
-    torch.testing.assert_close(joint_heads, heads, atol=1e-5, rtol=1e-5)
-    for name, own in measures.items():
-        assert joint_measures[name] == pytest.approx(own, abs=1e-5, rel=1e-5)
 
 
 def lora_learner(tiny, folder, dtype=torch.bfloat16, **options):

@@ -30,7 +30,7 @@ def rows_only(monkeypatch):
     """Make every model read rows."""
     return lambda: [
         monkeypatch.setattr(f"trl_ext.{module}.tree_limits", lambda model: None)
-        for module in ("learning.learner", "models.forward", "learning.joint")
+        for module in ("learning.learner", "models.forward")
     ]
 
 
@@ -163,7 +163,7 @@ def compared(make, rows_only, completions, tolerance, measures_within=1e-4):
             rows_only()
         batch = filled(learner, completions)
         limits = learner_module.tree_limits(base_of(learner.model))
-        read = [batch.take(part).to_read(limits) for part in learner.microbatches(batch, 16)]
+        read = [batch.take(part).to_read(limits) for part in learner.microbatches(batch)]
         assert any(one.layout is not None for one in read) is trees
         found.append((batch, *gradient_of(learner, batch, *more), sum(one.input_ids.numel() for one in read)))
     (batch, measures, gradient, tokens), (plain, plain_measures, plain_gradient, plain_tokens) = found
@@ -279,37 +279,6 @@ def test_trees_and_rows_agree_within_the_rounding_of_half_precision(tiny, tmp_pa
     assert torch.nn.functional.cosine_similarity(gradient, plain_gradient, dim=0) > 0.999
 
 
-def test_adapters_updated_together_are_never_on_one_line(tiny, tmp_path, rows_only):
-    from peft import LoraConfig, get_peft_model
-
-    from trl_ext.learning.joint import accumulate_together
-
-    found = []
-    for trees in (True, False):
-        model, tokenizer = build_any(tiny, "llama")
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-        torch.manual_seed(2)
-        shared = get_peft_model(model, lora, adapter_name="ann", autocast_adapter_dtype=False)
-        shared.add_adapter("bob", lora, autocast_adapter_dtype=False)
-        if not trees:
-            rows_only()
-        args = PPOv2Config(
-            output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, per_device_train_batch_size=16,
-            **OPTIONS,
-        )  # fmt: skip
-        learners = {
-            name: Learner(name, shared, tokenizer, args, critic="none", adapter=name) for name in ("ann", "bob")
-        }
-        for learner in learners.values():
-            learner.prepare(Plain(), updates=1)
-        rows = {name: filled(learner, answers()) for name, learner in learners.items()}
-        accumulate_together(learners, rows, {name: torch.arange(len(batch)) for name, batch in rows.items()})
-        found.append({name: p.grad.clone() for name, p in shared.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and {name.split(".")[-2] for name in found[0]} == {"ann", "bob"}
-    for name, gradient in found[1].items():
-        torch.testing.assert_close(found[0][name], gradient, **NEARLY)
-
-
 # -- what must read rows ---------------------------------------------------------------------------------------------
 
 
@@ -326,7 +295,7 @@ def test_what_cannot_read_trees_reads_rows(tiny, tmp_path):
     model, tokenizer = build_any(tiny, "mamba", "eager", torch.float32)
     learner = learner_of(model, tokenizer, tmp_path, critic="none", **OPTIONS)
     rows = filled(learner, answers())
-    assert all(rows.take(part).to_read(None).position_ids is None for part in learner.microbatches(rows, 16))
+    assert all(rows.take(part).to_read(None).position_ids is None for part in learner.microbatches(rows))
     assert gradient_of(learner, rows)[1].abs().max() > 0
 
 

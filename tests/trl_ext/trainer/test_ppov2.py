@@ -78,7 +78,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
         args = config(tmp_path, per_device_train_batch_size=micro)
         learner = Learner("p", model, tokenizer, args)
         rows = rows_of(learner)
-        learner.compute_old_logprobs_and_values(rows)
+        learner.annotate(rows)
         assign_advantages(rows, args)
         statistics = learner.accumulate(rows, torch.arange(5))
         assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -351,7 +351,7 @@ def test_nan_weights_stop_the_run_and_name_the_rows(tiny, tmp_path):
     rows = rows_of(learner)
     learner.value_head.linear.bias.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="policy 'p': a value is not finite at row 0; row 1"):
-        learner.compute_old_logprobs_and_values(rows)
+        learner.annotate(rows)
 
 
 def test_gradients_are_clipped_and_their_norm_is_logged(tiny, tmp_path):
@@ -545,12 +545,11 @@ def test_where_one_forward_holds_all_rows_the_first_step_does_not_repeat_it(tiny
         trainer = PPOv2Trainer(args, tokenizer, model, train_dataset=QUESTIONS, reward_funcs=length)
         learner, batch = trainer.learners["policy"], trainer.score(trainer.collect(trainer.next_batch()))
         learner.checked = True  # as after the first update, which compares two forwards
+        rows = trainer.advantage(batch).token_batches["policy"]
         count = []
         model.lm_head.register_forward_hook(lambda *_, count=count: count.append(1))
-        rows = trainer.advantage(batch).token_batches
-        if not keep:
-            learner._kept_forward = None
-        metrics = learner.accumulate(rows["policy"], torch.randperm(16))
+        _, forward = learner.annotate(rows)
+        metrics = learner.accumulate(rows, torch.randperm(16), forward if keep else None)
         assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6)
         forwards.append(len(count))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
