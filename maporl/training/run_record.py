@@ -25,7 +25,8 @@ from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.description import RunParts, describe
+from maporl.training.description import describe
+from maporl.training.parts import RunParts
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
@@ -76,11 +77,13 @@ class RunRecord:
         Raises:
             ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
         """
-        at = str(args.output_dir)
-        self._kept = SavedTeam(
-            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
-        )
-        return self._kept.config(at, seed=args.seed, training={"critic": args.critic, "placement": args.placement})
+        self._kept = self._saved(team, args, options)
+        training = {"critic": args.critic, "placement": args.placement}
+        return self._kept.config(str(args.output_dir), seed=args.seed, training=training)
+
+    def _saved(self, team: Team, args: MultiAgentPPOConfig, options: Mapping[str, Any]) -> SavedTeam:
+        initial, tokenizers = (f"{args.output_dir}/{name}" for name in (INITIAL, TOKENIZERS))
+        return SavedTeam(team.agents, team.policies_of, initial, tokenizers, everything=False, options=options)
 
     def keep_team(self) -> None:
         """Save the described team's weights and tokenizers that have no other name.
@@ -95,7 +98,7 @@ class RunRecord:
             self._begun = True
             self._kept.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
-    def begin(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
+    def begin(self, parts: RunParts, resumes: bool) -> None:
         """Write the configuration, and the weights and tokenizers that have no other name.
 
         The weights are those before training, and whole (``whole_weights``).
@@ -106,16 +109,13 @@ class RunRecord:
             DataChanged: a module of the user's that a resumed run names has changed.
         """
         if self.config is None:
-            distributed.on_main(lambda: self._write(parts, team, options, resumes))
+            distributed.on_main(lambda: self._write(parts, resumes))
         elif distributed.is_main() and not (self.folder / CONFIG).exists():
             replace_file(self.folder / CONFIG, to_yaml(self.config))
         self._begun = True
 
-    def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
-        at = str(parts.args.output_dir)
-        saved = self._kept or SavedTeam(
-            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
-        )
+    def _write(self, parts: RunParts, resumes: bool) -> None:
+        saved = self._kept or self._saved(parts.team, parts.args, parts.engine_options)
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)

@@ -7,7 +7,7 @@ results.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,40 +17,29 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from maporl.advantages.baselines import baseline_of
 from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
-from maporl.decoding import TeamSampling, greedy_learners
+from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
-from maporl.engines.build import build_engines
 from maporl.environments.build import TeamTools
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
-from maporl.protocols import growth
-from maporl.protocols.base import Protocol, must_be_protocol
-from maporl.protocols.debate import Debate
+from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardSource
-from maporl.rewards.functions import with_functions
-from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import Player, evaluate_everywhere
-from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
-from maporl.tasks.prompts import Prompts, questions_of
-from maporl.team.devices import split_bases
-from maporl.team.past_policies import PastPolicies
+from maporl.tasks.prompts import Prompts
 from maporl.team.team import Team
 from maporl.training import ahead
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
-from maporl.training.backend import Backend
-from maporl.training.check import check_kinds, fitting
+from maporl.training.check import check_kinds
 from maporl.training.collect import Collector
-from maporl.training.description import RunParts
 from maporl.training.dialogue_metrics import (
     mention_no_calls,
     proposal_metrics,
@@ -58,7 +47,9 @@ from maporl.training.dialogue_metrics import (
     tool_metrics,
     verdict_metrics,
 )
+from maporl.training.home import Local, TeamHome
 from maporl.training.model_card import CardFacts, write_model_card
+from maporl.training.parts import RunParts
 from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import samples_by_policy
@@ -67,21 +58,13 @@ from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Example
 from trl_ext.files.paths import below
-from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checkpoint import Saved
-from trl_ext.learning.config import check_args
-from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Clock, Metrics
-from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.process.waits import check
-from trl_ext.sharding.frozen import Frozen
 from trl_ext.trainer.loop import PPOLoop
 from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.scoring import RewardFunction
-
-OWN_WEIGHTS = {"transformers", "vllm"}
-"""The engines that sample from the weights that are trained. A backend has another one in their place."""
 
 
 class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
@@ -155,108 +138,52 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
         environments: Mapping[str, Any] | None = None,
         sampling: TeamSampling | None = None,
-        backend: Backend | None = None,
+        backend: TeamHome | None = None,
     ):
-        check_args(args, MultiAgentPPOConfig)
-        check_kinds(
-            {
-                "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
-                "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
-                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),  # noqa: E501
-                "engine_options": (engine_options, Mapping), "backend": (backend, Backend),
-            }
+        check_kinds({"backend": (backend, TeamHome)})
+        self.parts = parts = RunParts.of(
+            args, team, task, protocol, eval_task=eval_task, reward=reward, speakers=speakers, schedule=schedule,
+            advantage=advantage, branching=branching, curriculum=curriculum, sources=sources, engines=engines,
+            engine_options=engine_options, callbacks=callbacks, config=config, train_dataset=train_dataset,
+            eval_dataset=eval_dataset, reward_funcs=reward_funcs, reward_weights=reward_weights, tools=tools,
+            environments=environments, sampling=sampling,
         )  # fmt: skip
-        task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
-        if eval_task is None and args.eval_strategy != "no":
-            raise ValueError(
-                "eval_steps: nothing to evaluate on; pass eval_dataset or eval_task, or leave eval_steps out"
-            )
-        self.team, self.task, self.eval_task, self.curriculum = team, task, eval_task, list(curriculum)
+        self.team, self.task, self.eval_task = team, parts.task, parts.eval_task
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
-        branching = branching or BranchingSection()
         self.run, self.record = RunFolder(str(args.output_dir)), RunRecord(Path(str(args.output_dir)), config)
-        advantage = advantage or AdvantageConfig()
-        protocol = must_be_protocol(protocol or Debate(), "protocol")
-        reward = reward or RewardSection()
-        if reward_funcs is not None:
-            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
-        refuse(fitting(branching, reward, protocol, advantage, args), "trainer")
-        self.schedule = (schedule or Schedule()).resolved(protocol.turns, team.names())
+        self.schedule = parts.schedule.resolved(parts.protocol.turns, team.names())
+        home = backend or Local()
         pool = self.schedule.opponent_pool
-        past = PastPolicies if backend is None else backend.past_policies
-        self.past_policies = None if pool is None else past(pool, team, args.seed)
-        self.references_sample = asks_untrained(args.restate, reward.sources) is not None
-        rows = args.local_rollout_forward_batch_size
-        untrained = UntrainedWeights(team, self._untrained_model, rows) if backend is None else backend.untrained(team)
-        if not isinstance(tools, TeamTools):
-            tools = TeamTools.of(tools, environments, speakers or team.names(), protocol.acts_in)
+        self.past_policies = None if pool is None else home.past_policies(pool, team, args.seed)
+        untrained = home.untrained(team, args.local_rollout_forward_batch_size)
         self.player = Player.build(
             team,
-            protocol,
+            parts.protocol,
             args,
-            reward,
-            sources=sources,
-            speakers=speakers,
-            common_seed=branching.common_seed,
-            untrained=untrained if self.references_sample else None,
-            tools=tools,
-            sampling=sampling,
+            parts.reward,
+            sources=parts.sources,
+            speakers=parts.speakers,
+            common_seed=parts.branching.common_seed,
+            untrained=untrained if parts.asks_untrained else None,
+            tools=parts.tools,
+            sampling=parts.sampling,
             restates=args.restate == "base_model",
+            growth=self.schedule.growth,
         )
-        refuse(growth.faults(protocol, self.schedule.growth, self.player.speakers), "trainer")
-        self.player.growth = self.schedule.growth
-        learning = {
-            name: agent.role
-            for name, agent in team.agents.items()
-            if name in self.player.speakers and any(p.trainable for p in team.policies_of.get(name, ()))
-        }
-        refuse(greedy_learners(self.player.sampling, learning, protocol.roles), "trainer")
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
-        self._critic_outputs = protocol.turns if args.critic_per_turn else 1
-        critics = baseline_of(advantage).needs_critic
-        self.backend, self._has_critics = backend, critics
-        central = team.build_central_critic(args, self._critic_outputs) if critics and backend is None else None
-        learners: Any
-        if backend is None:
-            learners = team.build_learners(args, self._critic_outputs, critics, central)
-        else:
-            described = config or self.record.describe_team(team, args, engine_options or {})
-            learners = backend.describe(described, team, args, critics)
-        self.collector = Collector(self.player, branching, args, frozenset(learners), self.past_policies)
-        with_critic = {name for name, learner in learners.items() if learner.critic != "none"}
-        self.advantages = Advantages(advantage, args, with_critic, self.player.scorer.reward.sources)
-        playing = [
-            name for name in self.player.speakers if any(p.name in learners for p in team.policies_of.get(name, ()))
-        ]
-        self.untrained = UntrainedCounter(playing, bool(reward.rules))
-        self._engine_options = dict(engine_options or {})
-        self._parts = RunParts(
-            args,
-            task,
-            protocol,
-            eval_task,
-            reward,
-            self.player.speakers,
-            schedule or Schedule(),
-            advantage,
-            branching,
-            self.curriculum,
-            dict(sources or {}),
-            list(callbacks or []),
-            tools,
-            self.player.sampling,
-        )
+        home.prepare(parts, self.player, self.past_policies, self.record)
+        self.collector = Collector(self.player, parts.branching, args, frozenset(home.learners), self.past_policies)
+        with_critic = {name for name, learner in home.learners.items() if learner.critic != "none"}
+        self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
+        self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
-        with self._undone_if_it_fails():
-            if backend is not None and config is None:
-                self.record.keep_team()
-                team.drop_weights()
-            self.setup(learners, args, task, eval_task or task, (None, None), callbacks, central)
-            self._build_engines(engines or {}, args)
+        with self._undone_if_it_fails(home):
+            self.setup(home, args, self.task, self.eval_task or self.task, list(parts.callbacks))
+            self.player.engines |= home.engines(parts) | dict(parts.engines)
             if args.async_depth:
-                self._check_ahead(asks_untrained(args.restate, reward.sources))
+                self._check_ahead()
         self.progress = TeamProgress()
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
@@ -264,64 +191,32 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             self.add_callback(self.progress)
 
     @contextmanager
-    def _undone_if_it_fails(self) -> Iterator[None]:
+    def _undone_if_it_fails(self, home: TeamHome) -> Iterator[None]:
         """End the backend's processes and empty the run's new folder, if the block fails."""
         try:
             yield
         except BaseException:
-            if self.backend is not None:
-                self.backend.run_ended()
-                self.record.failed()
+            home.run_ended()
+            self.record.failed()
             raise
 
-    def _build_engines(self, passed: Mapping[str, Engine], args: MultiAgentPPOConfig) -> None:
-        """Build the engines that agents name: those ``passed`` take precedence, then those of the backend."""
-        engines = dict(passed)
-        if self.backend is not None:
-            used = {agent.engine for agent in self.team.agents.values()} & OWN_WEIGHTS
-            engines = dict.fromkeys(used, self.backend.engine(self.team, args)) | engines
-        needed = {name: agent.engine for name, agent in self.team.agents.items() if agent.engine not in engines}
-        built = build_engines(needed, self._engine_options, self.team.policies, args, Path(str(args.output_dir)))
-        self.player.engines |= {**built, **engines}
-
-    def _check_ahead(self, untrained: str | None) -> None:
-        """Check that dialogues can be played ahead. ``untrained`` names what asks the weights before training."""
+    def _check_ahead(self) -> None:
+        """Check that dialogues can be played ahead."""
         engines = {agent.engine: self.engines[agent.engine] for agent in self.team.agents.values()}
         faults = ahead.faults(
             self.args.async_depth,
             {name: engine.remote for name, engine in engines.items()},
             {name: engine.between for name, engine in engines.items()},
-            untrained,
+            self.parts.asks_untrained,
             self.args.engine_tis_cap,
             self.past_policies is not None,
             distributed.size(),
         )
         refuse(faults, "trainer")
 
-    def _untrained_model(self, policy: str) -> Any:
-        """Return a context manager that opens a policy's model with its weights before training."""
-        learner = self.learners.get(policy)
-        return self.team.policies[policy].active() if learner is None else learner.reference_model()
-
     def inform_samplers(self) -> None:
         """Let the engines take over the weights of all policies."""
         self.player.inform_engines(self._whole_policy, self.state.global_step)
-
-    def sampled_here(self) -> Collection[str]:
-        """Return all policies but a whole past one, or none if every engine samples from copies of the weights.
-
-        The collector opens a whole past policy itself, because it has other weights first. Those of a past adapter are
-        loaded into the opened model.
-        """
-        if self.backend is not None:
-            return []
-        pool = self.past_policies
-        past = [] if pool is None else [pool.past.name]
-        elsewhere = all(self.engines[agent.engine].remote for agent in self.team.agents.values())
-        current = (
-            [] if elsewhere and not self.references_sample else [n for n in self.learning.holders if n not in past]
-        )
-        return current + past if pool is not None and pool.past.adapter is not None else current
 
     def _whole_policy(self, policy: str) -> AbstractContextManager:
         """Return a context manager that gives this process the whole weights of ``policy``."""
@@ -331,34 +226,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def engines(self) -> dict[str, Engine]:
         """Return the player's engines by name."""
         return self.player.engines
-
-    def place(self) -> dict[int, torch.device]:
-        """Return a device for every base model if ``placement`` is split. Otherwise all share one device."""
-        self._places = split_bases(self.team.policies, self.args.use_cpu) if self.args.placement == "split" else {}
-        return self._places
-
-    def build_learning(self, learners: Any, updates: int, optimizers: tuple, central: CentralCritic | None) -> Any:
-        """Bring all models to their devices, or let the backend do so."""
-        if self.backend is not None:
-            return self.backend.start(learners, updates, self._has_critics, self._critic_outputs)
-        learning = super().build_learning(learners, updates, optimizers, central)
-        self._place_frozen(learning)
-        return learning
-
-    def _place_frozen(self, learning: Learning) -> None:
-        """Bring the models that nobody trains to their devices, distributed over the processes as trained ones are."""
-        trained = {id(base_of(learner.model)): learner.strategy for learner in self.learners.values()}
-        strategy = next(iter(self.learners.values())).strategy
-        frozen: dict[int, Frozen] = {}
-        for name, policy in self.team.policies.items():
-            base = id(base_of(policy.model))
-            if base not in trained and base not in frozen:
-                device = self._places.get(base, self.accelerator.device)
-                frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
-            learning.holders[name] = trained[base] if base in trained else frozen[base]
-        pool = self.past_policies
-        if pool is not None and pool.past.adapter is None:
-            pool.holder = frozen[id(base_of(pool.past.model))]
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -388,20 +255,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         finally:
             self.progress.close()
 
-    @contextmanager
-    def training(self, resume_from_checkpoint: str | bool | None = None) -> Iterator[None]:
-        """Begin a run or resume it, and end it on leaving (:meth:`trl_ext.trainer.loop.PPOLoop.training`).
-
-        The processes of a ``backend`` end with it, unless you keep them (``with backend:``).
-        """
-        try:
-            with super().training(resume_from_checkpoint):
-                yield
-        finally:
-            self._ahead.drop()
-            if self.backend is not None:
-                self.backend.run_ended()
-
     def begin_run(self, resumes: bool) -> None:
         """Write the run's configuration, and evaluate the team before training."""
         if self.state.global_step:  # train() was called before
@@ -409,7 +262,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 distributed.on_main(self.set_results_aside)
             return
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
-            self.record.begin(self._parts, self.team, self._engine_options, resumes)
+            self.record.begin(self.parts, resumes)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 
     def end_run(self) -> None:
@@ -433,7 +286,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Return the next update's batch, with this process's questions from the present task of the curriculum."""
         step = self.state.global_step
         number = step + 1 + ahead
-        task = next((task for first, task in reversed(self.curriculum) if number >= first), self.task)
+        task = next((task for first, task in reversed(self.parts.curriculum) if number >= first), self.task)
         examples: list[Example] = [task[i] for i in self.indices(len(task), ahead)]
         return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
 
@@ -460,16 +313,8 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return batch
 
     def work_dropped(self) -> None:
-        """Give up the dialogues that are played, and end the processes that sample, so that those that train can
-        save."""
+        """Give up the dialogues that are played."""
         self._ahead.drop()
-        if self.backend is not None:
-            self.backend.stop_sampling()
-
-    def signal_heard(self) -> None:
-        """Let no process that hangs keep the run from being saved."""
-        if self.backend is not None:
-            self.backend.end_hung()
 
     def how_to_resume(self) -> str:
         """Return the command that goes on with a run from a configuration, or the call that goes on with one from
@@ -485,7 +330,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.player.scorer.meet(batch.dialogues)
         try:
             with (
-                self.learning.whole_weights(judges, self.references_sample),
+                self.learning.whole_weights(judges, self.home.references_sample),
                 self.player.interleaving.running(),
                 self.droppable(),
             ):
@@ -510,7 +355,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 tokenizers,
                 batch.plan,
                 batch.number,
-                self._critic_outputs,
+                self.parts.critic_outputs,
                 self.args.critic_context,
                 self.args.ratio == "trajectory",
             )
@@ -555,7 +400,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
-        batch.metrics |= {} if self.backend is None else self.backend.metrics()
         batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
         batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
 
@@ -662,7 +506,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
 
     def data_sets(self) -> dict[str, Task]:
         """Return the tasks of the run by split."""
-        return tasks_by_name(self.task, self.eval_task, self.curriculum)
+        return tasks_by_name(self.task, self.eval_task, self.parts.curriculum)
 
     def record_files(self) -> list[Path]:
         """Return the files of the run folder that have a record for each update."""
