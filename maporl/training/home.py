@@ -18,6 +18,7 @@ from maporl.schedules import OpponentPool
 from maporl.team.devices import split_bases
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
+from maporl.training.check import check_kinds
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
 from trl_ext.learning.home import Home
@@ -27,6 +28,16 @@ from trl_ext.sharding.frozen import Frozen
 
 OWN_WEIGHTS = {"transformers", "vllm"}
 """The engines that sample from the weights that are trained."""
+
+
+def home_of(backend: "TeamHome | None") -> "TeamHome":
+    """Return ``backend``, or the launcher's processes if it is None.
+
+    Raises:
+        ValueError: ``backend`` is something else.
+    """
+    check_kinds({"backend": (backend, TeamHome)})
+    return backend or Local()
 
 
 class TeamHome(Home, ABC):

@@ -22,6 +22,8 @@ from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
+from maporl.rollout.player import Player
+from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
 from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
@@ -138,6 +140,26 @@ class RunParts:
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
         return parts
+
+    def player(self, untrained: UntrainedWeights) -> Player:
+        """Return the player of the run's dialogues. Its engines come later.
+
+        ``untrained`` are asked if :attr:`asks_untrained` says so.
+        """
+        return Player.build(
+            self.team,
+            self.protocol,
+            self.args,
+            self.reward,
+            sources=self.sources,
+            speakers=self.speakers,
+            common_seed=self.branching.common_seed,
+            untrained=untrained if self.asks_untrained else None,
+            tools=self.tools,
+            sampling=self.sampling,
+            restates=self.args.restate == "base_model",
+            growth=self.schedule.growth,
+        )
 
     def learning_roles(self) -> dict[str, str | None]:
         """Return the agents that play and have a policy that is trained, with their own roles."""

@@ -19,14 +19,18 @@ from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
+from maporl.rewards.base import RewardSource
+from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, has_final
+from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, RunFolder, has_final
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.description import describe
 from maporl.training.parts import RunParts
+from maporl.training.token_traces import trace
+from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
@@ -54,7 +58,7 @@ class RunRecord:
     """
 
     def __init__(self, folder: Path, config: Config | None):
-        self.folder, self.config = folder, config
+        self.folder, self.config, self.run = folder, config, RunFolder(folder)
         self._begun = False
         self._kept: SavedTeam | None = None
         """A team whose weights go to other processes (:meth:`describe_team`)."""
@@ -156,6 +160,16 @@ class RunRecord:
                     f"{new[changed[0]]!r:.80}); resume with the same, or begin another run from its weights "
                     f"({self.folder / FINAL}) in another output_dir"
                 )
+
+    def add(
+        self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, sources: Mapping[str, RewardSource]
+    ) -> None:
+        """Record the first ``most`` dialogues of an update, of all processes, and the verifiers among the ``sources``."""
+        recorded = distributed.share_of_first(batch.dialogues, most)
+        trace(batch, recorded, learners)
+        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
+        if distributed.is_main():
+            record_verifiers(self.folder, batch.number, sources)
 
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.

@@ -6,68 +6,43 @@ credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the 
 results.
 """
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.config import Config
 from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
-from maporl.errors import refuse
-from maporl.evaluation.metrics import Evaluation
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardSource
-from maporl.rewards.metrics import mean_rewards, reward_sums
-from maporl.rewards.verifier.identity import record_verifiers
-from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.schedules import Schedule
-from maporl.storage.run_folder import RunFolder
-from maporl.tasks.base import Task, tasks_by_name
-from maporl.tasks.prompts import Prompts
+from maporl.tasks.base import Task
 from maporl.team.team import Team
-from maporl.training import ahead
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
-from maporl.training.check import check_kinds
 from maporl.training.collect import Collector
-from maporl.training.dialogue_metrics import (
-    mention_no_calls,
-    proposal_metrics,
-    staleness_metrics,
-    tool_metrics,
-    verdict_metrics,
-)
-from maporl.training.home import Local, TeamHome
-from maporl.training.model_card import CardFacts, write_model_card
+from maporl.training.dialogue_metrics import measured
+from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
-from maporl.training.progress import TeamProgress
-from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
+from maporl.training.run_record import RunRecord
 from maporl.training.samples import samples_by_policy
-from maporl.training.token_traces import trace
+from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
 from maporl.training.update_batch import TeamUpdateBatch
-from maporl.types import Dialogue, Example
-from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import Saved
-from trl_ext.learning.metrics import Clock, Metrics
-from trl_ext.process import distributed
+from trl_ext.learning.metrics import Clock
 from trl_ext.process.waits import check
-from trl_ext.trainer.loop import PPOLoop
-from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.scoring import RewardFunction
 
 
-class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
+class MultiAgentPPOTrainer(TeamLoop):
     """Trains a team with PPO on the dialogues that its agents play.
 
     Args:
@@ -140,7 +115,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         sampling: TeamSampling | None = None,
         backend: TeamHome | None = None,
     ):
-        check_kinds({"backend": (backend, TeamHome)})
+        home = home_of(backend)
         self.parts = parts = RunParts.of(
             args, team, task, protocol, eval_task=eval_task, reward=reward, speakers=speakers, schedule=schedule,
             advantage=advantage, branching=branching, curriculum=curriculum, sources=sources, engines=engines,
@@ -149,28 +124,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             environments=environments, sampling=sampling,
         )  # fmt: skip
         self.team, self.task, self.eval_task = team, parts.task, parts.eval_task
-        self.before: Evaluation | None = None
-        self.after: Evaluation | None = None
-        self.run, self.record = RunFolder(str(args.output_dir)), RunRecord(Path(str(args.output_dir)), config)
+        self.record = RunRecord(Path(str(args.output_dir)), config)
         self.schedule = parts.schedule.resolved(parts.protocol.turns, team.names())
-        home = backend or Local()
         pool = self.schedule.opponent_pool
         self.past_policies = None if pool is None else home.past_policies(pool, team, args.seed)
-        untrained = home.untrained(team, args.local_rollout_forward_batch_size)
-        self.player = Player.build(
-            team,
-            parts.protocol,
-            args,
-            parts.reward,
-            sources=parts.sources,
-            speakers=parts.speakers,
-            common_seed=parts.branching.common_seed,
-            untrained=untrained if parts.asks_untrained else None,
-            tools=parts.tools,
-            sampling=parts.sampling,
-            restates=args.restate == "base_model",
-            growth=self.schedule.growth,
-        )
+        self.player = parts.player(home.untrained(team, args.local_rollout_forward_batch_size))
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
         home.prepare(parts, self.player, self.past_policies, self.record)
@@ -179,40 +137,11 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
-        with self._undone_if_it_fails(home):
+        with self.undone_if_it_fails(home):
             self.setup(home, args, self.task, self.eval_task or self.task, list(parts.callbacks))
             self.player.engines |= home.engines(parts) | dict(parts.engines)
-            if args.async_depth:
-                self._check_ahead()
-        self.progress = TeamProgress()
-        for callback in (ProgressCallback, PrinterCallback):
-            self.remove_callback(callback)
-        if not args.disable_tqdm:
-            self.add_callback(self.progress)
-
-    @contextmanager
-    def _undone_if_it_fails(self, home: TeamHome) -> Iterator[None]:
-        """End the backend's processes and empty the run's new folder, if the block fails."""
-        try:
-            yield
-        except BaseException:
-            home.run_ended()
-            self.record.failed()
-            raise
-
-    def _check_ahead(self) -> None:
-        """Check that dialogues can be played ahead."""
-        engines = {agent.engine: self.engines[agent.engine] for agent in self.team.agents.values()}
-        faults = ahead.faults(
-            self.args.async_depth,
-            {name: engine.remote for name, engine in engines.items()},
-            {name: engine.between for name, engine in engines.items()},
-            self.parts.asks_untrained,
-            self.args.engine_tis_cap,
-            self.past_policies is not None,
-            distributed.size(),
-        )
-        refuse(faults, "trainer")
+            self.check_ahead()
+        self.show_progress()
 
     def inform_samplers(self) -> None:
         """Let the engines take over the weights of all policies."""
@@ -227,59 +156,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         """Return the player's engines by name."""
         return self.player.engines
 
-    # -- the run ------------------------------------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
-        """Run all updates and return the last update's metrics.
-
-        The folder ``args.output_dir`` then holds ``config.yaml``, the evaluations before and after training if there is
-        an ``eval_task``, ``metrics.jsonl``, ``dialogues.jsonl``, the trained policies in ``final/``, and
-        ``report.html``. The evaluations are :attr:`before` and :attr:`after`. A run that fails or is stopped leaves
-        what it had and its report, and nothing if it had trained nothing.
-
-        Args:
-            resume_from_checkpoint: a checkpoint folder, or its name in ``args.output_dir``, or True for the newest
-                whole checkpoint there. What the folder holds of later updates is renamed, and not lost.
-
-        Raises:
-            RunExists: the output folder holds another run.
-            CheckpointError: no checkpoint exists to resume from, or the data have changed.
-            FolderInUse: another process trains in the output folder.
-            NonFiniteError: a reward, log-probability, value, loss or gradient is NaN or infinite.
-            DeviceFailure: an accelerator failed or ran out of memory. The message names the newest checkpoint.
-            Interrupted: the user pressed Ctrl-C. A checkpoint was saved.
-            SystemExit: with status 143, after SIGTERM. A checkpoint was saved.
-        """
-        try:
-            return super().train(resume_from_checkpoint, **kwargs)
-        finally:
-            self.progress.close()
-
-    def begin_run(self, resumes: bool) -> None:
-        """Write the run's configuration, and evaluate the team before training."""
-        if self.state.global_step:  # train() was called before
-            if self.state.global_step < self.state.max_steps:
-                distributed.on_main(self.set_results_aside)
-            return
-        with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
-            self.record.begin(self.parts, resumes)
-        self.before = self.record.evaluate(BEFORE, self._evaluation)
-
-    def end_run(self) -> None:
-        """Save the trained team, evaluate it, and write the report."""
-        self._ahead.drop()  # a callback may have ended the run early
-        self.record.end(self.save_model)
-        self.after = self.record.evaluate(AFTER, self._evaluation)
-        self.record.report()
-
-    def run_failed(self) -> None:
-        """Leave what the run has, and its report."""
-        self.record.failed()
-
-    @property
-    def _evaluation(self) -> Callable[[], list[Dialogue]] | None:
-        return self.play_evaluation if self.eval_task is not None and self.args.eval_questions else None
-
     # -- the seams ----------------------------------------------------------------------------------------------------
 
     def next_batch(self, ahead: int = 0) -> TeamUpdateBatch:
@@ -287,7 +163,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         step = self.state.global_step
         number = step + 1 + ahead
         task = next((task for first, task in reversed(self.parts.curriculum) if number >= first), self.task)
-        examples: list[Example] = [task[i] for i in self.indices(len(task), ahead)]
+        examples = [task[i] for i in self.indices(len(task), ahead)]
         return TeamUpdateBatch(number, step, examples, task=task, plan=self.schedule.plan(number))
 
     def collected(self) -> TeamUpdateBatch:
@@ -311,17 +187,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         with alone, self.player.interleaving.running():
             self.collector.collect(batch)
         return batch
-
-    def work_dropped(self) -> None:
-        """Give up the dialogues that are played."""
-        self._ahead.drop()
-
-    def how_to_resume(self) -> str:
-        """Return the command that goes on with a run from a configuration, or the call that goes on with one from
-        Python."""
-        if self.record.config is None:
-            return super().how_to_resume()
-        return f"maporl train {shlex.quote(str(self.folder / CONFIG))} --resume"
 
     def score(self, batch: TeamUpdateBatch) -> TeamUpdateBatch:
         """Grade and score every answer, and assign credit to the utterances."""
@@ -362,9 +227,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             batch.metrics |= self.untrained.measure(batch, tokenizers)
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
-        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
-        with self.player.interleaving.running():
-            trace(batch, recorded, tokenizers, self.advantages.critics)
         batch.metrics |= self.named_metrics(metrics)
         return batch
 
@@ -376,153 +238,12 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
                 self._ahead.settle()  # an answer must not mix two sets of weights
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
-            self._measure(batch)
-        if batch.number == 1 and distributed.is_main():
-            mention_no_calls(self.player.tools, batch.dialogues, batch.metrics)
+            batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
+        if self.args.async_depth:
+            batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):
             with self._whole_policy(self.past_policies.policy.name):
                 self.past_policies.take_snapshot()
-        recorded = distributed.share_of_first(batch.dialogues, self.args.dialogues_logged)
-        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
-        if distributed.is_main():
-            record_verifiers(self.folder, batch.number, self.player.scorer.sources)
+        with self.player.interleaving.running():  # tokenizers are not made for several threads
+            self.record.add(batch, self.learners, self.args.dialogues_logged, self.player.scorer.sources)
         super().finish_update(batch, clock)
-
-    def _measure(self, batch: TeamUpdateBatch) -> None:
-        """Add to the metrics what the dialogues, the sources, the engines and the tools have to tell."""
-        if self.args.async_depth:
-            batch.metrics |= staleness_metrics(batch.dialogues, batch.number)
-            batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
-        evaluation = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
-        batch.metrics |= evaluation.metrics()
-        batch.metrics |= evaluation.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
-        for source in self.player.scorer.sources.values():
-            batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
-        for engine in self.engines.values():
-            batch.metrics |= engine.metrics()
-        batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
-        batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
-
-    # -- evaluating ---------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
-
-        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a
-        prompt.
-        """
-        evaluation = self.measure(self._evaluated(eval_dataset))
-        measured = evaluation.metrics() | evaluation.rewards
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def measure(self, task: Task | None = None) -> Evaluation:
-        """Return the :class:`Evaluation` of the present weights without logging it. Random states do not change."""
-        return evaluate_everywhere(self.play_evaluation(task))
-
-    def play_evaluation(self, task: Task | None = None) -> list[Dialogue]:
-        """Return the graded dialogues that :meth:`measure` measures. Each process plays its share of the questions.
-
-        Raises:
-            ValueError: the evaluation split is missing, or ``eval_questions`` is 0.
-        """
-        task, args = self._evaluated(task), self.args
-        self._ahead.settle()  # an evaluation has the random state and the counts of tools to itself
-        with self.sampling_weights():
-            return self.player.play_evaluation(
-                task, args.eval_questions, args.eval_decoding, args.seed, self.state.global_step + 1
-            )
-
-    def _evaluated(self, dataset: Task | Sequence[Mapping[str, Any]] | None) -> Task:
-        """Return the task to evaluate on: ``dataset``, or that of the trainer."""
-        task = self.eval_task if dataset is None else dataset
-        if task is None:
-            raise ValueError("evaluate: no evaluation split; pass eval_task to the trainer or a task here")
-        return task if isinstance(task, Task) else Prompts(task, "eval")
-
-    # -- logging and saving -------------------------------------------------------------------------------------------
-
-    def named_metrics(self, metrics: dict[str, Metrics]) -> Metrics:
-        """Return all metrics as one record, in which each name begins with the policy's name."""
-        return {
-            f"{policy}/{key}": value
-            for policy, policy_metrics in metrics.items()
-            for key, value in policy_metrics.items()
-        }
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write metrics to the run folder's ``metrics.jsonl`` and to the services in ``report_to``."""
-        self.run.add_metrics(self.state.global_step, logs)
-        super().log(logs, start_time)
-
-    def save_learner_policy(self, name: str, folder: Path) -> None:
-        """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
-        self.learning.save_policy(name, below(folder, name))
-        learner, args = self.learners[name], self.args
-        facts = CardFacts(
-            team=self.team.names(),
-            protocol=self.player.protocol.label,
-            task=type(self.task).__name__,
-            updates=self.state.global_step,
-            episodes=self.episodes,
-            objective=args.objective,
-            critic=learner.critic,
-            kl_coef=args.kl_coef,
-            cliprange=args.cliprange,
-            learning_rate=learner.learning_rate,
-        )
-        write_model_card(below(folder, name), self.team.policies[name], facts)
-
-    def remembering(self) -> dict[str, Remembers]:
-        """Return the reward sources by name."""
-        return dict(self.player.scorer.sources)
-
-    def checkpoint_others(self) -> dict[str, Saved]:
-        """Return the reward sources that learn, the central critic and the past policies, by name."""
-        others: dict[str, Saved] = {
-            name: source for name, source in self.player.scorer.sources.items() if source.learns
-        }
-        more = {"central_critic": self.learning.central, "opponents": self.past_policies}
-        return others | {name: other for name, other in more.items() if other is not None}
-
-    def checkpoint_state(self) -> dict:
-        """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
-        more = {"baselines": dict(self.advantages.state.means), "credited": sorted(self.untrained.credited)}
-        return super().checkpoint_state() | more
-
-    def restore_state(self, state: dict) -> None:
-        """Restore what :meth:`checkpoint_state` recorded."""
-        super().restore_state(state)
-        self.player.engines_know = self.samplers_know = (
-            False  # an evaluation may have told them the weights of the start
-        )
-        # older checkpoints lack these entries
-        self.advantages.state.means = dict(state.get("baselines", {}))
-        self.untrained.credited = set(state.get("credited", self.team.names()))
-        self.run.go_on()
-
-    def data_sets(self) -> dict[str, Task]:
-        """Return the tasks of the run by split."""
-        return tasks_by_name(self.task, self.eval_task, self.parts.curriculum)
-
-    def record_files(self) -> list[Path]:
-        """Return the files of the run folder that have a record for each update."""
-        return self.run.records
-
-    def set_results_aside(self) -> list[Path]:
-        """Rename the final weights of an earlier end of this run, and what was measured on them."""
-        return self.run.set_results_aside()
-
-    def must_be_new(self) -> None:
-        """Check that the run folder holds no other run.
-
-        Raises:
-            RunExists: it holds another run's records.
-            CheckpointError: it holds another run's checkpoints.
-        """
-        self.run.must_be_new()
-        self.record.must_be_new()
-        super().must_be_new()

@@ -79,9 +79,7 @@ def test_a_team_made_in_python_trains_as_without_ray(tiny, team, tmp_path):
     assert parameters and all(p.is_meta for p in parameters), "the processes have them"
     assert thread_cluster.Cluster.running == 1
     trainer.train()
-    assert thread_cluster.Cluster.running == 0 and all(
-        m.ended for g in trainer.home.pools.values() for m in g._members
-    )
+    assert thread_cluster.Cluster.running == 0 and all(m.ended for g in trainer.home.pools.values() for m in g._members)
     assert_equal(end_of(folder, 2), end_of(local, 2))
     assert set(names(folder)) == set(names(local))
     assert (folder / "config.yaml").read_text() == (local / "config.yaml").read_text().replace(str(local), str(folder))
