@@ -164,7 +164,7 @@ class RunRecord:
     def add(
         self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, sources: Mapping[str, RewardSource]
     ) -> None:
-        """Record the first ``most`` dialogues of an update, of all processes, and the verifiers among the ``sources``."""
+        """Record the first ``most`` dialogues of all processes in an update, and the verifiers among ``sources``."""
         recorded = distributed.share_of_first(batch.dialogues, most)
         trace(batch, recorded, learners)
         self.run.add_dialogues(batch.number, distributed.to_main(recorded))
