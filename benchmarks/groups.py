@@ -83,13 +83,13 @@ def main() -> None:
         begin = time.perf_counter()
         trainer = build_trainer(from_dict(config_of(folder)), quiet=True)
         found["start_s"] = time.perf_counter() - begin
-        backend = trainer.backend
+        backend = trainer.home
         assert backend is not None
         try:
             found |= memory_of_ray()
             trainer.inform_samplers()
             batch = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
-            groups, learning = list(backend.learners.values()), trainer.learning
+            groups, learning = list(backend.learner_groups.values()), trainer.learning
             samples = {name: list(own) for name, own in batch.samples.items()}
             times: dict[str, list[float]] = {"together_s": [], "in_turn_s": [], "send_s": []}
             step = 1

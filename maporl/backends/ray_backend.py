@@ -2,7 +2,7 @@
 cluster."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,16 @@ from maporl.engines.base import Engine
 from maporl.errors import ConfigError
 from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
+from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.home import OWN_WEIGHTS, TeamHome
+from maporl.training.parts import RunParts
+from maporl.training.run_record import RunRecord
 from trl_ext.files import stacks
-from trl_ext.learning.config import PPOv2Config
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.process.waits import Threads, result
 
@@ -49,7 +52,7 @@ ANSWER = 5.0
 logger = logging.getLogger(__name__)
 
 
-class RayBackend:
+class RayBackend(TeamHome):
     """Trains and samples in groups of processes, which Ray starts and which learn at the same time.
 
     ::
@@ -81,12 +84,13 @@ class RayBackend:
                 "no backend"
             )
         check_installed()
+        super().__init__({})
         self.cluster: Cluster | None = None
         self.places: Places | None = None
         self.groups: dict[str, GroupSection] = {}
         self._vllm: dict[str, dict[str, VLLMSection]] = {}
         """The options of vLLM of each policy, by the group that it samples from."""
-        self.learners: dict[str, LearnerGroup] = {}
+        self.learner_groups: dict[str, LearnerGroup] = {}
         self.pools: dict[str, EnginePool] = {}
         self.verifier: VerifierPool | None = None
         self._kept = False
@@ -98,6 +102,9 @@ class RayBackend:
         """A handle of the weights that each policy has sent last."""
         self._versions: dict[str, int] = {}
         """How often each policy that is not trained was given weights."""
+        self._critics, self._outputs = True, 1
+        self._record: RunRecord | None = None
+        """What keeps the team's weights for the processes, if no configuration says where these are."""
         self._told: dict[str, Any] = {}
         """What all groups are told, by the names of :class:`maporl.backends.spec.GroupSpec`."""
         self._sent: dict[str, list[nn.Parameter]] = {}
@@ -116,20 +123,25 @@ class RayBackend:
         """Return the past opponents of a run, whose weights stay in the processes."""
         return RemotePast(section, team, seed, self)
 
-    def untrained(self, team: Team) -> UntrainedWeights:
+    def untrained(self, team: Team, batch_size: int) -> UntrainedWeights:
         """Return the weights that the policies of ``team`` started from, which the processes hold."""
         return RemoteUntrained(team, self)
 
-    def describe(
-        self, config: Config, team: Team, args: MultiAgentPPOConfig, critics: bool
-    ) -> dict[str, RemoteLearner]:
-        """Return what the driver knows of each learner of ``team``, whose models have no weights here.
+    def prepare(self, parts: RunParts, player: Player, past: PastPolicies | None, record: RunRecord) -> None:
+        """Read from the parts of the run which groups there are, and what the driver knows of each learner."""
+        config = parts.config or record.describe_team(parts.team, parts.args, parts.engine_options)
+        self._record = record if parts.config is None else None
+        self.describe(config, parts.team, parts.args, parts.has_critics, parts.critic_outputs)
+
+    def describe(self, config: Config, team: Team, args: MultiAgentPPOConfig, critics: bool, outputs: int = 1) -> None:
+        """Fill in ``learners``: what the driver knows of each learner of ``team``, whose models have no weights here.
 
         Args:
             config: describes the team, which the processes load.
             team: the team.
             args: the trainer's arguments.
             critics: whether policies have critics.
+            outputs: the number of outputs of each critic.
 
         Raises:
             ConfigError: the groups do not fit the policies, or something does not work with groups.
@@ -146,7 +158,7 @@ class RayBackend:
         self._vllm = vllm_of(config, self.groups)
         trained = [name for name, policy in team.policies.items() if policy.trainable]
         check_places(self.section, self.groups, trained, self._vllm, args.async_depth)
-        learners = {
+        learners: dict[str, Any] = {
             name: RemoteLearner(
                 name,
                 policy.tokenizer,
@@ -167,29 +179,28 @@ class RayBackend:
         self._owner = {policy: name for name, group in self.groups.items() for policy in group.policies}
         self._past = {past_name(policy): policy for policy in self._owner if past_name(policy) in team.policies}
         self._owner |= {past: self._owner[policy] for past, policy in self._past.items()}
-        return learners
+        self.learners, self._critics, self._outputs, self._team = learners, critics, outputs, team
 
-    def start(self, learners: Mapping[str, RemoteLearner], updates: int, critics: bool, outputs: int) -> RemoteLearning:
-        """Start Ray and the processes that train. All groups load their models at the same time.
+    def start(self, args: Any, accelerator: Any, updates: int) -> Any:
+        """Start Ray and the processes that train, and return what asks them (:class:`RemoteLearning`).
 
-        Args:
-            learners: the policies that are trained.
-            updates: the number of updates of the run.
-            critics: whether policies have critics.
-            outputs: the number of outputs of each critic.
+        All groups load their models at the same time. The models of the team are empty afterwards.
 
         Raises:
             ConfigError: the cluster has too few devices, or a model cannot be loaded.
             GroupFailed: processes died too often.
         """
+        if self._record is not None:
+            self._record.keep_team()
+            self._team.drop_weights()
         self._end_groups()
-        self.pools, self.learners, self._versions, self._handles = {}, {}, {}, {}
+        self.pools, self.learner_groups, self._versions, self._handles = {}, {}, {}, {}
         cluster = self.cluster = self.cluster or self._begin()
         try:
             if not cluster.started_here:
                 self._check_machines(cluster)
             verifiers = 0 if self.verifier is None else self.verifier.replicas
-            plan = plan_of(self.groups, learners, verifiers)
+            plan = plan_of(self.groups, self.learners, verifiers)
             self.places = cluster.reserve(plan, self.section, self._told["args"].use_cpu)
         except ConfigError:
             self.end()
@@ -200,14 +211,14 @@ class RayBackend:
             "objective": OBJECTIVES[self._told["args"].objective],
         }
         for name, group in self.groups.items():
-            trained = tuple(policy for policy in group.policies if policy in learners)
+            trained = tuple(policy for policy in group.policies if policy in self.learners)
             spec = GroupSpec(
                 name=name,
                 policies=tuple(group.policies),
                 trained=trained,
                 updates=updates,
-                critics=critics,
-                outputs=outputs,
+                critics=self._critics,
+                outputs=self._outputs,
                 devices=group.learner.devices,
                 strategy=group.learner.strategy,
                 replicas=group.engines.replicas,
@@ -220,8 +231,8 @@ class RayBackend:
             self.pools[name] = EnginePool(spec, self._starter("engine", spec), failures, folder, turns=turns)
             if trained:
                 start = self._starter("learner", spec)
-                self.learners[name] = LearnerGroup(spec, start, failures, folder, turns=turns)
-        learning = RemoteLearning(dict(learners), list(self.learners.values()))
+                self.learner_groups[name] = LearnerGroup(spec, start, failures, folder, turns=turns)
+        learning = RemoteLearning(dict(self.learners), list(self.learner_groups.values()))
         learning.on_all(lambda group: build(group, self._tell))
         for pool in self.pools.values():
             build(pool, self._tell)
@@ -252,17 +263,23 @@ class RayBackend:
         """Return the run's folder."""
         return Path(self._told["config"].output_dir)
 
-    def engine(self, team: Team, args: PPOv2Config) -> Engine:
-        """Return the engine that samples in the groups' processes, after :meth:`start`."""
+    def engines(self, parts: RunParts) -> dict[str, Engine]:
+        """Return the engines of the agents. One samples in the groups' processes, in place of those that do it here."""
         pools = {policy: self.pools[name] for policy, name in self._owner.items()}
-        return RemoteEngine(
-            team.policies,
+        engine = RemoteEngine(
+            parts.team.policies,
             pools,
-            args.response_length,
+            parts.args.response_length,
             self.send,
             continuous=self.section.batching == "flow",
             between=self.section.on_update == "finish",
         )
+        remote = {agent.engine: engine for agent in parts.team.agents.values() if agent.engine in OWN_WEIGHTS}
+        return super().engines(replace(parts, engines=remote | dict(parts.engines))) | remote
+
+    def sampled_here(self) -> Collection[str]:
+        """Return no policy: the weights that sample are in the groups' processes."""
+        return ()
 
     def send(self, policy: str, version: int) -> None:
         """Send the present weights of a trained policy from the processes that train it to those that sample from
@@ -282,7 +299,7 @@ class RayBackend:
 
     def group_of(self, policy: str) -> LearnerGroup:
         """Return the group that trains ``policy``."""
-        return self.learners[self._owner[policy]]
+        return self.learner_groups[self._owner[policy]]
 
     def ask_untrained(self, method: str, policy: str, *arguments: Any) -> Any:
         """Call a method of :class:`maporl.rollout.restate.UntrainedWeights` in the group of a policy.
@@ -295,7 +312,7 @@ class RayBackend:
 
     def _trains(self, policy: str) -> bool:
         name = self._owner[policy]
-        return name in self.learners and policy in self.learners[name].spec.trained
+        return name in self.learner_groups and policy in self.learner_groups[name].spec.trained
 
     def stop_sampling(self) -> None:
         """End the processes that sample, which may be in a long answer and keep the devices of those that train."""
@@ -308,7 +325,7 @@ class RayBackend:
 
         Others take their place, with the weights of the last update.
         """
-        members = [member for group in self.learners.values() for member in group.members]
+        members = [member for group in self.learner_groups.values() for member in group.members]
         with Threads(len(members), "asks learners") as threads:
             asked = [threads.submit(member.answers, ANSWER) for member in members]
             for member, answers in zip(members, asked, strict=True):
@@ -325,13 +342,13 @@ class RayBackend:
 
     def members(self) -> list[Member]:
         """Return the processes that run now."""
-        learners = [member for group in self.learners.values() for member in group.members]
+        learners = [member for group in self.learner_groups.values() for member in group.members]
         verifiers = [] if self.verifier is None else self.verifier.members
         return [*learners, *(member for pool in self.pools.values() for member in pool.members()), *verifiers]
 
     def metrics(self) -> dict[str, float]:
         """Return what the processes of each group did since the last time, as ``group/NAME/...``."""
-        parts: list[EnginePool | LearnerGroup] = [*self.pools.values(), *self.learners.values()]
+        parts: list[EnginePool | LearnerGroup] = [*self.pools.values(), *self.learner_groups.values()]
         return {f"group/{part.spec.name}/{name}": value for part in parts for name, value in part.take_counts().items()}
 
     def end(self) -> None:
@@ -346,7 +363,7 @@ class RayBackend:
     def _end_groups(self) -> None:
         for pool in self.pools.values():
             pool.end()
-        for group in self.learners.values():
+        for group in self.learner_groups.values():
             group.end()
         if self.verifier is not None:
             self.verifier.end()

@@ -100,6 +100,7 @@ class Player:
         untrained: the untrained weights, or None. They restate answers that grading cannot read, and give the reward
             ``nll``.
         restates: whether they restate answers.
+        growth: how options of the protocol change with the updates of a training. Evaluations do not follow it.
         world: the tools and environments of the run.
         tools: what each agent may call.
         sampling: how answers are sampled, where this differs from the run. An agent that is not named there has its own
@@ -124,6 +125,7 @@ class Player:
         tools: Mapping[str, AgentTools] | None = None,
         sampling: TeamSampling | None = None,
         restates: bool = True,
+        growth: Growth | None = None,
     ):
         self.world, self.tools = world or World(), dict(tools or {})
         self.sampling = team.sampling(sampling)
@@ -135,8 +137,7 @@ class Player:
         """Lets several threads play dialogues of this player."""
         self.engines_know = False
         """Whether the engines have taken over the weights of all policies."""
-        self.growth: Growth | None = None
-        """How options of the protocol change with the updates of a training. Evaluations do not follow it."""
+        self.growth = growth
         self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
@@ -157,6 +158,7 @@ class Player:
         tools: TeamTools | None = None,
         sampling: TeamSampling | None = None,
         restates: bool = True,
+        growth: Growth | None = None,
     ) -> "Player":
         """Build a player with a scorer for ``reward``.
 
@@ -193,6 +195,7 @@ class Player:
             may_call,
             sampling,
             restates,
+            growth,
         )
         needed = {*reward.sources, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player)

@@ -25,7 +25,7 @@ from maporl.team.devices import split_bases
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
 from maporl.team.weights import check_initial, has_weights, load_initial, load_unless_received
-from maporl.training.backend import Backend
+from maporl.training.home import TeamHome
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import training_arguments
 from trl_ext.files.atomic import new_folder
@@ -38,7 +38,7 @@ from trl_ext.process.allocator import reuse_memory
 
 
 def build_trainer(
-    config: Config, team: Team | None = None, quiet: bool = False, backend: Backend | None = None
+    config: Config, team: Team | None = None, quiet: bool = False, backend: TeamHome | None = None
 ) -> MultiAgentPPOTrainer:
     """Build the trainer of a configuration, with loaded and warm-started models.
 
@@ -58,7 +58,7 @@ def build_trainer(
 
 
 def trainer_of(
-    run: ResolvedRun, team: Team | None = None, quiet: bool = False, backend: Backend | None = None
+    run: ResolvedRun, team: Team | None = None, quiet: bool = False, backend: TeamHome | None = None
 ) -> MultiAgentPPOTrainer:
     """Build the trainer of a run; see :func:`build_trainer`.
 

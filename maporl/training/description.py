@@ -9,13 +9,10 @@ function defines, and a lambda. A description is checked by building the part ag
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
 
 from maporl.advantages.baselines import BASELINES
 from maporl.advantages.returns import RETURNS
@@ -23,21 +20,17 @@ from maporl.advantages.scales import SCALES
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config.imports import import_folder, import_name
 from maporl.config.parse import validated
-from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection, TrainingOptions
-from maporl.decoding import TeamSampling
+from maporl.config.schema import TrainingOptions
 from maporl.environments.base import Tool
-from maporl.environments.build import TeamTools
 from maporl.errors import UserError
 from maporl.protocols import PROTOCOLS, build_protocol, speakers
 from maporl.protocols.base import Protocol
 from maporl.protocols.judging import judge_of, unjudged_kind
 from maporl.rewards.build import find_source
 from maporl.rewards.rules import RULES
-from maporl.schedules import Schedule
 from maporl.tasks import TASKS, build_task
-from maporl.tasks.base import Task
 from maporl.team.saving import SavedTeam
-from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.parts import RunParts
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.ppo.options import PPOOptions
 
@@ -53,26 +46,6 @@ _UNNAMED = (
     "logging_steps",
 )
 """Arguments that change a run and that no configuration has. They are listed where they differ from the defaults."""
-
-
-@dataclass(frozen=True)
-class RunParts:
-    """The parts of which a run is made: the arguments of :class:`maporl.MultiAgentPPOTrainer`."""
-
-    args: MultiAgentPPOConfig
-    task: Task
-    protocol: Protocol
-    eval_task: Task | None
-    reward: RewardSection
-    speakers: tuple[str, ...]
-    schedule: Schedule
-    advantage: AdvantageConfig
-    branching: BranchingSection
-    curriculum: Sequence[tuple[int, Task]] = ()
-    sources: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: Sequence[TrainerCallback] = ()
-    tools: TeamTools = field(default_factory=TeamTools)
-    sampling: TeamSampling = field(default_factory=TeamSampling)
 
 
 def describe(parts: RunParts, team: SavedTeam) -> dict[str, Any]:

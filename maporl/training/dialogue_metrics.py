@@ -1,4 +1,4 @@
-"""What an update's dialogues show of tools, proposers, judges of steps, and the age of the weights. Imports no torch.
+"""What an update's dialogues show of tools, proposers, judges of steps, and the age of the weights.
 
 All processes call the functions that return metrics together. But for ages, metrics are over all processes.
 """
@@ -10,12 +10,36 @@ from statistics import fmean
 
 from maporl.environments.world import World
 from maporl.rewards.labels import is_step_verdict
-from maporl.rewards.metrics import shares_right
+from maporl.rewards.metrics import mean_rewards, reward_sums, shares_right
+from maporl.rollout.player import Player, evaluate_everywhere
+from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
 
 logger = logging.getLogger(__name__)
+
+
+def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
+    """Return what an update's dialogues, the reward sources, the engines and the tools have to tell.
+
+    Reward sources may learn from the dialogues. ``ahead`` is whether dialogues are played while weights change. All
+    processes call this together.
+    """
+    dialogues, number = batch.dialogues, batch.number
+    metrics = staleness_metrics(dialogues, number) if ahead else {}
+    evaluation = evaluate_everywhere(dialogues)  # without labels it has the rewards already
+    metrics |= evaluation.metrics()
+    metrics |= evaluation.rewards or mean_rewards(distributed.all_gather(reward_sums(dialogues)))
+    for source in player.scorer.sources.values():
+        metrics |= source.after_update(number, dialogues, batch.task)
+    for engine in player.engines.values():
+        metrics |= engine.metrics()
+    metrics |= proposal_metrics(dialogues) | verdict_metrics(dialogues)
+    metrics |= tool_metrics(dialogues, player.world, player.tools)
+    if number == 1 and distributed.is_main():
+        mention_no_calls(player.tools, dialogues, metrics)
+    return metrics
 
 
 def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:

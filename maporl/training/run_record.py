@@ -19,13 +19,18 @@ from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
+from maporl.rewards.base import RewardSource
+from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, has_final
+from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, RunFolder, has_final
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.description import RunParts, describe
+from maporl.training.description import describe
+from maporl.training.parts import RunParts
+from maporl.training.token_traces import trace
+from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, to_json, without_tokens
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
@@ -53,7 +58,7 @@ class RunRecord:
     """
 
     def __init__(self, folder: Path, config: Config | None):
-        self.folder, self.config = folder, config
+        self.folder, self.config, self.run = folder, config, RunFolder(folder)
         self._begun = False
         self._kept: SavedTeam | None = None
         """A team whose weights go to other processes (:meth:`describe_team`)."""
@@ -76,11 +81,13 @@ class RunRecord:
         Raises:
             ConfigError: an agent cannot be described, because its turns have different kinds of models or options.
         """
-        at = str(args.output_dir)
-        self._kept = SavedTeam(
-            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
-        )
-        return self._kept.config(at, seed=args.seed, training={"critic": args.critic, "placement": args.placement})
+        self._kept = self._saved(team, args, options)
+        training = {"critic": args.critic, "placement": args.placement}
+        return self._kept.config(str(args.output_dir), seed=args.seed, training=training)
+
+    def _saved(self, team: Team, args: MultiAgentPPOConfig, options: Mapping[str, Any]) -> SavedTeam:
+        initial, tokenizers = (f"{args.output_dir}/{name}" for name in (INITIAL, TOKENIZERS))
+        return SavedTeam(team.agents, team.policies_of, initial, tokenizers, everything=False, options=options)
 
     def keep_team(self) -> None:
         """Save the described team's weights and tokenizers that have no other name.
@@ -95,7 +102,7 @@ class RunRecord:
             self._begun = True
             self._kept.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
-    def begin(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
+    def begin(self, parts: RunParts, resumes: bool) -> None:
         """Write the configuration, and the weights and tokenizers that have no other name.
 
         The weights are those before training, and whole (``whole_weights``).
@@ -106,16 +113,13 @@ class RunRecord:
             DataChanged: a module of the user's that a resumed run names has changed.
         """
         if self.config is None:
-            distributed.on_main(lambda: self._write(parts, team, options, resumes))
+            distributed.on_main(lambda: self._write(parts, resumes))
         elif distributed.is_main() and not (self.folder / CONFIG).exists():
             replace_file(self.folder / CONFIG, to_yaml(self.config))
         self._begun = True
 
-    def _write(self, parts: RunParts, team: Team, options: dict, resumes: bool) -> None:
-        at = str(parts.args.output_dir)
-        saved = self._kept or SavedTeam(
-            team.agents, team.policies_of, f"{at}/{INITIAL}", f"{at}/{TOKENIZERS}", everything=False, options=options
-        )
+    def _write(self, parts: RunParts, resumes: bool) -> None:
+        saved = self._kept or self._saved(parts.team, parts.args, parts.engine_options)
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)
@@ -156,6 +160,16 @@ class RunRecord:
                     f"{new[changed[0]]!r:.80}); resume with the same, or begin another run from its weights "
                     f"({self.folder / FINAL}) in another output_dir"
                 )
+
+    def add(
+        self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, sources: Mapping[str, RewardSource]
+    ) -> None:
+        """Record the first ``most`` dialogues of all processes in an update, and the verifiers among ``sources``."""
+        recorded = distributed.share_of_first(batch.dialogues, most)
+        trace(batch, recorded, learners)
+        self.run.add_dialogues(batch.number, distributed.to_main(recorded))
+        if distributed.is_main():
+            record_verifiers(self.folder, batch.number, sources)
 
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.

@@ -1,6 +1,7 @@
 """Record log-probabilities, values and advantages of single tokens in the dialogues that are logged."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,20 +13,14 @@ DIGITS = 4
 """The number of decimals that are recorded."""
 
 
-def trace(
-    batch: TeamUpdateBatch,
-    recorded: Sequence[Dialogue],
-    tokenizers: Mapping[str, Tokenizer],
-    critics: Collection[str],
-) -> None:
+def trace(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners: Mapping[str, Any]) -> None:
     """Fill in the :class:`~maporl.types.Trace` of the trained utterances in the ``recorded`` dialogues.
 
-    ``batch`` has token batches with advantages. ``critics`` names the policies that have a critic, whose values are
-    recorded too.
+    ``batch`` has token batches with advantages. Values are recorded of those of ``learners`` that have a critic.
     """
     wanted = {id(u) for d in recorded for u in d.utterances}
     for policy, rows in batch.token_batches.items():
-        names = ["old_logprobs", "advantages", *(["values"] if policy in critics else [])]
+        names = ["old_logprobs", "advantages", *(["values"] if learners[policy].critic != "none" else [])]
         samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
         wanted_rows = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
         # all rows at once, to wait for the device once
@@ -35,7 +30,7 @@ def trace(
         for place, row in enumerate(wanted_rows):
             sample, columns = samples[row], slice(rows.first[row], rows.tree.lengths[row])
             logprobs, advantages, *values = ([round(x, DIGITS) for x in of[place][columns]] for of in numbers)
-            texts = pieces(tokenizers[policy], sample.response_ids)
+            texts = pieces(learners[policy].tokenizer, sample.response_ids)
             sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
 
 

@@ -84,7 +84,7 @@ def test_engines_sleep_while_their_group_trains(tiny, tmp_path, monkeypatch):
 
         monkeypatch.setattr(LearnerProcess, method, work)
     trainer = trainer_of(tmp_path / "run", tiny, sharing="sleep")
-    plan = trainer.backend.places.plan
+    plan = trainer.home.places.plan
     assert [len(plan.blocks), plan.said()] == [2, "ann to train and sample 1, bob to train and sample 1"]
     assert plan.places["ann", "learner"] == plan.places["ann", "engine"] != plan.places["bob", "engine"]
     trainer.train()
@@ -96,8 +96,8 @@ def test_engines_sleep_while_their_group_trains(tiny, tmp_path, monkeypatch):
 
 def test_a_vllm_on_a_device_of_its_own_takes_most_of_it_and_does_not_sleep(tiny, tmp_path):
     trainer = trainer_of(tmp_path / "run", tiny)
-    assert len(trainer.backend.places.plan.blocks) == 4 and Vllm.seen == ["sleep False, 0.85"] * 2
-    trainer.backend.end()
+    assert len(trainer.home.places.plan.blocks) == 4 and Vllm.seen == ["sleep False, 0.85"] * 2
+    trainer.home.end()
 
 
 def test_past_opponents_have_weights_of_their_own_in_the_vllm_of_their_group(tiny, tmp_path):

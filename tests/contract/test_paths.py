@@ -213,7 +213,7 @@ PLACES = {
     "maporl/team/saving.py:SavedTeam.save": lambda folder, patch: record(folder, saves=True),
     "maporl/team/saving.py:SavedTeam.save, a tokenizer": lambda folder, patch: record(folder, saves=False),
     "maporl/training/sft.py:_train_policies": supervise,
-    "maporl/training/trainer.py:MultiAgentPPOTrainer.save_learner_policy": lambda folder, patch: of_class(
+    "maporl/training/team_loop.py:TeamLoop.save_learner_policy": lambda folder, patch: of_class(
         MultiAgentPPOTrainer, learning=Thing(save_policy=lambda *a: None)
     ).save_learner_policy(EVIL, folder),
     "trl_ext/learning/checkpoint.py:Learners.load": lambda folder, patch: checkpoint.Learners({EVIL: None}).load(Thing(iterdir=lambda: [Thing(name=EVIL)])),

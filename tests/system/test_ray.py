@@ -66,7 +66,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     monkeypatch.setenv("HF_TOKEN", "a token")
     trainer = build_trainer(config_of(folder, 3, sections()), quiet=True)
-    backend = trainer.backend
+    backend = trainer.home
     try:
         children = psutil.Process().children(recursive=True)
         addresses = listening([os.getpid(), *(child.pid for child in children)])
@@ -85,7 +85,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
         assert os.environ["OPENAI_API_KEY"] == "a key", "this process has it again"
         told = [child.environ() for child in children if child.is_running() and child.environ()]
         assert len(told) > 4 and not [own for own in told if own.keys() & {"OPENAI_API_KEY", "HF_TOKEN"}]
-        victims = [next(iter(backend.pools["ann"]._members)), backend.learners["bob"].members[0]]
+        victims = [next(iter(backend.pools["ann"]._members)), backend.learner_groups["bob"].members[0]]
         pids = [member.pid() for member in victims]
         assert [psutil.Process(pid).nice() for pid in pids] == [psutil.Process().nice()] * 2
 
@@ -99,7 +99,7 @@ def test_a_run_on_ray_equals_a_local_one_to_the_bit_although_its_processes_are_k
         killer.start()
         trainer.train()
         killer.join()
-        assert backend.pools["ann"].replaced == 1 and backend.learners["bob"].restarts == 1
+        assert backend.pools["ann"].replaced == 1 and backend.learner_groups["bob"].restarts == 1
     finally:
         backend.end()
     assert_equal(end_of(folder, 3), local)
@@ -153,7 +153,7 @@ def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_pa
     def kill():
         while trainer.state.global_step < 3:
             time.sleep(0.01)
-        os.kill(next(iter(trainer.backend.pools["ann"]._members)).pid(), signal.SIGKILL)
+        os.kill(next(iter(trainer.home.pools["ann"]._members)).pid(), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -161,7 +161,7 @@ def test_dialogues_are_played_ahead_and_the_run_goes_on_from_a_checkpoint(tmp_pa
         trainer.train()
         killer.join()
     finally:
-        trainer.backend.end()
+        trainer.home.end()
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     told = [record for record in told if "ann/policy/staleness" in record]
     assert [record["step"] for record in told] == list(range(1, 11))

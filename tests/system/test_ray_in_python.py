@@ -79,9 +79,7 @@ def test_a_team_made_in_python_trains_as_without_ray(tiny, team, tmp_path):
     assert parameters and all(p.is_meta for p in parameters), "the processes have them"
     assert thread_cluster.Cluster.running == 1
     trainer.train()
-    assert thread_cluster.Cluster.running == 0 and all(
-        m.ended for g in trainer.backend.pools.values() for m in g._members
-    )
+    assert thread_cluster.Cluster.running == 0 and all(m.ended for g in trainer.home.pools.values() for m in g._members)
     assert_equal(end_of(folder, 2), end_of(local, 2))
     assert set(names(folder)) == set(names(local))
     assert (folder / "config.yaml").read_text() == (local / "config.yaml").read_text().replace(str(local), str(folder))
@@ -173,7 +171,7 @@ def test_what_cannot_be_in_groups_is_refused_before_anything_is_saved(tiny, tmp_
 def test_groups_are_those_of_the_section(tiny, tmp_path):
     places = {"all": GroupSection(["ann", "bob", "cleo"], LearnerPlaces(devices=1))}
     trainer = trainer_of(tmp_path / "run", whole(tiny), RayBackend(ClusterSection(backend="ray", groups=places)))
-    assert list(trainer.backend.pools) == ["all"] and trainer.backend.learners["all"].spec.trained == ("ann", "cleo")
+    assert list(trainer.home.pools) == ["all"] and trainer.home.learner_groups["all"].spec.trained == ("ann", "cleo")
     trainer.train()
 
 

@@ -78,14 +78,14 @@ def test_a_run_goes_on_where_places_are_free_when_a_machine_is_lost(machines, lo
     """
     first, _ = machines.add(2), machines.add(4)
     trainer = build_trainer(joined(tmp_path / "run", machines), quiet=True)
-    backend = trainer.backend
+    backend = trainer.home
     try:
         used = backend.places._machines
         assert used[0] == used[2] == [first.node_id] and first.node_id not in used[1] + used[3]
         thread, _ = lose(trainer, machines, first)
         trainer.train()
         thread.join()
-        assert all(group.restarts >= 1 for group in backend.learners.values())
+        assert all(group.restarts >= 1 for group in backend.learner_groups.values())
         assert not any(first.node_id in own for own in used.values())
     finally:
         backend.end()
@@ -98,7 +98,7 @@ def test_a_run_without_free_places_ends_with_its_newest_checkpoint(lost, machine
     folder = tmp_path / "run"
     trainer = build_trainer(joined(folder, machines), quiet=True)
     try:
-        used = trainer.backend.places._machines  # blocks 0 and 2 are ann and bob to train, and 1 and 3 to sample
+        used = trainer.home.places._machines  # blocks 0 and 2 are ann and bob to train, and 1 and 3 to sample
         assert used[0] == used[2] != used[1] == used[3]
         thread, when = lose(trainer, machines, nodes[used[0 if lost == "learners" else 1][0]])
         with pytest.raises(
@@ -108,7 +108,7 @@ def test_a_run_without_free_places_ends_with_its_newest_checkpoint(lost, machine
         assert time.monotonic() - when[0] < 60
         thread.join()
     finally:
-        trainer.backend.end()
+        trainer.home.end()
     run.train(config_of(folder, 3, EVALUATION), resume=True, quiet=True)
     assert_equal(end_of(folder, 3), local)
 

@@ -84,7 +84,7 @@ def test_twenty_kills_at_random_moments_leave_the_weights_of_a_calm_run(tmp_path
     failures = {"engine_replacements": 60, "group_restarts": 60}
     section = {"backend": "ray", "failures": failures}  # with two engines, rounding depends on which of them are alive
     trainer = build_trainer(config_of(folder, UPDATES, EVALUATION | {"cluster": section}), quiet=True)
-    backend, rng, killed, ended = trainer.backend, random.Random(7), [], threading.Event()
+    backend, rng, killed, ended = trainer.home, random.Random(7), [], threading.Event()
     children = psutil.Process().children(recursive=True)
 
     def kill():
@@ -95,7 +95,7 @@ def test_twenty_kills_at_random_moments_leave_the_weights_of_a_calm_run(tmp_path
             pid = None
             while pid is None and not ended.is_set():
                 found = [own for pool in backend.pools.values() for own in list(pool._members)]
-                found += [own for group in backend.learners.values() for own in list(group.members)] * 2
+                found += [own for group in backend.learner_groups.values() for own in list(group.members)] * 2
                 member = rng.choice(found)
                 try:
                     pid = member.pid()
@@ -118,7 +118,7 @@ def test_twenty_kills_at_random_moments_leave_the_weights_of_a_calm_run(tmp_path
         trainer.train()
         replaced, restarts = (
             [own.replaced for own in backend.pools.values()],
-            [own.restarts for own in backend.learners.values()],
+            [own.restarts for own in backend.learner_groups.values()],
         )
         children += psutil.Process().children(recursive=True)
     finally:

@@ -145,9 +145,9 @@ def test_what_a_process_raises_and_what_kills_it_is_told_with_the_end_of_its_log
         tmp_path / "run", 3, {**sections("ray"), "cluster": {"backend": "ray", "failures": {"snapshots": False}}}
     )
     trainer = build_trainer(config, quiet=True)
-    backend = trainer.backend
+    backend = trainer.home
     try:
-        member = backend.learners["ann"].members[0]
+        member = backend.learner_groups["ann"].members[0]
         with pytest.raises(KeyError) as raised:
             member.call("weights", "nobody").result(60)
         note = raised.value.__notes__[0]
@@ -191,7 +191,7 @@ def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on
     groups = {"both": {"policies": ["ann", "bob"], "learner": {"devices": 2}}}
     folder = tmp_path / "run"
     trainer = build_trainer(config_of(folder, 2, {"cluster": {"backend": "ray", "groups": groups}}), quiet=True)
-    group = trainer.backend.learners["both"]
+    group = trainer.home.learner_groups["both"]
     group.failures, rebuild = FailuresSection(deadline=20), group._rebuild
 
     def rebuild_in_peace(error):  # starting processes takes longer than an update
@@ -202,7 +202,7 @@ def test_a_process_that_does_not_enter_a_collective_is_named_and_the_run_goes_on
     try:
         trainer.train()
     finally:
-        trainer.backend.end()
+        trainer.home.end()
     assert "both learner 0, both learner 1: no answer to 'update' after 20 s (cluster.failures.deadline)" in caplog.text
     stacks = (folder / "stacks/both-update-0.txt").read_text()
     first, second = stacks.split("both learner 1\n")

@@ -31,7 +31,7 @@ def test_a_run_whose_verifier_is_killed_ends_as_a_local_one(tmp_path, monkeypatc
     run.train(config_of(tmp_path / "local", 3, sections), resume=False, quiet=True)
     cluster = {"backend": "ray", "scoring": {"verifier": {"replicas": 2}}}
     trainer = build_trainer(config_of(tmp_path / "run", 3, sections | {"cluster": cluster}), quiet=True)
-    pool, names, end = trainer.backend.verifier, [], trainer.backend.verifier.end
+    pool, names, end = trainer.home.verifier, [], trainer.home.verifier.end
     # the processes end with the run
     monkeypatch.setattr(pool, "end", lambda: (names.extend(member.name for member in pool.members), end()))
     try:
@@ -48,7 +48,7 @@ def test_a_run_whose_verifier_is_killed_ends_as_a_local_one(tmp_path, monkeypatc
         killer.join()
         assert pool.started == 3 and names == ["scoring verifier 0", "scoring verifier 2"]
     finally:
-        trainer.backend.end()
+        trainer.home.end()
     (weights, records, dialogues), (expected, calm, spoken) = end_of(tmp_path / "run", 3), end_of(tmp_path / "local", 3)
     assert dialogues == spoken and weights.keys() == expected.keys() and len(weights) > 6
     for name, tensors in expected.items():

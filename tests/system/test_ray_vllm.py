@@ -63,7 +63,7 @@ def test_whole_weights_and_adapters_reach_the_vllms_of_their_groups(saved, tmp_p
         "dan": {"model": str(tmp_path / "base-2-False"), "lora": {"r": 4, "alpha": 8}, **SECTION},
     }
     trainer = build_trainer(config_of(tmp_path / "run", agents, 5), quiet=True)
-    pool = trainer.backend.pools["ann"]
+    pool = trainer.home.pools["ann"]
     before = load_file(tmp_path / "base-0-False" / "model.safetensors")
 
     def kill():
@@ -77,7 +77,7 @@ def test_whole_weights_and_adapters_reach_the_vllms_of_their_groups(saved, tmp_p
         trainer.train()
     finally:
         killer.join()
-        trainer.backend.end()
+        trainer.home.end()
     assert pool.replaced == 1
     records = trainer.run.read_metrics()
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5]

@@ -683,15 +683,14 @@ def test_the_card_of_a_saved_team_claims_no_training(team, tmp_path):
     assert done.exit_code == 0, done.output
 
 
-def test_every_argument_of_the_trainer_is_described():
-    """An argument that is added to the trainer must be described, or be named here."""
+def test_every_argument_of_the_trainer_is_a_part_of_the_run():
+    """An argument that is added to the trainer must be a part, which is described, or be named here."""
     from inspect import signature
 
-    from maporl.training.description import RunParts
+    from maporl.training.parts import RunParts
 
-    given = set(signature(MultiAgentPPOTrainer).parameters)
-    described = {field.name for field in dataclasses.fields(RunParts)}
-    of_the_team = {"team", "engines", "engine_options"}
+    arguments = set(signature(MultiAgentPPOTrainer).parameters)
+    parts = {field.name for field in dataclasses.fields(RunParts)}
     other_forms = {
         "train_dataset",
         "eval_dataset",
@@ -699,8 +698,8 @@ def test_every_argument_of_the_trainer_is_described():
         "reward_weights",
         "environments",
     }  # of task, eval_task, sources, reward, tools
-    where_it_runs = {"backend"}
-    assert given - described == {"config"} | where_it_runs | of_the_team | other_forms
+    assert arguments - parts == {"backend"} | other_forms
+    assert set(signature(RunParts.of).parameters) == arguments - {"backend"}
 
 
 def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):

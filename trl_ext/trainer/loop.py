@@ -2,30 +2,26 @@
 
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
-from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checkpoint import random_state, set_random_state, write_checkpoint
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.learner import Learner
-from trl_ext.learning.learners import Learning
+from trl_ext.learning.home import Home
 from trl_ext.learning.metrics import Clock, Metrics
-from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.process.allocator import reuse_memory
 from trl_ext.process.interruptions import Interruptions
 from trl_ext.process.waits import Discarded, check
-from trl_ext.sharding.choice import check_bases
 from trl_ext.trainer.device_failure import device_failure
 from trl_ext.trainer.prompts import shuffled_indices
 from trl_ext.trainer.resuming import Resuming
@@ -43,18 +39,16 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :class:`trl_ext.learning.learners.Learning` holds the weights. ``learners`` has the learners by name.
 
     A subclass calls :meth:`setup` in its constructor. It defines :meth:`next_batch`, :meth:`collect`, :meth:`score` and
-    :meth:`advantage`. It may override these hooks: :meth:`place`, :meth:`build_learning`, :meth:`collected`,
-    :meth:`inform_samplers`, :meth:`sampled_here`, :meth:`finish_update`, :meth:`log_completions`,
-    :meth:`named_metrics`, :meth:`save_learner_policy`, :meth:`checkpoint_state`, :meth:`restore_state`,
-    :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`begin_run`, :meth:`end_run`,
-    :meth:`run_failed`, :meth:`signal_heard`, :meth:`work_dropped`, :meth:`how_to_resume`, :meth:`set_results_aside` and
+    :meth:`advantage`. Where the weights are is decided by the :class:`trl_ext.learning.home.Home` that it sets up with.
+    It may override these hooks: :meth:`collected`, :meth:`inform_samplers`, :meth:`finish_update`,
+    :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`, :meth:`checkpoint_state`,
+    :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`begin_run`,
+    :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`, :meth:`set_results_aside` and
     :meth:`must_be_new`.
     """
 
     samplers_know = False
     """Whether what samples from copies of the weights has the present ones."""
-    references_sample = False
-    """Whether references sample too, and must be whole for it."""
     _interruptions: Interruptions | None = None
     """What hears signals while :meth:`train` runs."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -65,33 +59,29 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     def setup(
         self,
-        learners: dict[str, Learner],
+        home: Home,
         args: PPOv2Config,
-        train_dataset,
-        eval_dataset,
-        optimizers,
-        callbacks,
-        central: CentralCritic | None = None,
+        train_dataset: Any,
+        eval_dataset: Any,
+        callbacks: list[TrainerCallback] | None,
     ) -> None:
         """Set up ``transformers.Trainer``, the batch sizes, the devices and every learner's optimizer.
 
         Args:
-            learners: the learners by name.
+            home: has the learners, and starts what trains them.
             args: the trainer's arguments.
             train_dataset: the data set to train on, or a task.
             eval_dataset: the data set to evaluate on, or a task.
-            optimizers: the first learner's optimizer and scheduler. None builds them from ``args``.
             callbacks: further ``TrainerCallback`` objects.
-            central: the critic that the learners share, if there is one.
 
         Raises:
             ValueError: the batch sizes do not fit each other, or a method is overridden that nothing calls.
             WorldError: the processes are not those that the launcher started, or adapters of one base would be sharded.
         """
         _check_overrides(type(self))
-        self.learners = learners
+        self.home, self.learners = home, home.learners
         self.folder = Path(str(args.output_dir))
-        first = next(iter(learners.values()))
+        first = next(iter(self.learners.values()))
         with _no_gradient_checkpointing(args):  # each learner turns it on for its own models
             super().__init__(
                 model=first.model,
@@ -107,31 +97,11 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if self.accelerator.device.type == "cpu":
             reuse_memory()
         updates = args.count_batches(distributed.size(), len(train_dataset))
-        self.learning = self.build_learning(learners, updates, optimizers, central)
+        self.learning = home.start(args, self.accelerator, updates)
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
         self.episodes = 0
         self._made = 0
         """The number of the last update that was made. finish_update has counted it if global_step is not below."""
-
-    def build_learning(
-        self, learners: dict[str, Learner], updates: int, optimizers: tuple, central: CentralCritic | None
-    ) -> Learning:
-        """Hook: bring the learners to their devices, build their optimizers, and return what trains them.
-
-        ``updates`` is the number of updates of the run. By default everything is in this process.
-        """
-        check_bases({name: learner.model for name, learner in learners.items()}, self.accelerator)
-        places, first = self.place(), next(iter(learners.values()))
-        for learner in learners.values():
-            optimizer, scheduler = optimizers if learner is first else (None, None)
-            learner.prepare(self.accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
-        if central is not None:
-            central.prepare(self.accelerator, updates)
-        return Learning(learners, self.args, self.accelerator.device, central)
-
-    def place(self) -> dict[int, torch.device]:
-        """Hook: return devices by the ``id`` of the base model. Other models use the accelerator's device."""
-        return {}
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +138,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     @contextmanager
     def _signals_heard(self) -> Iterator[Interruptions]:
         try:
-            with Interruptions(self.signal_heard) as self._interruptions:
+            with Interruptions(self.home.end_hung) as self._interruptions:
                 yield self._interruptions
         finally:
             self._interruptions = None
@@ -212,6 +182,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             raise
         finally:
             lock.release()
+            self.work_dropped()
+            self.home.run_ended()
 
     def goes_on(self) -> bool:
         """Return whether the run has updates left, and no callback has ended it."""
@@ -290,6 +262,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         # between: training has begun, and the callbacks have not been told of its end
         assert self._interruptions is not None, "train() has made it"
         self.work_dropped()
+        self.home.stop_sampling()
         self.finish_checkpoint()
         target, step = self._checkpoint_folder(), self.state.global_step
         if step and not distributed.broadcast_from_main(target.exists()):
@@ -313,14 +286,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Hook: return the command, or the call, that goes on with the run."""
         return "train(resume_from_checkpoint=True)" if self.state.global_step else "train()"
 
-    def signal_heard(self) -> None:
-        """Hook: a signal has come, and the run ends soon.
-
-        This is called in a thread of its own. By default it does nothing.
-        """
-
     def work_dropped(self) -> None:
-        """Hook: a signal ends the run.
+        """Hook: the run ends, after its last update or before it.
 
         Give up what is going on in the background, so that the run can be saved. By default this does nothing.
         """
@@ -398,6 +365,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         metrics["episode"] = self.episodes
         metrics["threads"] = torch.get_num_threads()
         metrics["memory/peak"] = self.learning.peak_memory()
+        metrics |= self.home.metrics()
         if clock is not None:
             metrics |= {f"time/{name}": seconds for name, seconds in clock.seconds.items()}
             sampled = float(sum(int(rows.sampled_mask.sum()) for rows in batch.token_batches.values()))
@@ -474,12 +442,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if not self.samplers_know:
             self.inform_samplers()
             self.samplers_know = True
-        with self.learning.whole_weights(self.sampled_here(), self.references_sample), self.learning.autocast():
+        sampled_here = self.home.sampled_here()
+        with self.learning.whole_weights(sampled_here, self.home.references_sample), self.learning.autocast():
             yield
-
-    def sampled_here(self) -> Collection[str]:
-        """Hook: return the policies whose own weights sample in this process. By default all learners do."""
-        return self.learners
 
     # -- saving -------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.learning.checks import check_apart, check_module, check_policy_model
 from trl_ext.learning.config import PPOv2Config, check_args
+from trl_ext.learning.home import Home
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.metrics import Clock, mean
 from trl_ext.models.adapters import fault
@@ -148,7 +149,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
                 "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
             )
         self._collate = data_collator or list
-        self.setup({"policy": learner}, args, train_dataset, eval_dataset, optimizers, callbacks)
+        self.setup(Home({"policy": learner}, optimizers), args, train_dataset, eval_dataset, callbacks)
         updates = args.num_total_batches or 0  # setup has counted them
         if args.critic_warmup >= updates:
             raise ValueError(

@@ -1,0 +1,187 @@
+"""The parts of a run: the arguments of :class:`maporl.MultiAgentPPOTrainer`, completed and checked against each other.
+
+No model is touched here, so that what does not fit is known before anything is loaded or begun.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from maporl.advantages.baselines import baseline_of
+from maporl.config import Config
+from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
+from maporl.decoding import TeamSampling, greedy_learners
+from maporl.engines.base import Engine
+from maporl.environments.build import TeamTools
+from maporl.errors import refuse
+from maporl.protocols import growth
+from maporl.protocols.base import Protocol, must_be_protocol
+from maporl.protocols.debate import Debate
+from maporl.rewards.base import RewardSource
+from maporl.rewards.functions import with_functions
+from maporl.rewards.likelihood import asks_untrained
+from maporl.rollout.player import Player
+from maporl.rollout.restate import UntrainedWeights
+from maporl.schedules import Schedule
+from maporl.tasks.base import Task
+from maporl.tasks.prompts import questions_of
+from maporl.team.team import Team
+from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.check import check_kinds, fitting
+from trl_ext.learning.config import check_args
+from trl_ext.trainer.scoring import RewardFunction
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """What a run is made of. The fields are the arguments of :class:`maporl.MultiAgentPPOTrainer`.
+
+    Where an argument may be left out, the field has what the run takes instead. ``reward`` and ``sources`` have the
+    reward functions, ``task`` and ``eval_task`` the data sets, and ``tools`` the environments.
+    """
+
+    args: MultiAgentPPOConfig
+    team: Team
+    task: Task
+    protocol: Protocol
+    eval_task: Task | None
+    reward: RewardSection
+    speakers: tuple[str, ...]
+    schedule: Schedule
+    advantage: AdvantageConfig
+    branching: BranchingSection
+    curriculum: Sequence[tuple[int, Task]]
+    sources: Mapping[str, RewardSource]
+    engines: Mapping[str, Engine]
+    engine_options: Mapping[str, Any]
+    callbacks: Sequence[TrainerCallback]
+    tools: TeamTools
+    sampling: TeamSampling
+    config: Config | None
+
+    @classmethod
+    def of(
+        cls,
+        args: MultiAgentPPOConfig,
+        team: Team,
+        task: Task | None = None,
+        protocol: Protocol | None = None,
+        *,
+        eval_task: Task | None = None,
+        reward: RewardSection | None = None,
+        speakers: Sequence[str] | None = None,
+        schedule: Schedule | None = None,
+        advantage: AdvantageConfig | None = None,
+        branching: BranchingSection | None = None,
+        curriculum: Sequence[tuple[int, Task]] = (),
+        sources: Mapping[str, RewardSource] | None = None,
+        engines: Mapping[str, Engine] | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        callbacks: Sequence[TrainerCallback] | None = None,
+        config: Config | None = None,
+        train_dataset: Sequence[Mapping[str, Any]] | None = None,
+        eval_dataset: Sequence[Mapping[str, Any]] | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        tools: Mapping[str, Sequence[Any]] | TeamTools | None = None,
+        environments: Mapping[str, Any] | None = None,
+        sampling: TeamSampling | None = None,
+    ) -> "RunParts":
+        """Return the parts of the run that a trainer with these arguments makes.
+
+        Raises:
+            ValueError: an argument is of another kind, or two of them do not fit each other.
+            ConfigError: an option of a part is wrong.
+        """
+        check_args(args, MultiAgentPPOConfig)
+        check_kinds(
+            {
+                "team": (team, Team), "protocol": (protocol, Protocol), "reward": (reward, RewardSection),
+                "schedule": (schedule, Schedule), "advantage": (advantage, AdvantageConfig),
+                "branching": (branching, BranchingSection), "sources": (sources, Mapping), "engines": (engines, Mapping),  # noqa: E501
+                "engine_options": (engine_options, Mapping),
+            }
+        )  # fmt: skip
+        task, eval_task = questions_of(task, train_dataset, eval_task, eval_dataset)
+        if eval_task is None and args.eval_strategy != "no":
+            raise ValueError(
+                "eval_steps: nothing to evaluate on; pass eval_dataset or eval_task, or leave eval_steps out"
+            )
+        protocol = must_be_protocol(protocol or Debate(), "protocol")
+        reward = reward or RewardSection()
+        if reward_funcs is not None:
+            reward, sources = with_functions(reward, sources, reward_funcs, reward_weights, task)
+        playing = tuple(speakers or team.names())
+        if not isinstance(tools, TeamTools):
+            tools = TeamTools.of(tools, environments, playing, protocol.acts_in)
+        parts = cls(
+            args=args,
+            team=team,
+            task=task,
+            protocol=protocol,
+            eval_task=eval_task,
+            reward=reward,
+            speakers=playing,
+            schedule=schedule or Schedule(),
+            advantage=advantage or AdvantageConfig(),
+            branching=branching or BranchingSection(),
+            curriculum=list(curriculum),
+            sources=dict(sources or {}),
+            engines=dict(engines or {}),
+            engine_options=dict(engine_options or {}),
+            callbacks=list(callbacks or []),
+            tools=tools,
+            sampling=team.sampling(sampling),
+            config=config,
+        )
+        refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
+        refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
+        refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
+        return parts
+
+    def player(self, untrained: UntrainedWeights) -> Player:
+        """Return the player of the run's dialogues. Its engines come later.
+
+        ``untrained`` are asked if :attr:`asks_untrained` says so.
+        """
+        return Player.build(
+            self.team,
+            self.protocol,
+            self.args,
+            self.reward,
+            sources=self.sources,
+            speakers=self.speakers,
+            common_seed=self.branching.common_seed,
+            untrained=untrained if self.asks_untrained else None,
+            tools=self.tools,
+            sampling=self.sampling,
+            restates=self.args.restate == "base_model",
+            growth=self.schedule.growth,
+        )
+
+    def learning_roles(self) -> dict[str, str | None]:
+        """Return the agents that play and have a policy that is trained, with their own roles."""
+        policies_of = self.team.policies_of
+        return {
+            name: agent.role
+            for name in self.speakers
+            if (agent := self.team.agents.get(name)) is not None
+            and any(policy.trainable for policy in policies_of.get(name, ()))
+        }
+
+    @property
+    def has_critics(self) -> bool:
+        """Whether the advantage reads values, so that policies have critics."""
+        return baseline_of(self.advantage).needs_critic
+
+    @property
+    def critic_outputs(self) -> int:
+        """The number of outputs of each critic: one, or one for each turn."""
+        return self.protocol.turns if self.args.critic_per_turn else 1
+
+    @property
+    def asks_untrained(self) -> str | None:
+        """The option that asks the weights before training, or None."""
+        return asks_untrained(self.args.restate, self.reward.sources)
