@@ -38,7 +38,7 @@ class CopiedWeights(TransformersEngine):
         self.release()
 
 
-def trainer_of(tiny, folder, elsewhere, source=None, **options):
+def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), **options):
     defaults = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "total_episodes": 40,
         "response_length": 4, "learning_rate": 1e-2, "temperature": 1.0, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
@@ -62,4 +62,5 @@ def trainer_of(tiny, folder, elsewhere, source=None, **options):
         RewardSection(sources={"odd": 1.0}),
         sources={"odd": source or odd},
         engines=engines,
+        curriculum=curriculum,
     )

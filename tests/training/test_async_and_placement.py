@@ -81,8 +81,8 @@ class RecordsTasks(RewardSource):
 def test_a_source_that_learns_is_told_the_task_of_the_update_and_not_of_the_batch_that_is_played(tiny, tmp_path, depth):
     """With async_depth 1 the next batch, of the curriculum's next task, is played while this update ends."""
     source = RecordsTasks()
-    trainer = trainer_of(tiny, tmp_path, True, async_depth=depth, engine_tis_cap=2.0, source=source)
-    trainer.curriculum = [(3, Arithmetic(largest=40))]
+    more = {"source": source, "curriculum": [(3, Arithmetic(largest=40))]}
+    trainer = trainer_of(tiny, tmp_path, True, async_depth=depth, engine_tis_cap=2.0, **more)
     trainer.train()
     assert source.tasks == [(1, 9), (2, 9), (3, 40), (4, 40), (5, 40)]
 
