@@ -241,7 +241,8 @@ class TokenBatch:
     def take(self, index: Tensor) -> "TokenBatch":
         """Return the rows at ``index``, without the columns that are padding in all of them."""
         rows = index.tolist()
-        width = max((self.tree.lengths[row] for row in rows), default=1)
+        tree = self.tree.take(rows)
+        width = max(tree.lengths, default=1)
         places = {device: index.to(device) for device in {self.input_ids.device, self.value_mask.device}}
         chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ("labels", "first")}
         for f in fields(self):
@@ -250,7 +251,7 @@ class TokenBatch:
                 column = value[places[value.device]]
                 chosen[f.name] = column[:, :width] if column.dim() == 2 else column
         critic = self.critic.take(index) if self.critic is not None else None
-        return replace(self, **chosen, tree=self.tree.take(rows), critic=critic)
+        return replace(self, **chosen, tree=tree, critic=critic)
 
     def to_read(self, limits: TreeLimits | None) -> "ToRead":
         """Return what one forward over these rows must read, by a model that reads trees as far as ``limits``.
