@@ -32,7 +32,6 @@ from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
-from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.rollout.restate import UntrainedWeights
@@ -51,13 +50,7 @@ from maporl.training.backend import Backend
 from maporl.training.check import check_kinds, fitting
 from maporl.training.collect import Collector
 from maporl.training.description import RunParts
-from maporl.training.dialogue_metrics import (
-    mention_no_calls,
-    proposal_metrics,
-    staleness_metrics,
-    tool_metrics,
-    verdict_metrics,
-)
+from maporl.training.dialogue_metrics import dialogue_metrics, mention_no_calls, staleness_metrics
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
@@ -548,16 +541,13 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         if self.args.async_depth:
             batch.metrics |= staleness_metrics(batch.dialogues, batch.number)
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
-        evaluation = evaluate_everywhere(batch.dialogues)  # without labels it has the rewards already
-        batch.metrics |= evaluation.metrics()
-        batch.metrics |= evaluation.rewards or mean_rewards(distributed.all_gather(reward_sums(batch.dialogues)))
+        batch.metrics |= evaluate_everywhere(batch.dialogues).metrics()
+        batch.metrics |= dialogue_metrics(batch.dialogues, self.player.world, self.player.tools)
         for source in self.player.scorer.sources.values():
             batch.metrics |= source.after_update(batch.number, batch.dialogues, batch.task)
         for engine in self.engines.values():
             batch.metrics |= engine.metrics()
         batch.metrics |= {} if self.backend is None else self.backend.metrics()
-        batch.metrics |= proposal_metrics(batch.dialogues) | verdict_metrics(batch.dialogues)
-        batch.metrics |= tool_metrics(batch.dialogues, self.player.world, self.player.tools)
 
     # -- evaluating ---------------------------------------------------------------------------------------------------
 
