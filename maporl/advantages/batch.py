@@ -8,25 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-COLUMNS = (
-    "prompt",
-    "rollout",
-    "agent",
-    "role",
-    "turn",
-    "order",
-    "parent",
-    "caller",
-    "game",
-    "seed",
-    "state",
-    "action",
-    "tokens",
-    "seconds",
-    "task",
-    "policy",
-)
-
 
 @dataclass
 class TurnBatch:
@@ -175,3 +156,9 @@ class TurnBatch:
         """Return ``column`` as float64 [N], with 0 at padding."""
         real = set(self.rows())
         return torch.tensor([float(v) if i in real else 0.0 for i, v in enumerate(column)], dtype=torch.float64)
+
+
+COLUMNS = tuple(
+    f.name for f in fields(TurnBatch) if f.name not in ("reward", "value", "mask", "parts", "part_weights", "score")
+)
+"""The columns by which rows can be grouped."""

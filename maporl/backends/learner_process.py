@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch.distributed import TCPStore
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from maporl.backends.messages import COMPUTED, Assigned, Samples, numbers_of, put_numbers
+from maporl.backends.messages import Assigned, Samples, numbers_of, put_numbers
 from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.weights import Packed, pack, sent_parameters, tensors_of
@@ -167,15 +167,15 @@ class LearnerProcess:
         """Take the samples of an update, and return what the weights say of their tokens.
 
         Returns:
-            By policy, :data:`maporl.backends.messages.COMPUTED` of the sampled tokens of this process, and statistics
-            over all processes of the group.
+            By policy, what is ``computed`` (:data:`trl_ext.ppo.batch.Mark`) of the sampled tokens of this process, and
+            statistics over all processes of the group.
 
         Raises:
             NonFiniteError: a log-probability or a value is NaN or infinite.
         """
         completions = {name: packed.completions() for name, packed in samples.items()}
         self.batches, metrics = self.learning.token_batches(completions, critic_only)
-        return {name: numbers_of(batch, COMPUTED) for name, batch in self.batches.items()}, metrics
+        return {name: numbers_of(batch, "computed") for name, batch in self.batches.items()}, metrics
 
     def update(self, assigned: Mapping[str, Assigned], step: int) -> tuple[dict[str, Metrics], float]:
         """Train on the samples that :meth:`annotate` took. A second call for the same ``step`` changes nothing.

@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trl_ext.ppo.batch import Completion, TokenBatch
-
-COMPUTED = ("old_logprobs", "ref_logprobs", "values")
-"""What a group computes of every sampled token before the advantages."""
-ASSIGNED = ("advantages", "returns", "value_mask")
-"""What the driver computes of every sampled token."""
+from trl_ext.ppo.batch import Completion, Mark, TokenBatch
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class Assigned:
 
     Args:
         rows: which of the rows that the process was given are trained on, in rising order.
-        tokens: :data:`ASSIGNED` of their sampled tokens, in row-major order.
+        tokens: what is ``assigned`` (:data:`trl_ext.ppo.batch.Mark`) of their sampled tokens, in row-major order.
         weights: the weight of each row in the loss.
         rollouts: the number of rollouts of the update (:class:`trl_ext.ppo.batch.TokenBatch`).
     """
@@ -114,10 +109,10 @@ class Assigned:
     rollouts: int | None
 
 
-def numbers_of(batch: TokenBatch, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the named tensors [N, T] of ``batch`` at its sampled tokens, in row-major order."""
+def numbers_of(batch: TokenBatch, mark: Mark) -> dict[str, np.ndarray]:
+    """Return the tensors [N, T] of ``batch`` with a mark at its sampled tokens, in row-major order."""
     row, column = batch.sampled
-    return {name: getattr(batch, name)[row, column].cpu().numpy() for name in names}
+    return {name: v[row, column].cpu().numpy() for name, v in batch.marked(mark).items() if v.dim() == 2}
 
 
 def put_numbers(batch: TokenBatch, rows: Sequence[int], numbers: dict[str, np.ndarray]) -> None:

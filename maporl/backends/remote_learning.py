@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from maporl.backends.group import LearnerGroup
-from maporl.backends.messages import ASSIGNED, Assigned, Samples, dealt, numbers_of, put_numbers
+from maporl.backends.messages import Assigned, Samples, dealt, numbers_of, put_numbers
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.learning.checkpoint import SavingLost
 from trl_ext.learning.metrics import Metrics
@@ -154,7 +154,7 @@ class RemoteLearning:
         share = batch.take(torch.tensor(indices, dtype=torch.long))
         return Assigned(
             np.asarray([place[row] for row in share.sample.tolist()], dtype=np.int64),
-            numbers_of(share, ASSIGNED),
+            numbers_of(share, "assigned"),
             share.weight.numpy(),
             batch.rollouts,
         )

@@ -303,7 +303,7 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
             agreed += grades[0].answer is not None and len({g.answer for g in grades}) == 1
             voted += 1
             right += sum(bool(g.correct) for g in grades) / len(grades)
-        voted += unanswered(dialogue)
+        voted += not standing and unanswered(dialogue)
     return TurnReport(
         agents={agent: Share(sum(correct), len(correct)) for agent, correct in by_agent.items()},
         team=Share(right, voted),

@@ -318,8 +318,9 @@ class Heard:
     def take(self, said: list[Utterance]) -> None:
         """Take the words of a turn. Those who spoke in it had been shown all news before."""
         self.last |= {u.agent: u for u in said}
+        speakers = {u.agent for u in said}
         new = {u.agent: u for u in answered(said)}
         for agent, news in self.news.items():
-            old = {} if any(u.agent == agent for u in said) else {u.agent: u for u in news}
+            old = {} if agent in speakers else {u.agent: u for u in news}
             latest = old | new
             self.news[agent] = [latest[other] for other in self.news if other in latest and other != agent]

@@ -121,7 +121,7 @@ def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: Rewar
     if (rule := reward.bonus) is not None:
         correct = grid.of(lambda u: np.nan if u.grade is None or u.grade.correct is None else float(u.grade.correct))
         bonus = np.nan_to_num(collaboration_bonus(correct, rule.alpha, rule.mode, rule.right, rule.wrong))
-    for u, cell in grid.cells():
+    for u, cell in grid.cells:
         u.rewards["credit"] = float(credit[cell])
         if bonus is not None:
             u.rewards["bonus"] = float(bonus[cell])
@@ -181,20 +181,16 @@ class _Grid:
     """Answers as cells (turn, agent, question) of arrays."""
 
     def __init__(self, dialogues: list[Dialogue], agents: tuple[str, ...]):
-        self.dialogues = dialogues
-        speaking = {u.agent for d in dialogues for u in d.answers()}
-        self.seat = {agent: index for index, agent in enumerate(a for a in agents if a in speaking)}
-        self.shape = (max(d.turns() for d in dialogues), len(self.seat), len(dialogues))
-
-    def cells(self):
-        for question, dialogue in enumerate(self.dialogues):
-            for u in dialogue.answers():
-                yield u, (u.turn, self.seat[u.agent], question)
+        answers = [(u, question) for question, dialogue in enumerate(dialogues) for u in dialogue.answers()]
+        speaking = {u.agent for u, _ in answers}
+        seat = {agent: index for index, agent in enumerate(a for a in agents if a in speaking)}
+        self.cells = [(u, (u.turn, seat[u.agent], question)) for u, question in answers]
+        self.shape = (1 + max(u.turn for u, _ in answers), len(seat), len(dialogues))
 
     def of(self, value) -> np.ndarray:
         """Return an array with ``value(utterance)`` in its cell and NaN elsewhere."""
         array = np.full(self.shape, np.nan)
-        for u, cell in self.cells():
+        for u, cell in self.cells:
             array[cell] = value(u)
         return array
 

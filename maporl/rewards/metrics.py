@@ -1,6 +1,6 @@
 """Statistics of rewards: means by name, agent and turn, and which questions have reward variance."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from maporl.rounding import differ
@@ -33,7 +33,7 @@ def reward_sums(dialogues: list[Dialogue]) -> Sums:
     return sums
 
 
-def mean_rewards(parts: list[Sums]) -> dict[str, float]:
+def mean_rewards(parts: Sequence[Sums]) -> dict[str, float]:
     """Return the means of the rewards in ``parts``, each a result of :func:`reward_sums`, over all dialogues.
 
     For penalties, also return how many there were.

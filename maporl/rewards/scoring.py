@@ -110,7 +110,7 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
     """
     for dialogue in dialogues:
         for u in dialogue.utterances:
-            counted = (name for name, weight in weights.items() if name in u.rewards and (weight or u.answers))
+            counted = [n for n, weight in weights.items() if n in u.rewards and (weight or u.answers)]
             values = [weights[name] * u.rewards[name] for name in counted]
             if values:
                 u.rewards["score"] = sum(values)

@@ -1,4 +1,4 @@
-"""What an update's dialogues show of tools, proposers, judges of steps, and the age of the weights.
+"""What an update's dialogues show of rewards, tools, proposers, judges of steps, and the age of the weights.
 
 All processes call the functions that return metrics together. But for ages, metrics are over all processes.
 """
@@ -6,6 +6,7 @@ All processes call the functions that return metrics together. But for ages, met
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 
 from maporl.environments.world import World
@@ -28,15 +29,12 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     """
     dialogues, number = batch.dialogues, batch.number
     metrics = staleness_metrics(dialogues, number) if ahead else {}
-    evaluation = evaluate_everywhere(dialogues)  # without labels it has the rewards already
-    metrics |= evaluation.metrics()
-    metrics |= evaluation.rewards or mean_rewards(distributed.all_gather(reward_sums(dialogues)))
+    metrics |= evaluate_everywhere(dialogues).metrics()
+    metrics |= dialogue_metrics(dialogues, player.world, player.tools)
     for source in player.scorer.sources.values():
         metrics |= source.after_update(number, dialogues, batch.task)
     for engine in player.engines.values():
         metrics |= engine.metrics()
-    metrics |= proposal_metrics(dialogues) | verdict_metrics(dialogues)
-    metrics |= tool_metrics(dialogues, player.world, player.tools)
     if number == 1 and distributed.is_main():
         mention_no_calls(player.tools, dialogues, metrics)
     return metrics
@@ -45,7 +43,7 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
 def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
     """Warn of ``agents`` with tools that spoke in an update and called none of them.
 
-    ``metrics`` are those of :func:`tool_metrics`, over all processes.
+    ``metrics`` are those of :func:`dialogue_metrics`.
     """
     spoke = {utterance.agent for dialogue in dialogues for utterance in dialogue.utterances}
     silent = [agent for agent in agents if agent in spoke and not metrics.get(f"calls/{agent}")]
@@ -58,17 +56,28 @@ def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], met
         )
 
 
-def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> dict[str, float]:
-    """Return the metrics of calls and environments, over all processes. All processes call this together.
+def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collection[str]) -> Metrics:
+    """Return the metrics of rewards, calls, proposals and verdicts, over all processes. All processes call this
+    together.
 
-    ``callers`` are the agents with tools, which may be other agents. Without these and without tools and environments
-    that a protocol uses nothing is returned.
+    ``callers`` are the agents with tools, which may be other agents.
     """
+    parts = distributed.all_gather(
+        (reward_sums(dialogues), _tool_sums(dialogues, world, callers), _proposals(dialogues), _verdicts(dialogues))
+    )
+    rewards, tools, proposals, verdicts = zip(*parts, strict=True)
+    metrics: Metrics = defaultdict(float)
+    for name, amount in chain(*(sums.items() for sums in tools)):
+        metrics[name] += amount
+    shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
+    return mean_rewards(rewards) | metrics | shares
+
+
+def _tool_sums(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> Metrics:
+    """Return the counts of calls and environments of this process, or nothing where nobody can call and act."""
     if not world.tools and not world.environments and not callers:
         return {}
-    sums: dict[str, float] = defaultdict(float)
-    for name, amount in world.take_counts().items():
-        sums[name] += amount
+    sums: Metrics = defaultdict(float, world.take_counts())
     for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
         if utterance.turn_end is not None:
             sums[f"turns/end/{utterance.turn_end.value}"] += 1
@@ -79,48 +88,48 @@ def tool_metrics(dialogues: Sequence[Dialogue], world: World, callers: Collectio
                 sums["tools/left_out"] += call.result.left_out
                 if call.result.error is not None:
                     sums[f"calls_failed/{call.result.error}"] += 1
-    together: dict[str, float] = defaultdict(float)
-    for process_sums in distributed.all_gather(dict(sums)):
-        for name, amount in process_sums.items():
-            together[name] += amount
-    return dict(together)
+    return dict(sums)
 
 
-def proposal_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
-    """Return the shares of proposals that were asked and that repeat another, over all processes, or nothing without
-    any.
-
-    A proposer that finds one question that pays may write nothing else, which these numbers show. All processes call
-    this together.
-    """
-    proposals = [
+def _proposals(dialogues: Sequence[Dialogue]) -> list[tuple[str | None, bool]]:
+    """Return the question of each proposal, None where none can be read, and whether it was asked."""
+    return [
         (u.tags["question"], u.tags["accepted"])
         for dialogue in dialogues
         for u in dialogue.utterances
         if u.tags.keys() >= {"question", "accepted"}
     ]
-    made = distributed.all_gather_lists(proposals)
-    if not made:
+
+
+def _proposal_metrics(proposals: Sequence[tuple[str | None, bool]]) -> Metrics:
+    """Return the shares of proposals that were asked and that repeat another, or nothing without any.
+
+    A proposer that finds one question that pays may write nothing else, which these numbers show.
+    """
+    if not proposals:
         return {}
-    read = [question for question, _ in made if question is not None]
+    read = [question for question, _ in proposals if question is not None]
     repeated = (len(read) - len(set(read))) / len(read) if read else 0.0
-    return {"proposals/asked": sum(asked for _, asked in made) / len(made), "proposals/repeated": repeated}
+    return {"proposals/asked": sum(asked for _, asked in proposals) / len(proposals), "proposals/repeated": repeated}
 
 
-def verdict_metrics(dialogues: Sequence[Dialogue]) -> dict[str, float]:
-    """Return how the verdicts of ``protocol.step_judge`` were, over all processes, or nothing without any.
+def _verdicts(dialogues: Sequence[Dialogue]) -> list[tuple[bool, int | None]]:
+    """Return for each verdict of ``protocol.step_judge`` whether its dialogue succeeds, and what it says."""
+    return [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
+
+
+def _verdict_metrics(verdicts: Sequence[tuple[bool, int | None]]) -> Metrics:
+    """Return how the verdicts of ``protocol.step_judge`` were, or nothing without any.
 
     A dialogue succeeds if the last score of what was judged is above 0. Where most dialogues fail, a judge that calls
     every step bad mostly follows the outcome. So the accuracy is the mean of the share of steps of successes that were
     called good, and of the share of steps of failures that were called bad. At 0.5 the verdicts say nothing of the
-    outcome. All processes call this together.
+    outcome.
     """
-    verdicts = [(_succeeds(d), u.tags["verdict"]) for d in dialogues for u in d.utterances if is_step_verdict(u)]
-    made = distributed.all_gather_lists(verdicts)
-    if not made:
+    if not verdicts:
         return {}
-    metrics = {"verdicts/unreadable": fmean(said is None for _, said in made)}
-    read = [(succeeds, said == 1) for succeeds, said in made if said is not None]
+    metrics = {"verdicts/unreadable": fmean(said is None for _, said in verdicts)}
+    read = [(succeeds, said == 1) for succeeds, said in verdicts if said is not None]
     if read:
         metrics["verdicts/good"] = fmean(good for _, good in read)
     if len(right := shares_right(read)) == 2:

@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from maporl.advantages.batch import TurnBatch
+from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
 from maporl.types import Dialogue, Utterance
@@ -177,33 +177,16 @@ def turn_batch(
         if entry.caller is not None:
             callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
-    def recorded(name: str) -> list | None:
-        column = [getattr(entry, name) for entry in columns]
-        return column if any(value is not None for value in column) else None
-
-    return TurnBatch(
-        reward=reward,
-        value=value,
-        score=score,
-        prompt=[entry.prompt for entry in columns],
-        rollout=[entry.rollout for entry in columns],
-        agent=[entry.agent for entry in columns],
-        role=[entry.role for entry in columns],
-        turn=[entry.turn for entry in columns],
-        order=[entry.order for entry in columns],
-        parent=[_parent(entry, number) for entry in columns],
-        caller=[None if entry.caller is None else callers[entry.caller] for entry in columns],
-        action=[entry.action for entry in columns],
-        tokens=[entry.tokens for entry in columns],
-        seconds=[entry.seconds for entry in columns],
-        game=recorded("game"),
-        seed=recorded("seed"),
-        state=recorded("state"),
-        task=recorded("task"),
-        policy=[entry.policy for entry in columns],
-        parts=None if sources is None else {n: [c.rewards.get(n) for c in columns] for n in sources},
-        part_weights=sources,
-    )
+    recorded: dict[str, list] = {}
+    for f in fields(Columns):
+        column = [getattr(entry, f.name) for entry in columns]
+        # what only some protocols and tasks have is None by default, and recorded if a row has it
+        if f.name in COLUMNS and (f.default is not None or any(value is not None for value in column)):
+            recorded[f.name] = column
+    recorded["parent"] = [_parent(entry, number) for entry in columns]
+    recorded["caller"] = [None if entry.caller is None else callers[entry.caller] for entry in columns]
+    parts = None if sources is None else {name: [entry.rewards.get(name) for entry in columns] for name in sources}
+    return TurnBatch(reward, value, score=score, **recorded, parts=parts, part_weights=sources)  # type: ignore[arg-type]
 
 
 def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:

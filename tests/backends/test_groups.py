@@ -27,7 +27,7 @@ from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
-from maporl.backends.messages import ASSIGNED, COMPUTED, Samples, dealt, numbers_of, put_numbers
+from maporl.backends.messages import Samples, dealt, numbers_of, put_numbers
 from maporl.backends.ray_cluster import Cluster
 from maporl.backends.weights import WeightsDiffer, pack, unpack
 from maporl.config.cluster import FailuresSection
@@ -100,17 +100,18 @@ def test_numbers_come_back_to_their_tokens(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     own = completions(rng, 9)
     whole = build_token_batch(own, "cpu")
-    expected = {name: torch.randn(whole.input_ids.shape, generator=generator) * whole.sampled_mask for name in COMPUTED}
+    computed = ("old_logprobs", "ref_logprobs", "values")
+    expected = {name: torch.randn(whole.input_ids.shape, generator=generator) * whole.sampled_mask for name in computed}
     for rows in dealt(whole, 3):
         part = build_token_batch(Samples.of([own[row] for row in rows]).completions(), "cpu")
-        for name in COMPUTED:
+        for name in computed:
             getattr(part, name).copy_(
                 expected[name][torch.tensor(rows, dtype=torch.long)][:, : part.input_ids.shape[1]]
             )
-        put_numbers(whole, rows, numbers_of(part, COMPUTED))
-    for name in COMPUTED:
+        put_numbers(whole, rows, numbers_of(part, "computed"))
+    for name in computed:
         assert torch.equal(getattr(whole, name), expected[name]), name
-    assert set(ASSIGNED) <= set(vars(whole))
+    assert set(numbers_of(whole, "assigned")) == {"advantages", "returns", "value_mask"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

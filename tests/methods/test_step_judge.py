@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from scripted_training import STEPS, grid_of, played, recipe_values, rows, scripted_trainer, shown, step_to
 
 from maporl import Debate
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.methods.rl_anything import Consistency
 from maporl.playground.tiny_versions import tiny_version
@@ -19,7 +20,7 @@ from maporl.protocols import build_protocol, speakers
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
-from maporl.training.dialogue_metrics import verdict_metrics
+from maporl.training.dialogue_metrics import dialogue_metrics
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
@@ -105,6 +106,11 @@ def test_random_outcomes_and_verdicts_are_paid_as_published():
         order = rng.sample(range(8), 8)
         moved = Consistency(failure=-1.0)([dialogues[n] for n in order], [credits[n] for n in order])
         assert moved == [found[n] for n in order], "the order of dialogues is irrelevant"
+
+
+def verdict_metrics(dialogues):
+    metrics = dialogue_metrics(dialogues, World(), ())
+    return {name: value for name, value in metrics.items() if name.startswith("verdicts/")}
 
 
 def test_metrics_say_whether_verdicts_follow_the_outcome(tmp_path):

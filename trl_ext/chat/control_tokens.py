@@ -150,7 +150,7 @@ def encode_pieces(tokenizer: Tokenizer, pieces: list[str]) -> list[int]:
 
 def new_mark() -> str:
     """Return a random run of private-use characters, which no text can contain except by being told it."""
-    return "".join(chr(0xE000 + byte) for byte in secrets.token_bytes(16))
+    return "".join([chr(0xE000 + byte) for byte in secrets.token_bytes(16)])
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -1,9 +1,9 @@
 """Token batches: what a learner is trained on. One row is one completion after its prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ The tokenizer's own padding token does not: scripts add one whose id the model's
 """
 
 
-ON_THE_HOST = ("trajectory", "value_mask", "temperature")
-"""Tensors of a :class:`TokenBatch` that stay on the CPU.
+Mark = Literal["host", "sent", "computed", "assigned"]
+"""What a tensor of a :class:`TokenBatch` may be, beside its type.
 
-Reading by them would wait for an accelerator if they were there.
+``host``: it stays on the CPU, because reading by it would wait for an accelerator. ``sent``: processes send it each
+other, to compute advantages over the rows of all of them. ``computed``: the policy and its critic compute it before.
+``assigned``: it comes with the advantages.
 """
 
 
-SENT = ("sampled_mask", "token_scores", "value_mask", "old_logprobs", "ref_logprobs", "values")
-"""What processes send each other of every sampled token, to compute advantages over the rows of all of them."""
+def _marks(column: Field) -> tuple[Mark, ...]:
+    return getattr(column.type, "__metadata__", ())
 
 
 @dataclass
@@ -83,8 +85,8 @@ class TokenBatch:
     One forward of its longest row serves the whole group. Rows that only begin alike, such as the answers to one
     prompt, are a tree of tokens, which a forward can read as one line.
 
-    What decides about shapes is on the host, so that nothing waits for an accelerator: ``tree``, ``first`` and
-    :data:`ON_THE_HOST`. Indices of rows may be on the host too.
+    What decides about shapes is on the host, so that nothing waits for an accelerator: ``tree``, ``first`` and tensors
+    with the :data:`Mark` ``host``. Indices of rows may be on the host too.
 
     ``rollouts`` is the number of rollouts of the update, over all policies and processes, by which ``aggregation:
     per_main_rollout`` divides. None means that every row is a rollout.
@@ -92,31 +94,37 @@ class TokenBatch:
 
     input_ids: Tensor  # [N, T]
     attention_mask: Tensor  # [N, T] true at tokens, false at padding
-    sampled_mask: Tensor  # [N, T] true where the policy sampled the token
-    token_scores: Tensor  # [N, T] what was earned at each sampled token; a score of the completion is at its last one
+    sampled_mask: Annotated[Tensor, "sent"]  # [N, T] true where the policy sampled the token
+    # [N, T] what was earned at each sampled token; a score of the completion is at its last one
+    token_scores: Annotated[Tensor, "sent"]
     head: Tensor  # [N] the critic's output for the row
-    group: Tensor  # [N] index of the whitening group
-    trajectory: Tensor  # [N] index of the trajectory: its rows have one importance ratio with ratio: trajectory
-    weight: Tensor  # [N] how often a row counts in the loss
-    value_mask: Tensor  # [N, T] true where the critic is trained
+    group: Annotated[Tensor, "assigned"]  # [N] index of the whitening group
+    # [N] index of the trajectory: its rows have one importance ratio with ratio: trajectory
+    trajectory: Annotated[Tensor, "host"]
+    weight: Annotated[Tensor, "assigned"]  # [N] how often a row counts in the loss
+    value_mask: Annotated[Tensor, "host", "sent", "assigned"]  # [N, T] true where the critic is trained
     labels: list[str]
     first: list[int]  # the column of each row's first sampled token; all behind it are sampled
     sampler_logprobs: Tensor  # [N, T] the sampling engine's log-probabilities; NaN where they are unknown
     tree: PrefixTree  # which rows begin alike
     sample: Tensor  # [N] the index of the row's completion among those that build_token_batch received
-    temperature: Tensor  # [N] the sampling temperature of the row; NaN for that of the run
+    temperature: Annotated[Tensor, "host"]  # [N] the sampling temperature of the row; NaN for that of the run
     # [N, T]; zeros until Learner.annotate and assign_advantages fill them in
-    old_logprobs: Tensor
-    ref_logprobs: Tensor
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
+    old_logprobs: Annotated[Tensor, "sent", "computed"]
+    ref_logprobs: Annotated[Tensor, "sent", "computed"]
+    values: Annotated[Tensor, "sent", "computed"]
+    advantages: Annotated[Tensor, "assigned"]
+    returns: Annotated[Tensor, "assigned"]
     critic: "TokenBatch | None" = None  # the completions after the critic's prompts, if these differ
     critic_only: bool = False  # whether only the critic is trained
     rollouts: int | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
+
+    def marked(self, mark: Mark) -> dict[str, Tensor]:
+        """Return the tensors with a mark, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if mark in _marks(f)}
 
     @cached_property
     def sampled_on_host(self) -> tuple[Tensor, Tensor]:
@@ -165,7 +173,7 @@ class TokenBatch:
                 if value.dim() == 2:
                     # one number takes the place of all that nobody reads
                     columns[f.name] = value.new_zeros(()).expand(shape)
-                    if f.name in SENT:
+                    if "sent" in _marks(f):
                         columns[f.name] = value.new_zeros(shape)
                         columns[f.name][row, column - first[row]] = value[row, column]
         none = [0] * len(self)
@@ -241,7 +249,8 @@ class TokenBatch:
     def take(self, index: Tensor) -> "TokenBatch":
         """Return the rows at ``index``, without the columns that are padding in all of them."""
         rows = index.tolist()
-        width = max((self.tree.lengths[row] for row in rows), default=1)
+        tree = self.tree.take(rows)
+        width = max(tree.lengths, default=1)
         places = {device: index.to(device) for device in {self.input_ids.device, self.value_mask.device}}
         chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ("labels", "first")}
         for f in fields(self):
@@ -250,7 +259,7 @@ class TokenBatch:
                 column = value[places[value.device]]
                 chosen[f.name] = column[:, :width] if column.dim() == 2 else column
         critic = self.critic.take(index) if self.critic is not None else None
-        return replace(self, **chosen, tree=self.tree.take(rows), critic=critic)
+        return replace(self, **chosen, tree=tree, critic=critic)
 
     def to_read(self, limits: TreeLimits | None) -> "ToRead":
         """Return what one forward over these rows must read, by a model that reads trees as far as ``limits``.
@@ -453,18 +462,15 @@ class GlobalBatch:
         gathered, local = self.rows.take(index), own.take(self.row[index])
         row, column = local.sampled_on_host
         place = column - torch.tensor(local.first, dtype=torch.long)[row]
-        computed: dict[str, Any] = {"group": gathered.group, "weight": gathered.weight}
-        for name in ("advantages", "returns", "value_mask"):
-            value = getattr(gathered, name)
-            wide = value.new_zeros(local.input_ids.shape)
-            wide[row, column] = value[row, place]
-            computed[name] = wide
-        return _moved(replace(local, **computed), own.input_ids.device)
+        assigned: dict[str, Any] = gathered.marked("assigned")
+        for name, value in assigned.items():
+            if value.dim() == 2:
+                assigned[name] = value.new_zeros(local.input_ids.shape)
+                assigned[name][row, column] = value[row, place]
+        return _moved(replace(local, **assigned), own.input_ids.device)
 
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:
-    tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows)}
-    moved: Any = {
-        name: v.to(device) for name, v in tensors.items() if isinstance(v, Tensor) and name not in ON_THE_HOST
-    }
+    tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows) if "host" not in _marks(f)}
+    moved: Any = {name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)}
     return replace(rows, **moved)

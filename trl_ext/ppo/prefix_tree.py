@@ -5,7 +5,7 @@ row is a path from the root to a leaf. A forward over rows reads a shared prefix
 tree reads it once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -150,7 +150,7 @@ class PrefixTree:
         """Return whether the rows share so much that reading them as trees may be faster."""
         if limits is None or not self.rank or max(self.lengths) > limits.longest:
             return False
-        tokens = sum(self.lengths[row] - 1 - held for row, held in self._held(self._order))
+        tokens = sum(self.lengths) - len(self.lengths) - sum(self._held(self._order))
         return tokens <= WORTHWHILE * len(set(self.chains)) * (max(self.lengths) - 1)
 
     def trees(self, limits: TreeLimits) -> list[list[int]]:
@@ -191,7 +191,7 @@ class PrefixTree:
         if limits is None or not self.worthwhile(limits):
             return None
         trees = self.trees(limits)
-        sizes = [sum(self.lengths[row] - 1 - held for row, held in self._held(tree)) for tree in trees]
+        sizes = [sum([self.lengths[row] - 1 for row in tree]) - sum(self._held(tree)) for tree in trees]
         width, rows, columns = max(sizes), len(set(self.chains)), max(self.lengths) - 1
         lines: list[list[list[int]]] = []
         room: list[tuple[int, int]] = []  # in each line: how many tokens, and of which part
@@ -207,13 +207,10 @@ class PrefixTree:
             return None
         return lines, width + (-width % max(1, round(width / BLOCK)) if limits.blocks else 0)
 
-    def _held(self, rows: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield each of ``rows``, in sorted order, and how many of its tokens but the last the one before it holds."""
-        longest = 0
-        for row in rows:
-            length = self.lengths[row] - 1
-            yield row, min(self.shared[row], longest, length)
-            longest = length
+    def _held(self, rows: list[int]) -> list[int]:
+        """Return how many tokens of each of ``rows``, in sorted order, but its last the one before it holds."""
+        lengths = [self.lengths[row] - 1 for row in rows]
+        return [min(self.shared[row], *pair) for row, pair in zip(rows, pairwise([0, *lengths]), strict=True)]
 
     def _filled(self, lines: list[list[list[int]]], width: int) -> Layout:
         shape = (len(lines), width)
@@ -224,7 +221,7 @@ class PrefixTree:
             stop = 0
             for tree in line:
                 before = np.zeros(0, dtype=np.int64)  # the places in the line of the tokens of the row before
-                for index, held in self._held(tree):
+                for index, held in zip(tree, self._held(tree), strict=True):
                     length = self.lengths[index] - 1
                     end[number, before[held:]] = stop
                     start, stop = stop, stop + length - held
