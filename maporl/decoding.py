@@ -7,7 +7,7 @@ draw tokens.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import Fault
@@ -85,21 +85,6 @@ def _check(name: str, value: Any, kind: Any, fits: Any, expected: str) -> None:
 
 
 @dataclass(frozen=True)
-class RowSampling:
-    """How one answer is sampled.
-
-    Args:
-        decoding: how its tokens are drawn.
-        max_tokens: the most tokens. None: the engine's own limit, which is that of the run.
-        stop: the strings that end it, besides those of call formats. None: those of the policy.
-    """
-
-    decoding: Decoding
-    max_tokens: int | None = None
-    stop: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
 class SpeakerSampling:
     """How one agent's answers are sampled, in training or in evaluations.
 
@@ -116,8 +101,10 @@ class SpeakerSampling:
     held_out: Sampling | None = None
     training: bool = False
 
-    def at(self, asked: Sampling | None, role: str | None, turn: int, decoding: Decoding) -> RowSampling | None:
+    def at(self, asked: Sampling | None, role: str | None, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how an answer is sampled, or None if it is sampled as the whole run.
+
+        It has one value of each kind, and always a temperature, which utterances record.
 
         Args:
             asked: the sampling that the protocol asks for.
@@ -132,10 +119,7 @@ class SpeakerSampling:
         if not self.training:
             values = {name: value for name, value in values.items() if name in ("max_tokens", "stop")}
             values |= {} if self.held_out is None else self.held_out.at(turn)
-        if not values:
-            return None
-        drawn = {name: values[name] for name in ("temperature", "top_p", "top_k") if name in values}
-        return RowSampling(replace(decoding, **drawn), values.get("max_tokens"), values.get("stop"))
+        return Sampling(**{"temperature": decoding.temperature} | values) if values else None
 
 
 @dataclass(frozen=True)

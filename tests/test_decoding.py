@@ -3,7 +3,7 @@
 import pytest
 
 from maporl.config.schema import AgentSection, ApiSection
-from maporl.decoding import RowSampling, Sampling, SpeakerSampling, TeamSampling, greedy_learners
+from maporl.decoding import Sampling, SpeakerSampling, TeamSampling, greedy_learners
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
 from maporl.types import Ask
@@ -19,10 +19,10 @@ def test_the_nearest_value_wins_and_each_value_by_itself():
         {"solver": Sampling(temperature=0.6, max_tokens=40)},
         training=True,
     )
-    assert speaker.at(None, None, 0, RUN) == RowSampling(Decoding(0.9, 0.8, 20), 50, ("a",))
-    assert speaker.at(None, "solver", 0, RUN) == RowSampling(Decoding(0.6, 0.8, 20), 40, ("a",))
+    assert speaker.at(None, None, 0, RUN) == Sampling(0.9, 0.8, 20, 50, ("a",))
+    assert speaker.at(None, "solver", 0, RUN) == Sampling(0.6, 0.8, 20, 40, ("a",))
     asked = Sampling(temperature=0.5, stop=[])
-    assert speaker.at(asked, "solver", 0, RUN) == RowSampling(Decoding(0.5, 0.8, 20), 40, ())
+    assert speaker.at(asked, "solver", 0, RUN) == Sampling(0.5, 0.8, 20, 40, ())
     assert SpeakerSampling(training=True).at(None, "solver", 0, RUN) is None
     assert SpeakerSampling(Sampling(), training=True).at(None, None, 0, RUN) is None
 
@@ -41,10 +41,10 @@ def test_evaluations_draw_tokens_their_own_way_and_keep_lengths_and_stop_strings
         {"ann": Sampling(temperature=0.4)},
     )
     greedy = Decoding(0.0)
-    assert team.of("ann", False).at(None, "solver", 0, greedy) == RowSampling(Decoding(0.4), 5, ("a",))
-    assert team.of("bob", False).at(None, "solver", 0, greedy) == RowSampling(greedy, 5, None)
+    assert team.of("ann", False).at(None, "solver", 0, greedy) == Sampling(0.4, max_tokens=5, stop=("a",))
+    assert team.of("bob", False).at(None, "solver", 0, greedy) == Sampling(0.0, max_tokens=5)
     assert team.of("bob", False).at(None, None, 0, greedy) is None
-    assert team.of("ann", True).at(None, "solver", 0, RUN) == RowSampling(Decoding(0.2, 1.0, 3), 5, ("a",))
+    assert team.of("ann", True).at(None, "solver", 0, RUN) == Sampling(0.2, None, 3, 5, ("a",))
 
 
 def test_the_longest_answer_of_an_agent():

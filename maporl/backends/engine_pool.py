@@ -22,13 +22,13 @@ from maporl.backends.engine_process import OtherVersion
 from maporl.backends.group import ENDED, GroupFailed, resume_from
 from maporl.backends.logs import write_stacks
 from maporl.backends.member import Member, MemberDied, NoPlace
-from maporl.backends.row_queue import Asked, RowQueue
+from maporl.backends.row_queue import Queued, RowQueue
 from maporl.backends.spec import GroupSpec
 from maporl.backends.turns import Turns
 from maporl.config.cluster import FailuresSection
-from maporl.engines.token_sampler import TokenRow
 from trl_ext.process.waits import Threads, finished, result, until
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 logger = logging.getLogger(__name__)
 
@@ -138,20 +138,20 @@ class EnginePool:
         elif isinstance(error, Exception):
             self._give_up(error)
 
-    def ask(self, rows: Sequence[TokenRow]) -> list[Future[Answer]]:
-        """Begin to sample a completion for each row, from the present weights. Return the completions to come.
+    def ask(self, requests: Sequence[TokenRequest]) -> list[Future[Answer]]:
+        """Begin to sample a completion for each request, from the present weights. Return the completions to come.
 
         Raises:
             WeightsDiffer: the weights that were sent do not fit, or are not those that arrived.
             GroupFailed: processes died too often.
         """
-        asked = [Asked(row, Future()) for row in rows]
+        queued = [Queued(request, Future()) for request in requests]
         with self._lock:
             if self._failed is not None:
                 raise self._failed
-            self._rows.waiting += asked
+            self._rows.waiting += queued
             self._dispatch()
-        return [each.answer for each in asked]
+        return [each.answer for each in queued]
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of one process, and return its result.
@@ -269,17 +269,17 @@ class EnginePool:
         """Give waiting rows to free processes. The lock is held."""
         if self._failed is not None:
             waiting, self._rows.waiting = self._rows.waiting, []
-            for asked in waiting:
-                asked.answer.set_exception(self._failed)
+            for queued in waiting:
+                queued.answer.set_exception(self._failed)
             return
         while (work := self._rows.next()) is not None:
             member, new, running = work
             self._count_waiting()
-            versions = {asked.row.policy: self._version(asked.row.policy) for asked in new.values()}
-            for asked in new.values():
-                asked.version = versions[asked.row.policy]
+            versions = {q.request.policy: self._version(q.request.policy) for q in new.values()}
+            for queued in new.values():
+                queued.version = versions[queued.request.policy]
             self._counts.calls.append(running)
-            rows = {number: asked.row for number, asked in new.items()}
+            rows = {number: queued.request for number, queued in new.items()}
             call = self._call(member, "sample", rows, versions, what=SAMPLING)
             call.add_done_callback(partial(self._done, member))
         self._count_waiting()
@@ -305,11 +305,11 @@ class EnginePool:
             self._rows.free(member)
             self._dispatch()
         if error is None:
-            for asked, sampled in answered:
-                asked.answer.set_result(Answer(sampled, asked.version))
+            for queued, sampled in answered:
+                queued.answer.set_result(Answer(sampled, queued.version))
         else:
-            for asked in failed:
-                asked.answer.set_exception(self._failed or error)
+            for queued in failed:
+                queued.answer.set_exception(self._failed or error)
 
     def _hung(self, member: Member) -> None:
         if member not in self._begun:  # it has ended, and Ray perhaps with it

@@ -11,12 +11,13 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.vllm_rows import VLLMRows
 from maporl.backends.weights import Packed, sent_parameters, unpack
-from maporl.engines.token_sampler import TokenRow, TokenSampler
+from maporl.engines.token_sampler import TokenSampler
 from maporl.rollout.restate import UntrainedWeights
 from maporl.team.agents import Policy
 from maporl.team.past_policies import past_of
 from trl_ext.errors import UserError
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 
 class OtherVersion(UserError, RuntimeError):
@@ -42,7 +43,7 @@ class TransformersRows:
             keep_states_gib=options.keep_states_gib,
         )
 
-    def sample(self, rows: Mapping[int, TokenRow]) -> dict[int, Sampled]:
+    def sample(self, rows: Mapping[int, TokenRequest]) -> dict[int, Sampled]:
         """Return the completions of all ``rows`` by number."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             return dict(zip(rows, self._sampler.sample(list(rows.values())), strict=True))
@@ -117,7 +118,7 @@ class EngineProcess:
         return weights.buffer.nbytes
 
     @torch.no_grad()
-    def sample(self, rows: Mapping[int, TokenRow], versions: Mapping[str, int]) -> dict[int, Sampled]:
+    def sample(self, rows: Mapping[int, TokenRequest], versions: Mapping[str, int]) -> dict[int, Sampled]:
         """Return completions of ``rows`` by their numbers, from the given ``versions`` of the policies.
 
         These are all of them, or where vLLM samples those of these and of earlier rows that are there.

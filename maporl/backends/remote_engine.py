@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from maporl.backends.engine_pool import Answer, EnginePool
 from maporl.engines.base import Engine, Pending, Reply, Request
-from maporl.engines.token_sampler import TokenRow
-from maporl.engines.transformers import reply_of, token_row
+from maporl.engines.transformers import reply_of, token_request
 from maporl.team.agents import Policy
 from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import TokenRequest
 
 
 class RemoteEngine(Engine):
     """Answers for agents whose policies are in groups.
 
     Args:
-        policies: the text sides of the policies, by name.
+        policies: the policies, of which only the text sides are used, by name.
         pools: the processes that sample from each policy.
         max_new_tokens: the most tokens of an answer.
         send: sends the present weights of a policy to the processes that sample from it, as those of a version.
@@ -49,16 +49,16 @@ class RemoteEngine(Engine):
 
     def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
         """Begin to answer, and return one pending answer for each request, in order."""
-        rows = [token_row(r, self.policies[r.policy], decoding, self.max_new_tokens) for r in requests]
+        asked = [token_request(r, self.policies[r.policy].voice, decoding, self.max_new_tokens) for r in requests]
         answers: dict[int, Future[Answer]] = {}
         for pool in dict.fromkeys(self.pools.values()):
-            numbers = [number for number, row in enumerate(rows) if self.pools[row.policy] is pool]
-            answers |= zip(numbers, pool.ask([rows[number] for number in numbers]), strict=True)
-        return [self._pending(answers[n], requests[n], rows[n]) for n in range(len(rows))]
+            numbers = [number for number, tokens in enumerate(asked) if self.pools[tokens.policy] is pool]
+            answers |= zip(numbers, pool.ask([asked[number] for number in numbers]), strict=True)
+        return [self._pending(answers[n], requests[n], asked[n]) for n in range(len(asked))]
 
-    def _pending(self, answer: Future[Answer], request: Request, row: TokenRow) -> Pending:
+    def _pending(self, answer: Future[Answer], request: Request, asked: TokenRequest) -> Pending:
         def read(answered: Answer) -> Reply:
-            reply = reply_of(request, self.policies[row.policy], row.prompt, answered.sampled)
+            reply = reply_of(request, self.policies[asked.policy].voice, asked, answered.sampled)
             return replace(reply, version=answered.version)
 
         return Pending(answer, read)

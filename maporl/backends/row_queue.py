@@ -7,16 +7,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from maporl.engines.token_sampler import TokenRow
+from trl_ext.sampling.request import TokenRequest
 
 Process = TypeVar("Process")
 
 
 @dataclass
-class Asked:
-    """A row, its answer to come, and the version of the weights that a process was last asked to answer with."""
+class Queued:
+    """A request, its answer to come, and the version of the weights that a process was last asked to answer with."""
 
-    row: TokenRow
+    request: TokenRequest
     answer: Future[Any]
     version: int = 0
 
@@ -31,9 +31,9 @@ class RowQueue(Generic[Process]):
 
     def __init__(self, rows: int | None, joining: bool):
         self.rows, self.joining = rows, joining
-        self.waiting: list[Asked] = []
+        self.waiting: list[Queued] = []
         self._free: list[Process] = []
-        self._running: dict[Process, dict[int, Asked]] = {}
+        self._running: dict[Process, dict[int, Queued]] = {}
         """What each process was asked and has not answered, by number."""
         self._numbers = itertools.count()
 
@@ -57,7 +57,7 @@ class RowQueue(Generic[Process]):
         self.waiting[:0] = self._running.pop(process).values()
         self._free = [other for other in self._free if other is not process]
 
-    def next(self) -> tuple[Process, dict[int, Asked], int] | None:
+    def next(self) -> tuple[Process, dict[int, Queued], int] | None:
         """Return a process that is free no longer, its new rows by number, and how many rows it then works on.
 
         One that works on rows may get no new ones. None: nobody is free who has something to do.
@@ -67,17 +67,17 @@ class RowQueue(Generic[Process]):
             if size or running:
                 self._free.remove(process)
                 part, self.waiting = self.waiting[:size], self.waiting[size:]
-                new = {next(self._numbers): asked for asked in part}
+                new = {next(self._numbers): queued for queued in part}
                 running |= new
                 return process, new, len(running)
         return None
 
-    def answered(self, process: Process, answers: Mapping[int, Any]) -> list[tuple[Asked, Any]]:
+    def answered(self, process: Process, answers: Mapping[int, Any]) -> list[tuple[Queued, Any]]:
         """Return the rows that a process has answered with their answers. Rows that it has lost are left out."""
         running = self._running.get(process, {})
         return [(running.pop(number), answer) for number, answer in answers.items() if number in running]
 
-    def given_up(self, process: Process) -> Iterable[Asked]:
+    def given_up(self, process: Process) -> Iterable[Queued]:
         """Return what a process was asked, and forget it."""
         running = self._running.get(process, {})
         left = list(running.values())

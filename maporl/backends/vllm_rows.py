@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.schema import VLLMSection
-from maporl.decoding import RowSampling
-from maporl.engines.token_sampler import TokenRow
-from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.team.agents import Policy
 from trl_ext.ppo.options import PPOOptions
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 PAUSE = 0.02
 """The seconds for which a call waits for answers while vLLM works."""
@@ -43,13 +42,13 @@ class VLLMRows:
             policies, sections, options.response_length, options.temperature, folder, probe_every=PROBED
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vLLM")
-        self._running: dict[int, tuple[Wanted, Future[Sampled]]] = {}
+        self._running: dict[int, tuple[TokenRequest, Future[Sampled]]] = {}
         """What vLLM works on, by number. Only its thread changes this."""
         self._finished: dict[int, Sampled] = {}
         self._failed: Exception | None = None
         self._changed = threading.Condition()
 
-    def sample(self, rows: Mapping[int, TokenRow]) -> dict[int, Sampled]:
+    def sample(self, rows: Mapping[int, TokenRequest]) -> dict[int, Sampled]:
         """Begin with ``rows``, by number, and return the completions of earlier and of these rows that are there.
 
         This waits until all are there, or for a moment.
@@ -95,12 +94,11 @@ class VLLMRows:
 
     # -- in vLLM's thread -------------------------------------------------------------------------------------------
 
-    def _begin(self, rows: Mapping[int, TokenRow]) -> None:
-        wanted = {number: _wanted(row) for number, row in rows.items()}
+    def _begin(self, rows: Mapping[int, TokenRequest]) -> None:
         idle = not self._running
-        begun = self._engine.begin(list(wanted.values()), next(iter(rows.values())).decoding)
+        begun = self._engine.begin(list(rows.values()))
         with self._changed:
-            self._running |= {n: (wanted[n], future) for n, future in zip(wanted, begun, strict=True)}
+            self._running |= {n: (rows[n], future) for n, future in zip(rows, begun, strict=True)}
         if idle:
             self._thread.submit(self._safely, self._work)
 
@@ -113,7 +111,7 @@ class VLLMRows:
     def _step(self) -> None:
         self._engine.advance()
         done = {number: running for number, running in self._running.items() if running[1].done()}
-        sampled = {number: self._engine.read(wanted, future.result()) for number, (wanted, future) in done.items()}
+        sampled = {number: self._engine.read(request, future.result()) for number, (request, future) in done.items()}
         with self._changed:
             self._finished |= sampled
             for number in done:
@@ -128,8 +126,3 @@ class VLLMRows:
             with self._changed:
                 self._failed = error
                 self._changed.notify_all()
-
-
-def _wanted(row: TokenRow) -> Wanted:
-    sampling = RowSampling(row.decoding, row.max_tokens, row.stop)
-    return Wanted(f"policy {row.policy!r}", row.policy, row.prompt, row.key, sampling)

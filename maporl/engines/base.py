@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from maporl.decoding import RowSampling
+from maporl.decoding import Sampling
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo.options import Decoding
@@ -29,7 +29,7 @@ class Request:
         heard: the utterances whose text is in the messages.
         messages: the messages of ``ask`` as the engine reads them: results of calls as the agent's call format shows
             them. By default they are those of ``ask``.
-        sampling: how the answer is sampled. None: as the whole run.
+        sampling: how the answer is sampled, without lists by turn. None: as the whole run.
         call_ends: the strings that complete a call, after which the answer ends. A policy and ``sampling`` have them
             among their stop strings. An engine without a policy ends its answers there itself.
     """
@@ -44,7 +44,7 @@ class Request:
     rng_key: tuple | None = None
     heard: tuple[Utterance, ...] = ()
     messages: list[Message] = field(default_factory=list)
-    sampling: RowSampling | None = None
+    sampling: Sampling | None = None
     call_ends: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -53,15 +53,21 @@ class Request:
     @property
     def temperature(self) -> float | None:
         """Return the temperature of the answer, or None if it is that of the run."""
-        return None if self.sampling is None else self.sampling.decoding.temperature
+        return self.settings.get("temperature")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the values of :attr:`sampling` by name, without those that are as in the whole run."""
+        return {} if self.sampling is None else self.sampling.at(0)
 
     def longest(self, default: int) -> int:
         """Return the most tokens of the answer. ``default`` is the length of the run."""
-        return default if self.sampling is None or self.sampling.max_tokens is None else self.sampling.max_tokens
+        return self.settings.get("max_tokens", default)
 
     def drawn(self, decoding: Decoding) -> Decoding:
         """Return how the tokens of the answer are drawn. ``decoding`` is that of the run."""
-        return decoding if self.sampling is None else self.sampling.decoding
+        drawn = {name: value for name, value in self.settings.items() if hasattr(decoding, name)}
+        return replace(decoding, **drawn)
 
 
 @dataclass

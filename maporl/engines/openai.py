@@ -116,9 +116,8 @@ class OpenAIEngine(Engine):
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
         section, drawn = self.sections[request.ask.agent], request.drawn(decoding)
-        request_stop = None if request.sampling is None else request.sampling.stop
         # an API leaves a stop string out, and some refuse them; where a call ends is found in the answer
-        stop = [s for s in (self.stop_strings if request_stop is None else request_stop) if s not in request.call_ends]
+        stop = [s for s in request.settings.get("stop", self.stop_strings) if s not in request.call_ends]
         return {
             "model": section.model,
             "messages": list(request.transcript.messages),

@@ -2,7 +2,6 @@
 text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from peft import PeftModel
@@ -10,35 +9,12 @@ from peft import PeftModel
 from maporl.team.agents import Policy
 from trl_ext.models.lora_merge import merged, merges
 from trl_ext.models.mixed_adapters import mixes
-from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import sample
 
 Adapters = Literal["auto", "mixed", "merged", "plain"]
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """A completion that is asked for, in tokens.
-
-    Args:
-        policy: the name of the policy that samples.
-        prompt: the ids that it reads.
-        known: how many of them its conversation had before, which a KV cache may hold.
-        key: the key of the random numbers. None uses torch's state.
-        decoding: how tokens are drawn.
-        max_tokens: the most tokens of the completion.
-        stop: the strings that end it. None: those of the policy.
-    """
-
-    policy: str
-    prompt: list[int]
-    known: int
-    key: tuple | None
-    decoding: Decoding
-    max_tokens: int
-    stop: tuple[str, ...] | None = None
 
 
 class TokenSampler:
@@ -69,16 +45,16 @@ class TokenSampler:
         budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
         self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
 
-    def sample(self, rows: Sequence[TokenRow]) -> list[Sampled]:
-        """Return one completion for each row, in order."""
-        group_of = {name: self._group(self.policies[name]) for name in {row.policy for row in rows}}
+    def sample(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
+        """Return one completion for each request, in order."""
+        group_of = {name: self._group(self.policies[name]) for name in {request.policy for request in requests}}
         groups: dict[tuple, list[int]] = {}
-        for number, row in enumerate(rows):
-            groups.setdefault(group_of[row.policy], []).append(number)
+        for number, request in enumerate(requests):
+            groups.setdefault(group_of[request.policy], []).append(number)
         samples: dict[int, Sampled] = {}
         for numbers in groups.values():
-            samples |= zip(numbers, self._together([rows[n] for n in numbers]), strict=True)
-        return [samples[number] for number in range(len(rows))]
+            samples |= zip(numbers, self._together([requests[n] for n in numbers]), strict=True)
+        return [samples[number] for number in range(len(requests))]
 
     def release(self) -> None:
         """Drop the KV cache of all conversations. A conversation that continues is read again."""
@@ -104,35 +80,26 @@ class TokenSampler:
         wanted = [self.adapters] if self.adapters != "auto" else ["merged", "mixed"] if on_cpu else ["mixed"]
         return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
 
-    def _sampling(self, row: TokenRow) -> Sampling:
-        policy, drawn = self.policies[row.policy], row.decoding
-        return Sampling(
-            row.max_tokens,
-            drawn.temperature,
-            policy.stop_ids,
-            self.batch_size,
-            drawn.top_p,
-            self.batch_tokens,
-            drawn.top_k,
-            policy.stop_strings if row.stop is None else policy.voice.own_stop_strings(row.stop),
-        )
+    def _sampling(self, request: TokenRequest) -> Sampling:
+        stops = self.policies[request.policy].voice.stops(request.draw)
+        return Sampling.of(request.draw, stops, self.batch_size, self.batch_tokens)
 
-    def _together(self, rows: list[TokenRow]) -> list[Sampled]:
-        """Sample rows of one group."""
-        speaking = [self.policies[row.policy] for row in rows]
-        first, each = speaking[0], [self._sampling(row) for row in rows]
-        keys = None if any(row.key is None for row in rows) else [row.key for row in rows if row.key is not None]
+    def _together(self, requests: list[TokenRequest]) -> list[Sampled]:
+        """Sample the completions of one group."""
+        speaking = [self.policies[request.policy] for request in requests]
+        first, each = speaking[0], [self._sampling(request) for request in requests]
+        keys = [request.key for request in requests if request.key is not None]
         mixed = len({policy.name for policy in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
             return sample(
                 first.model if mixed else model,
-                [row.prompt for row in rows],
+                [request.prompt_ids for request in requests],
                 each[0],
-                keys,
+                keys if len(keys) == len(requests) else None,
                 [str(policy.adapter) for policy in speaking] if mixed else None,
                 self.kv_cache,
-                [row.known for row in rows],
+                [request.read for request in requests],
                 owners=[policy.name for policy in speaking],
                 own=each,
             )

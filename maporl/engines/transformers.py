@@ -1,17 +1,17 @@
 """The default engine. It samples from the team's own models, with one batch for all agents of one base."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from maporl.decoding import RowSampling
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
-from maporl.engines.token_sampler import Adapters, TokenRow, TokenSampler
-from maporl.team.agents import Policy
+from maporl.engines.token_sampler import Adapters, TokenSampler
+from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
-from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.stop_strings import ended
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 
 class TransformersEngine(Engine):
@@ -46,8 +46,9 @@ class TransformersEngine(Engine):
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
-        rows = [token_row(r, self.policies[r.policy], decoding, self.max_new_tokens) for r in requests]
-        return replies_of(requests, self.policies, rows, self.sampler.sample(rows))
+        asked = [token_request(r, self.policies[r.policy].voice, decoding, self.max_new_tokens) for r in requests]
+        read = zip(requests, asked, self.sampler.sample(asked), strict=True)
+        return [reply_of(r, self.policies[r.policy].voice, tokens, completion) for r, tokens, completion in read]
 
     def sync(self, policy: str) -> None:
         """Drop the KV cache, which earlier weights computed. The engine already samples from the trained weights."""
@@ -62,47 +63,32 @@ class TransformersEngine(Engine):
         return self.sampler.metrics()
 
 
-def token_row(request: Request, policy: Policy, decoding: Decoding, max_new_tokens: int) -> TokenRow:
-    """Add the new messages of a request to its transcript, and return what is sampled for it.
+def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_tokens: int) -> TokenRequest:
+    """Add the new messages of a request to its transcript, and return the request in tokens.
 
-    Only the text side of ``policy`` is used. ``decoding`` and ``max_new_tokens`` are those of the run.
+    ``voice`` is that of the policy which answers. ``decoding`` and ``max_new_tokens`` are those of the run.
 
     Raises:
         PromptTooLong: the prompt and its completion do not fit the model's context.
     """
     earlier = len(request.transcript.ids)
-    prompt = request.transcript.add_messages(request.messages, policy.tokenizer, policy.stop_ids)
-    longest = request.longest(max_new_tokens)
-    policy.voice.check_length(len(prompt), longest, request.label)
-    stop = None if request.sampling is None else request.sampling.stop
-    return TokenRow(policy.name, prompt, earlier, request.rng_key, request.drawn(decoding), longest, stop)
+    prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
+    draw = voice.draw(request.sampling, decoding, max_new_tokens)
+    voice.check_length(len(prompt), draw.max_tokens, request.label)
+    return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label)
 
 
-def replies_of(
-    requests: Sequence[Request], policies: Mapping[str, Policy], rows: Sequence[TokenRow], sampled: Sequence[Sampled]
-) -> list[Reply]:
-    """Return the replies that ``sampled`` gives to ``requests``, after :func:`token_row`."""
-    parts = zip(requests, rows, sampled, strict=True)
-    return [reply_of(request, policies[row.policy], row.prompt, completion) for request, row, completion in parts]
-
-
-def stop_strings_of(sampling: RowSampling | None, policy: Policy) -> StopStrings | None:
-    """Return the strings that end an answer: those of its own ``sampling``, or else those of its policy."""
-    stop = None if sampling is None else sampling.stop
-    return policy.stop_strings if stop is None else policy.voice.own_stop_strings(stop)
-
-
-def reply_of(request: Request, policy: Policy, prompt: list[int], completion: Sampled) -> Reply:
+def reply_of(request: Request, voice: Voice, asked: TokenRequest, completion: Sampled) -> Reply:
     """Add a completion to the request's transcript, and return it as the engine's reply."""
-    end = end_of_begun_thought(policy.tokenizer.decode(prompt[-16:]))
+    end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
     # after a stop string the message is still open, and the transcript adds the template's closing
-    request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in policy.stop_ids)
-    text = policy.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
-    stop = Stop.EOS if completion.ids[-1] in policy.stop_ids else Stop.LENGTH
-    if stop is Stop.LENGTH and ended(completion.ids, policy.stop_ids, stop_strings_of(request.sampling, policy)):
+    request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
+    text = voice.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
+    stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else Stop.LENGTH
+    if stop is Stop.LENGTH and ended(completion.ids, voice.stop_ids, voice.stops(asked.draw)):
         stop = Stop.STOP
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
-    return Reply(text, stop, prompt, completion.ids, completion.logprobs, no_text=no_text)
+    return Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, no_text=no_text)
 
 
 def build(setup: EngineSetup) -> TransformersEngine:

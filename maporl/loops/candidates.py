@@ -44,15 +44,8 @@ def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sa
     """Return how an answer is sampled in the state of ``row``."""
     config, decoding = run.config, run.config.ppo.decoding
     settings = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
-    drawn = decoding if settings is None else settings.decoding
-    longest = None if settings is None else settings.max_tokens
-    stop = None if settings is None else settings.stop
-    return Sampling(
-        longest or config.ppo.response_length,
-        drawn.temperature if said.temperature is None else said.temperature,
-        policy.stop_ids,
-        config.ppo.local_rollout_forward_batch_size,
-        drawn.top_p,
-        top_k=drawn.top_k,
-        stop_strings=policy.stop_strings if stop is None else policy.voice.own_stop_strings(stop),
-    )
+    draw = policy.voice.draw(settings, decoding, config.ppo.response_length)
+    if said.temperature is not None:
+        draw = replace(draw, temperature=said.temperature)
+    rows = config.ppo.local_rollout_forward_batch_size
+    return Sampling.of(draw, policy.voice.stops(draw), rows)

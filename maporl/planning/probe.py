@@ -20,7 +20,6 @@ from maporl.backends.messages import Assigned, Samples
 from maporl.backends.spec import GroupSpec
 from maporl.config import Config
 from maporl.config.threads import threads_of
-from maporl.engines.token_sampler import TokenRow
 from maporl.planning.devices import Cluster
 from maporl.planning.estimates import Rates, Work, state_bytes
 from maporl.planning.fitting import Step, Timings, fitted
@@ -30,9 +29,9 @@ from maporl.training.args import MultiAgentPPOConfig
 from trl_ext.models.shape import Shape
 from trl_ext.ppo.batch import Completion
 from trl_ext.ppo.losses import OBJECTIVES
-from trl_ext.ppo.options import Decoding
 from trl_ext.process.devices import free_bytes
 from trl_ext.process.threads import use
+from trl_ext.sampling.request import Draw, TokenRequest
 
 CLOCK = time.perf_counter
 SECONDS = 1.0
@@ -138,7 +137,7 @@ def decoder(config: Config, group: Group) -> Callable[[int, int, int], Callable[
 
     def ready(rows: int, prompt: int, steps: int) -> Callable[[], object]:
         asked = {
-            n: TokenRow(name, _ids(drawn, group.model, prompt), 0, ("probe", n), Decoding(1.0), steps)
+            n: TokenRequest(name, _ids(drawn, group.model, prompt), Draw(steps), ("probe", n))
             for n, name in zip(range(rows), cycle(policies), strict=False)
         }
         return lambda: engine.sample(asked, versions)

@@ -6,7 +6,7 @@ Imports no torch.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from maporl.decoding import RowSampling, SpeakerSampling
+from maporl.decoding import Sampling, SpeakerSampling
 from maporl.engines.base import Pending, Reply, Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.rooms import Rooms
@@ -44,7 +44,7 @@ class SpeakerSpec:
         """Return the name of the policy that speaks at ``turn``."""
         return self.policies[min(turn, len(self.policies) - 1)]
 
-    def row_sampling(self, ask: Ask, turn: int, decoding: Decoding) -> RowSampling | None:
+    def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
 
         The stop strings of the agent's call format stay. ``decoding`` says how the run draws tokens.
@@ -55,14 +55,14 @@ class SpeakerSpec:
         sampling = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
         if sampling is None:
             return None
-        if sampling.decoding.temperature == 0 and self.policy(turn) in self.learning:
+        if sampling.temperature == 0 and self.policy(turn) in self.learning:
             raise ConfigError(
                 f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "
                 "the probability of each answer, so give it a temperature above 0, or do not train it"
             )
         if sampling.stop is not None and self.tools is not None:
-            stop = dict.fromkeys([*sampling.stop, *self.tools.format.stop_strings])
-            return replace(sampling, stop=tuple(stop))
+            stop = dict.fromkeys([*sampling.at(0)["stop"], *self.tools.format.stop_strings])
+            return replace(sampling, stop=list(stop))
         return sampling
 
 

@@ -65,7 +65,7 @@ class RequestBuilder:
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
             policy = spec.policy(turn)
-            sampling = spec.row_sampling(ask, turn, self.decoding)
+            sampling = spec.sampling_of(ask, turn, self.decoding)
             ends = () if spec.tools is None else spec.tools.format.stop_strings
             asked = ask.example or dialogue.example
             requests.append(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from peft import PeftModel
@@ -12,6 +12,8 @@ from maporl.decoding import Sampling
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,21 @@ class Voice:
     stop_strings: StopStrings | None = None
 
     @cached_property
-    def _own_stop_strings(self) -> dict[tuple[str, ...], StopStrings | None]:
+    def _stops(self) -> dict[tuple[str, ...], StopStrings | None]:
         return {}
 
-    def own_stop_strings(self, strings: tuple[str, ...]) -> StopStrings | None:
-        """Return the stop strings ``strings`` of single answers. They are made once."""
-        if strings not in self._own_stop_strings:
-            self._own_stop_strings[strings] = StopStrings.of(self.tokenizer, strings)
-        return self._own_stop_strings[strings]
+    def draw(self, sampling: Sampling | None, decoding: Decoding, max_tokens: int) -> Draw:
+        """Return how an answer is drawn: as ``sampling`` says, and else as ``decoding`` and ``max_tokens`` of the run
+        do."""
+        strings = () if self.stop_strings is None else self.stop_strings.strings
+        run = Draw(max_tokens, decoding.temperature, decoding.top_p, decoding.top_k, strings, self.stop_ids)
+        return run if sampling is None else replace(run, **sampling.at(0))
+
+    def stops(self, draw: Draw) -> StopStrings | None:
+        """Return what finds the stop strings of ``draw``. It is made once."""
+        if draw.stop not in self._stops:
+            self._stops[draw.stop] = StopStrings.of(self.tokenizer, draw.stop)
+        return self._stops[draw.stop]
 
     @cached_property
     def digits(self) -> frozenset[int]:

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from maporl.backends.row_queue import Asked, RowQueue
+from maporl.backends.row_queue import Queued, RowQueue
 
 
 def asked(count):
-    return [Asked(number, Future()) for number in range(count)]
+    return [Queued(number, Future()) for number in range(count)]
 
 
 def queue(processes, waiting, rows=None, joining=False):
@@ -89,8 +89,8 @@ def test_in_any_order_of_events_every_row_is_answered_once(seed, joining):
                 continue
             done = [n for n in busy[process] if not joining or rng.random() < 0.5]
             for row, said in own.answered(process, {n: ("said", n) for n in done}):
-                assert row.row not in answers
-                answers[row.row] = said
+                assert row.request not in answers
+                answers[row.request] = said
             busy[process] = [n for n in busy[process] if n not in done]
             own.free(process)
             if not busy[process]:

@@ -22,11 +22,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.checks import PROBE
-from maporl.engines.vllm.server import Asked, RemoteServer
+from maporl.engines.vllm.server import RemoteServer
 from maporl.runs.build import build_trainer
 from maporl.validation.load import load
 from trl_ext.ppo import maths
-from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 pytestmark = [
     pytest.mark.vllm,
@@ -184,8 +184,7 @@ def test_vllm_gives_back_the_tokens_of_a_stop_string(caller, served):
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "2+1="}], add_generation_prompt=True)
     prompt = prompt if isinstance(prompt, list) else prompt["input_ids"]
     server = RemoteServer(served, VLLMSection(urls=[served]))
-    asked = Asked("test", "caller", prompt, 20, Decoding(0.01), frozenset(), stop_strings=("lcu",))
-    [sampled] = server.answer([asked])
+    [sampled] = server.answer([TokenRequest("caller", prompt, Draw(20, 0.01, stop=("lcu",)))])
     assert tokenizer.decode(sampled.ids) == "<calcu" and len(sampled.logprobs) == 6
 
 

@@ -22,13 +22,13 @@ from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPO
 from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines import choice
 from maporl.engines.vllm.engine import VLLMEngine
-from maporl.engines.vllm.server import Asked, VLLMFailure
+from maporl.engines.vllm.server import VLLMFailure
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict
 from trl_ext.ppo import maths
-from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
 
@@ -235,9 +235,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     sampled = {}
     for name, policy in policies.items():
         server = engine._servers[engine._places[name][0]]
-        [sampled[name]] = server.answer(
-            [Asked("test", engine._model(name, server), prompt, 16, Decoding(0.8), frozenset())]
-        )
+        [sampled[name]] = server.answer([TokenRequest(engine._model(name, server), prompt, Draw(16, 0.8))])
         ids = torch.tensor([prompt + sampled[name].ids])
         with torch.no_grad(), policy.active() as own:
             logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()

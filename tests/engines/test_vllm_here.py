@@ -19,10 +19,10 @@ from real_vllm import (
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.checks import PROBE
-from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure
 from trl_ext.ppo import maths
-from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 pytestmark = [
     pytest.mark.vllm,
@@ -44,7 +44,7 @@ def gap(engine, name):
     here."""
     policy = engine.policies[name]
     prompt = policy.tokenizer.encode(PROBE, add_special_tokens=False)  # longer than a block of cached prefixes
-    [sampled] = engine.complete([Wanted("test", name, prompt)], Decoding(0.8))
+    [sampled] = engine.complete([TokenRequest(name, prompt, Draw(24, 0.8))])
     ids = torch.tensor([prompt + sampled.ids])
     with torch.no_grad(), policy.active() as own:
         logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
@@ -100,16 +100,14 @@ def test_short_completions_are_there_before_long_ones(saved, tmp_path):
     team = Team([Agent("ann", *saved(0), engine="vllm")])
     engine = started(team, tmp_path)
     prompt = team.policies["ann"].tokenizer.encode("1+1", add_special_tokens=False)
-    engine.max_new_tokens = 40
-    [long] = engine.begin([Wanted("long", "ann", prompt)], Decoding(1.0))
+    [long] = engine.begin([TokenRequest("ann", prompt, Draw(40))])
     engine.advance()
-    engine.max_new_tokens = 2
-    short = engine.complete([Wanted("short", "ann", prompt)], Decoding(1.0))
+    short = engine.complete([TokenRequest("ann", prompt, Draw(2))])
     assert len(short[0].ids) <= 2 and not long.done()
     while engine.advance():
         pass
     assert 2 < len(long.result().ids) <= 40
-    engine.begin([Wanted("never read", "ann", prompt)], Decoding(1.0))
+    engine.begin([TokenRequest("ann", prompt, Draw(2))])
     engine.release()
     assert not engine.advance(), "what is left is given up"
 

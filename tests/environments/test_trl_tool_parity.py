@@ -11,7 +11,7 @@ from trl_tool_calls import TEMPLATE, tool_call
 from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.base import Engine
-from maporl.engines.transformers import reply_of
+from maporl.engines.transformers import reply_of, token_request
 from maporl.errors import ConfigError
 from trl_ext.sampling.options import Sampled
 
@@ -123,10 +123,10 @@ class Scripted(Engine):
         replies = []
         for request in requests:
             policy = self.trainer.team.policies[request.policy]
-            prompt = request.transcript.add_messages(request.messages, policy.tokenizer, policy.stop_ids)
+            asked = token_request(request, policy.voice, decoding, 1)
             rollout = int(request.label.rpartition(".")[2])
             line = SCRIPTS[rollout][sum(m["role"] == "tool" for m in request.transcript.messages)]
-            replies.append(reply_of(request, policy, prompt, Sampled(policy.tokenizer.encode(line), None)))
+            replies.append(reply_of(request, policy.voice, asked, Sampled(policy.tokenizer.encode(line), None)))
         return replies
 
 

@@ -19,7 +19,7 @@ from maporl.config.schema import ApiSection, VerifierSection, VLLMSection
 from maporl.engines.base import Request
 from maporl.engines.openai import ApiFailure, OpenAIEngine, is_whole, reader
 from maporl.engines.transcript import Transcript
-from maporl.engines.vllm.server import Asked, RemoteServer, VLLMFailure
+from maporl.engines.vllm.server import RemoteServer, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.hosts import proxy_of
 from maporl.http_client import LONGEST_PAUSE, MOST_BYTES, HttpClient, HttpFailure, seconds_of, shown_url
@@ -28,6 +28,7 @@ from maporl.rewards.verifier.encoding import chat_of
 from maporl.storage.disk_cache import DiskCache
 from maporl.types import Ask, Example, Stop
 from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 pytestmark = pytest.mark.usefixtures("impatient")
 KEY = "sk-0123456789-abcdefghijklmnop"
@@ -169,7 +170,7 @@ def test_servers_of_this_machine_are_asked_directly(monkeypatch, tmp_path):
     server = Stranger(http({"results": [{"score": 0.25}] * 2}))
     section = VerifierSection(urls=(server.url,), retries=0, timeout=5.0)
     assert VerifierClient(section, section.urls).scores(CHATS, ["0", "1"]) == [0.25, 0.25]
-    asked = Asked("one", "base", [1], 4, Decoding(1.0), frozenset())
+    asked = TokenRequest("base", [1], Draw(4), label="one")
     server = Stranger(http(choice()))
     vllm = RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0))
     assert vllm.answer([asked])[0].ids == [5, 6]
@@ -669,7 +670,7 @@ def choice(ids=(5, 6), logprobs=(-1.0, -2.0)):
 )  # fmt: skip
 def test_a_wrong_completion_names_the_server(found):
     server = Stranger(http(found))
-    asked = Asked("one", "base", [1], 4, Decoding(1.0), frozenset())
+    asked = TokenRequest("base", [1], Draw(4), label="one")
     with pytest.raises(VLLMFailure, match=rf"{server.url}: one, model 'base': .*(vLLM server|not JSON)"):
         RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).answer([asked])
 

@@ -15,7 +15,7 @@ from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines import choice as engine_choice
 from maporl.engines.base import Engine, Pending, Reply
 from maporl.engines.vllm.engine import VLLMEngine
-from maporl.engines.vllm.server import Asked, VLLMFailure
+from maporl.engines.vllm.server import VLLMFailure
 from maporl.errors import ConfigError
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
@@ -26,6 +26,7 @@ from maporl.types import Stop
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
 class Slowly(Engine):
@@ -160,7 +161,7 @@ def test_vllm_sleeps_after_the_dialogues_and_wakes_for_weights_and_requests(fake
 
 def test_a_thread_gives_up_its_own_requests_and_vllm_sleeps_when_all_are_answered(fake_vllm, tiny):
     server = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
-    asked = [Asked("one", "base", [1], 5, Decoding(0.7), frozenset())]
+    asked = [TokenRequest("base", [1], Draw(5, 0.7))]
     found = []
     other = threading.Thread(target=lambda: found.extend(server.submit(asked)))
     other.start()

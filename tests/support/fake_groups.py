@@ -10,10 +10,9 @@ import pytest
 from maporl.backends.engine_process import OtherVersion
 from maporl.backends.member import MemberDied
 from maporl.backends.spec import GroupSpec
-from maporl.engines.token_sampler import TokenRow
 from maporl.validation.load import from_dict
-from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
 class Thread:
@@ -75,7 +74,7 @@ class Engine:
                 raise OtherVersion(f"{name}: {version} against {self.versions.get(name)}")
         self.rows.append(len(rows))
         time.sleep(self.seconds[0] + self.seconds[1] * len(rows))
-        return {n: Sampled([row.prompt[0], self.versions[row.policy]]) for n, row in rows.items()}
+        return {n: Sampled([row.prompt_ids[0], self.versions[row.policy]]) for n, row in rows.items()}
 
     def release(self):
         pass
@@ -87,7 +86,7 @@ def spec(replicas=2, rows=None, devices=2, vllm=()):
 
 
 def row(number, calls=None):
-    return TokenRow("ann", [number], 0, ("key", number if calls is None else calls), Decoding(1.0), 4)
+    return TokenRequest("ann", [number], Draw(4), ("key", number if calls is None else calls))
 
 
 class Learner:

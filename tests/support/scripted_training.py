@@ -12,7 +12,7 @@ from typing import Any
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
-from maporl.engines.transformers import reply_of
+from maporl.engines.transformers import reply_of, token_request
 from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.loops.shards import dialogues_of
 from maporl.playground.tiny_versions import tiny_version
@@ -36,13 +36,13 @@ class TokenScript(Engine):
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one scripted reply for each request, in order."""
-        return [self._reply(request) for request in requests]
+        return [self._reply(request, decoding) for request in requests]
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request: Request, decoding: Decoding) -> Reply:
         policy = self.policies[request.policy]
-        prompt = request.transcript.add_messages(request.messages, policy.tokenizer, policy.stop_ids)
+        asked = token_request(request, policy.voice, decoding, 1)
         ids = policy.tokenizer.encode(self.script(request), add_special_tokens=False)
-        return reply_of(request, policy, prompt, Sampled([*ids, min(policy.stop_ids)][: self.most], None))
+        return reply_of(request, policy.voice, asked, Sampled([*ids, min(policy.stop_ids)][: self.most], None))
 
 
 @dataclass

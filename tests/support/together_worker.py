@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
 from maporl.config.schema import TinySection, VerifierSection, VLLMSection
 from maporl.engines.vllm.checks import PROBE
-from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
@@ -27,8 +27,8 @@ from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.types import Dialogue, Example, Grade, Utterance
 from trl_ext.learning import invariants
 from trl_ext.ppo import maths
-from trl_ext.ppo.options import Decoding
 from trl_ext.process import distributed
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
 def build(alphabet):
@@ -67,7 +67,7 @@ def rollouts(folder):
     engine = VLLMEngine(team.policies, sections, 2, 1.0, folder / "adapters")
     found = {}
     try:
-        engine.complete([Wanted("early", "ann", [5, 6])], Decoding(1.0))
+        engine.complete([TokenRequest("ann", [5, 6], Draw(2))])
     except VLLMFailure as error:
         found["early"] = str(error)
     trainer = MultiAgentPPOTrainer(

@@ -146,6 +146,6 @@ def test_without_the_column_the_engine_does_not_agree(tmp_path, monkeypatch):
 def test_a_request_of_a_protocol_for_a_greedy_answer_of_a_learner_stops_the_run():
     spec = SpeakerSpec("transformers", ("shared",), frozenset({"shared"}))
     ask = Ask("ann", [], sampling=Sampling(temperature=0))
-    assert spec.row_sampling(Ask("ann", []), 0, Decoding(1.0)) is None
+    assert spec.sampling_of(Ask("ann", []), 0, Decoding(1.0)) is None
     with pytest.raises(ConfigError, match="agent 'ann', turn 1: its sampling has temperature 0, and it is trained"):
-        replace(spec, sampling=SpeakerSampling(training=True)).row_sampling(ask, 0, Decoding(1.0))
+        replace(spec, sampling=SpeakerSampling(training=True)).sampling_of(ask, 0, Decoding(1.0))

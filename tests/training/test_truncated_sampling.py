@@ -10,7 +10,6 @@ from maporl.config.schema import ApiSection
 from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
-from maporl.engines.vllm.server import Asked
 from maporl.errors import ConfigError
 from maporl.runs.build import build_trainer
 from maporl.runs.evaluate import evaluate_suite
@@ -20,6 +19,7 @@ from maporl.validation.preflight import check_run, training_arguments
 from trl_ext.ppo.losses import engine_weights
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.drawing import truncated
+from trl_ext.sampling.request import Draw, TokenRequest
 
 
 def at_grpo(folder, **sections):
@@ -118,7 +118,7 @@ def test_vllm_is_asked_for_the_same(fake, tmp_path):  # a fixture
 
 def test_vllm_in_this_process_is_asked_for_the_same(fake_vllm, tiny):  # a fixture
     server = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
-    server.answer([Asked("one", "base", [1], 5, Decoding(0.7, 0.9, 20), frozenset())])
+    server.answer([TokenRequest("base", [1], Draw(5, 0.7, 0.9, 20))])
     [(_, asked)] = server._llm.told
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.7, 0.9, 20)
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.sampling.request import Draw
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Sampling:
     batch_tokens: int | None = None
     top_k: int = 0
     stop_strings: StopStrings | None = None
+
+    @classmethod
+    def of(cls, draw: Draw, stops: StopStrings | None, batch_size: int, batch_tokens: int | None = None) -> "Sampling":
+        """Return the sampling of ``draw``, whose stop strings are ``stops``."""
+        temperature, stop_ids, top_p, top_k = draw.temperature, draw.stop_ids, draw.top_p, draw.top_k
+        return cls(draw.max_tokens, temperature, stop_ids, batch_size, top_p, batch_tokens, top_k, stops)
 
     def ends(self, ids: Sequence[int]) -> bool:
         """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""

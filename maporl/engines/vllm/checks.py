@@ -7,14 +7,14 @@ import torch
 from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
-from maporl.engines.vllm.server import Asked, Server, VLLMFailure
+from maporl.engines.vllm.server import Server, VLLMFailure
 from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext.models.adapters import changes_base, initialisation
 from trl_ext.models.forward import base_of
 from trl_ext.models.lora_merge import matrices
 from trl_ext.ppo import maths
-from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.request import Draw, TokenRequest
 
 PROBE = "The quick brown fox jumps over the lazy dog. 1 + 2 = 3."
 MOST_NATS_APART = 1.0
@@ -42,7 +42,7 @@ def check_server(server: Server, base: str, model: str, policy: Policy, temperat
             f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; "
             "serve the model that the policy was built from"
         )
-    [completion] = server.answer([Asked(f"policy {name!r}", model, ids, 1, Decoding(temperature), frozenset())])
+    [completion] = server.answer([TokenRequest(model, ids, Draw(1, temperature), label=f"policy {name!r}")])
     with torch.no_grad(), policy.active() as local:
         logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
     token = torch.tensor(completion.ids, device=logits.device)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from maporl.config.schema import ColocateSection
-from maporl.engines.vllm.server import Asked, Server, VLLMFailure
+from maporl.engines.vllm.server import Server, VLLMFailure, seed_of
 from maporl.errors import ConfigError, install_command, one_line
 from maporl.team.team import Policy
 from trl_ext.models.adapters import base_state
@@ -23,6 +23,7 @@ from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.process.random_states import forked_generators, forked_rng
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 HERE = "vLLM in this process"
 """The beginning of the name of such a server in messages, where other servers have a URL."""
@@ -94,7 +95,7 @@ class ColocatedServer(Server):
         """Return the folder or the hub name of the base model."""
         return self._base
 
-    def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
         """Begin to sample one completion for each request. :meth:`advance` does the work.
 
         Raises:
@@ -102,23 +103,23 @@ class ColocatedServer(Server):
         """
         with self._lock:
             self._wake()
-            return [self._begin(request) for request in asked]
+            return [self._begin(request) for request in requests]
 
-    def _begin(self, request: Asked) -> Future[Sampled]:
+    def _begin(self, request: TokenRequest) -> Future[Sampled]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        draw = request.draw
         parameters = SamplingParams(
-            max_tokens=request.most, temperature=request.decoding.temperature, top_p=request.decoding.top_p,
-            top_k=request.decoding.top_k, stop_token_ids=sorted(request.stop_ids),
-            ignore_eos=True, logprobs=0, seed=request.seed, detokenize=bool(request.stop_strings),
-            stop=list(request.stop_strings), include_stop_str_in_output=True,
+            max_tokens=draw.max_tokens, temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k,
+            stop_token_ids=sorted(draw.stop_ids), ignore_eos=True, logprobs=0, seed=seed_of(request),
+            detokenize=bool(draw.stop), stop=list(draw.stop), include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         name, future = str(next(self._numbers)), Future[Sampled]()
         future.set_running_or_notify_cancel()  # nothing but release ends a request early
-        adapter = self._adapters.get(request.model)
-        prompt = {"prompt_token_ids": request.prompt}
+        adapter = self._adapters.get(request.policy)
+        prompt = {"prompt_token_ids": request.prompt_ids}
         try:
             self._llm.llm_engine.add_request(name, prompt, parameters, lora_request=adapter)
         except Exception as error:  # for example, the prompt is longer than vLLM's max_model_len

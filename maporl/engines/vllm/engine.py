@@ -14,48 +14,32 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
-from maporl.decoding import RowSampling
 from maporl.engines.base import Engine, Pending, Reply, Request, wait_for
 from maporl.engines.build import EngineSetup
-from maporl.engines.transformers import reply_of, stop_strings_of
+from maporl.engines.transformers import reply_of, token_request
 from maporl.engines.vllm.checks import check_served, check_server, check_sharing
 from maporl.engines.vllm.colocated import ColocatedServer
-from maporl.engines.vllm.server import Asked, RemoteServer, Server, VLLMFailure
+from maporl.engines.vllm.server import RemoteServer, Server, VLLMFailure
 from maporl.engines.vllm.whole_weights import WeightSender
 from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
-from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import save_policy_weights
 from trl_ext.models.forward import base_of
 from trl_ext.ppo.options import Decoding
 from trl_ext.process import distributed
-from trl_ext.process.random_states import number_of
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 FIRST_GROUP_PORT = 51216
 """The port at which the first server's GPU group meets this process. The next server has the next."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A completion that is asked for: its name in errors, the policy, the prompt, and the key of its random numbers.
-
-    ``sampling`` says how it is sampled, where this differs from the run.
-    """
-
-    label: str
-    policy: str
-    prompt: list[int]
-    rng_key: tuple | None = None
-    sampling: RowSampling | None = None
 
 
 class VLLMEngine(Engine):
@@ -126,23 +110,13 @@ class VLLMEngine(Engine):
             VLLMFailure: a server is not what the configuration needs, or has not got the weights.
             PromptTooLong: a prompt and its completion do not fit the model's context.
         """
-        speaking = [self.policies[r.policy] for r in requests]
-        prompts = [
-            r.transcript.add_messages(r.messages, p.tokenizer, p.stop_ids)
-            for r, p in zip(requests, speaking, strict=True)
-        ]
-        for request, policy, ids in zip(requests, speaking, prompts, strict=True):
-            policy.voice.check_length(len(ids), request.longest(self.max_new_tokens), request.label)
-        wanted = [
-            Wanted(r.label, r.policy, ids, r.rng_key, r.sampling) for r, ids in zip(requests, prompts, strict=True)
-        ]
-        futures = self.begin(wanted, decoding)
+        asked = [token_request(r, self.policies[r.policy].voice, decoding, self.max_new_tokens) for r in requests]
 
-        def pending(future: Future[Sampled], request: Request, policy: Policy, prompt: list[int]) -> Pending:
-            stops = stop_strings_of(request.sampling, policy)
-            return Pending(future, lambda sampled: reply_of(request, policy, prompt, _until_stop(sampled, stops)))
+        def pending(request: Request, tokens: TokenRequest, future: Future[Sampled]) -> Pending:
+            voice = self.policies[tokens.policy].voice
+            return Pending(future, lambda sampled: reply_of(request, voice, tokens, self.read(tokens, sampled)))
 
-        return list(map(pending, futures, requests, speaking, prompts))
+        return list(map(pending, requests, asked, self.begin(asked)))
 
     def advance(self) -> bool:
         """Let every vLLM in this process sample one more token of its completions. Return whether some are running."""
@@ -154,37 +128,44 @@ class VLLMEngine(Engine):
         for server in self._servers.values():
             server.release()
 
-    def complete(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Sampled]:
-        """Sample one completion for each of ``wanted``, in order. A policy's requests take its servers in turn.
+    def complete(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
+        """Sample one completion for each request, in order. A policy's requests take its servers in turn.
 
         Raises:
             VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
         """
-        futures = self.begin(wanted, decoding)
+        futures = self.begin(requests)
         wait_for([futures], self.advance)
-        return [self.read(one, future.result()) for one, future in zip(wanted, futures, strict=True)]
+        return [self.read(request, future.result()) for request, future in zip(requests, futures, strict=True)]
 
-    def read(self, wanted: Wanted, sampled: Sampled) -> Sampled:
-        """Return what was sampled for ``wanted`` without the tokens after a stop string. vLLM may return some."""
-        return _until_stop(sampled, stop_strings_of(wanted.sampling, self.policies[wanted.policy]))
+    def read(self, request: TokenRequest, sampled: Sampled) -> Sampled:
+        """Return what was sampled without the tokens after the one that completes a stop string. vLLM may return
+        some."""
+        stops, logprobs = self.policies[request.policy].voice.stops(request.draw), sampled.logprobs
+        length = None if stops is None else stops.length(sampled.ids)
+        return Sampled(sampled.ids[:length], None if logprobs is None else logprobs[:length])
 
-    def begin(self, wanted: Sequence[Wanted], decoding: Decoding) -> list[Future[Sampled]]:
-        """Begin to sample one completion for each of ``wanted``, which :meth:`read` reads.
+    def begin(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
+        """Begin to sample one completion for each request, which :meth:`read` reads.
 
         Raises:
             VLLMFailure: a server is not what the configuration needs, or has not got the weights.
         """
-        self._check_weights({one.policy for one in wanted})
+        self._check_weights({request.policy for request in requests})
         by_server: dict[str, list[int]] = {}
-        for number, one in enumerate(wanted):
-            urls = self._places[one.policy]
+        for number, request in enumerate(requests):
+            urls = self._places[request.policy]
             by_server.setdefault(urls[number % len(urls)], []).append(number)
         futures: dict[int, Future[Sampled]] = {}
         for url, numbers in by_server.items():
-            server = self._servers[url]
-            asked = [self._asked(wanted[i], server, decoding) for i in numbers]
-            futures |= dict(zip(numbers, server.submit(asked), strict=True))
-        return [futures[i] for i in range(len(wanted))]
+            asked = [self._of_server(requests[i], self._servers[url]) for i in numbers]
+            futures |= dict(zip(numbers, self._servers[url].submit(asked), strict=True))
+        return [futures[i] for i in range(len(requests))]
+
+    def _of_server(self, request: TokenRequest, server: Server) -> TokenRequest:
+        """Return a request as ``server`` reads it."""
+        key = request.key if self.sections[request.policy].seeds else None
+        return replace(request, policy=self._model(request.policy, server), key=key)
 
     def sync(self, policy: str) -> None:
         """Send the weights of ``policy`` to its servers. All processes call this together, and one of them sends.
@@ -230,17 +211,6 @@ class VLLMEngine(Engine):
     def metrics(self) -> dict[str, float]:
         """Return ``vllm/pushed``, the number of times that weights were sent."""
         return {"vllm/pushed": float(self._versions)}
-
-    # -- asking ---------------------------------------------------------------------------------------------------
-
-    def _asked(self, wanted: Wanted, server: Server, decoding: Decoding) -> Asked:
-        section, policy = self.sections[wanted.policy], self.policies[wanted.policy]
-        seed = number_of(wanted.rng_key) % 2**63 if section.seeds and wanted.rng_key is not None else None
-        sampling, stops = wanted.sampling, stop_strings_of(wanted.sampling, policy)
-        strings = () if stops is None else stops.strings
-        model, most = self._model(wanted.policy, server), (sampling and sampling.max_tokens) or self.max_new_tokens
-        drawn = decoding if sampling is None else sampling.decoding
-        return Asked(wanted.label, model, wanted.prompt, most, drawn, policy.stop_ids, seed, strings)
 
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
@@ -313,13 +283,6 @@ class VLLMEngine(Engine):
             port = FIRST_GROUP_PORT + list(self._servers).index(url)
             self._senders[url] = WeightSender(server, port, next(policy.model.parameters()).device)
         self._senders[url].send(dict(policy.model.named_parameters()))
-
-
-def _until_stop(completion: Sampled, stops: StopStrings | None) -> Sampled:
-    """Return a completion without the tokens after the one that completes a stop string. A server may send some."""
-    length = None if stops is None else stops.length(completion.ids)
-    logprobs = completion.logprobs
-    return Sampled(completion.ids[:length], None if logprobs is None else logprobs[:length])
 
 
 def build(setup: EngineSetup) -> VLLMEngine:

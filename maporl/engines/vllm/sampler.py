@@ -6,13 +6,13 @@ from typing import Any
 
 from maporl.config.parse import validated
 from maporl.config.schema import VLLMSection
-from maporl.engines.vllm.engine import VLLMEngine, Wanted
+from maporl.engines.vllm.engine import VLLMEngine
 from maporl.team.agents import Policy, Voice
 from trl_ext.chat.encoding import context_of
 from trl_ext.learning.learner import Learner
 from trl_ext.models.forward import base_of
-from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.trainer.sampler import Sampler
 
 
@@ -49,14 +49,15 @@ class VLLMSampler(Sampler):
         Raises:
             VLLMFailure: a server gave no answer, or is not what the options need.
         """
-        name = self.voice.name
-        self.voice.stop_ids, self.voice.stop_strings = sampling.stop_ids, sampling.stop_strings
-        wanted = [
-            Wanted(f"completion {number}", name, ids, key)
+        strings = () if sampling.stop_strings is None else sampling.stop_strings.strings
+        draw = Draw(
+            sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k, strings, sampling.stop_ids
+        )
+        requests = [
+            TokenRequest(self.voice.name, ids, draw, key, label=f"completion {number}")
             for number, (ids, key) in enumerate(zip(prompts, keys, strict=True))
         ]
-        decoding = Decoding(sampling.temperature, sampling.top_p, sampling.top_k)
-        sampled = self.engine.complete(wanted, decoding)
+        sampled = self.engine.complete(requests)
         self.engine.release()
         return sampled
 

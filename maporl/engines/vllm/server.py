@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +11,10 @@ from maporl.config.schema import VLLMSection
 from maporl.engines.base import wait_for
 from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
-from trl_ext.ppo.options import Decoding
+from trl_ext.process.random_states import number_of
 from trl_ext.process.waits import Threads
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
@@ -26,33 +26,9 @@ class VLLMFailure(UserError, RuntimeError):
     """A vLLM server gave no answer, or is not what the configuration needs. The message names the server."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One request to a server.
-
-    Args:
-        label: the request's name in errors.
-        model: the server's name of the model or adapter.
-        prompt: the token ids of the prompt.
-        most: the most tokens of the completion.
-        decoding: how tokens are drawn.
-        stop_ids: the token ids that end the completion.
-        seed: the seed of sampling, or None.
-        stop_strings: the strings that end the completion too.
-    """
-
-    label: str
-    model: str
-    prompt: list[int]
-    most: int
-    decoding: Decoding
-    stop_ids: frozenset[int]
-    seed: int | None = None
-    stop_strings: tuple[str, ...] = ()
-
-
 class Server:
-    """Where vLLM runs: at a URL, or in this process."""
+    """Where vLLM runs: at a URL, or in this process. To a server, the policy of a request is the name of a model or
+    adapter that it has."""
 
     url: str
 
@@ -61,7 +37,7 @@ class Server:
         """Return the server's name of the base model."""
         raise NotImplementedError
 
-    def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
         """Begin to sample one completion for each request. Its ids include the stop id."""
         raise NotImplementedError
 
@@ -69,13 +45,13 @@ class Server:
         """Work for a moment on what was submitted, if vLLM runs in this thread. Return whether there is more to do."""
         return False
 
-    def answer(self, asked: Sequence[Asked]) -> list[Sampled]:
+    def answer(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
         """Sample one completion for each request, in order, and wait for them.
 
         Raises:
             VLLMFailure: the server gave no answer, or a broken one.
         """
-        sampled = self.submit(asked)
+        sampled = self.submit(requests)
         try:
             wait_for([sampled], self.advance)
         except BaseException:
@@ -141,12 +117,12 @@ class RemoteServer(Server):
             self._base = wanted or bases[0]
         return self._base
 
-    def submit(self, asked: Sequence[Asked]) -> list[Future[Sampled]]:
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
         """Begin to sample one completion for each request. At most ``concurrency`` requests run at a time.
 
         A future raises a VLLMFailure if the server gave no answer, or an answer without token ids.
         """
-        futures = [self._pool.submit(self._complete, one) for one in asked]
+        futures = [self._pool.submit(self._complete, request) for request in requests]
         left = [one for one in self._running.get(threading.get_ident(), ()) if not one.done()]
         self._running[threading.get_ident()] = left + futures
         return futures
@@ -156,25 +132,26 @@ class RemoteServer(Server):
         for one in self._running.pop(threading.get_ident(), ()):
             one.cancel()
 
-    def _complete(self, asked: Asked) -> Sampled:
+    def _complete(self, request: TokenRequest) -> Sampled:
+        draw, seed = request.draw, seed_of(request)
         body = {
-            "model": asked.model,
-            "prompt": asked.prompt,
-            "max_tokens": asked.most,
-            "temperature": asked.decoding.temperature,
-            "top_p": asked.decoding.top_p,
-            "top_k": asked.decoding.top_k,
+            "model": request.policy,
+            "prompt": request.prompt_ids,
+            "max_tokens": draw.max_tokens,
+            "temperature": draw.temperature,
+            "top_p": draw.top_p,
+            "top_k": draw.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
-            "stop_token_ids": sorted(asked.stop_ids),
+            "stop_token_ids": sorted(draw.stop_ids),
             "ignore_eos": True,
-            **({"stop": list(asked.stop_strings), "include_stop_str_in_output": True} if asked.stop_strings else {}),
-            **({} if asked.seed is None else {"seed": asked.seed}),
+            **({"stop": list(draw.stop), "include_stop_str_in_output": True} if draw.stop else {}),
+            **({} if seed is None else {"seed": seed}),
         }
-        what = f"{asked.label}, model {asked.model!r}"
-        return self._call(what, self._client.post, "/v1/completions", body, lambda answer: _sampled(answer, asked.most))
+        what, read = f"{request.label}, model {request.policy!r}", lambda answer: _sampled(answer, draw.max_tokens)
+        return self._call(what, self._client.post, "/v1/completions", body, read)
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text`` by the server's tokenizer, without special tokens."""
@@ -222,6 +199,11 @@ class RemoteServer(Server):
                 f"{self.url}: {what}: its answer is not that of a vLLM server ({type(error).__name__}: {error}); is it "
                 "one?"
             ) from error
+
+
+def seed_of(request: TokenRequest) -> int | None:
+    """Return vLLM's seed of a request."""
+    return None if request.key is None else number_of(request.key) % 2**63
 
 
 def _version(answer: Any) -> str:

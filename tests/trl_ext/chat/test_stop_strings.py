@@ -2,7 +2,6 @@
 
 import random
 from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
 from maporl.engines.transcript import Transcript
 from maporl.engines.transformers import reply_of
-from maporl.engines.vllm.server import Asked
 from maporl.rewards.scoring import grade_answers
+from maporl.team.agents import Voice
 from maporl.tiny import build_tiny_tokenizer
 from maporl.types import Ask, Dialogue, Example, Stop, Utterance
 from maporl.validation.load import from_dict
@@ -26,6 +25,7 @@ from trl_ext import PPOv2Trainer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.options import Sampled, Sampling
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.sampling.sample import sample
 
 
@@ -155,7 +155,7 @@ def test_requests_to_vllm_have_the_strings(fake, fake_vllm, tmp_path, tiny):  # 
     assert asked[-1]["include_stop_str_in_output"] is True
     colocated = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
     for strings in ((), ("46",)):
-        colocated.answer([Asked("one", "base", [1], 5, Decoding(0.7), frozenset(), stop_strings=strings)])
+        colocated.answer([TokenRequest("base", [1], Draw(5, 0.7, stop=strings))])
     assert [(p.stop, p.detokenize) for _, p in colocated._llm.told] == [([], False), (["46"], True)]
 
 
@@ -169,12 +169,10 @@ def test_an_api_is_asked_to_stop(monkeypatch):
 def test_a_reply_that_ends_with_a_string_is_whole(tiny):
     _, tokenizer = tiny()
     ids = tokenizer.encode("1+a", add_special_tokens=False)
-    for strings, stop in ((["+a"], Stop.STOP), (["1"], Stop.LENGTH), (None, Stop.LENGTH)):
-        policy = SimpleNamespace(
-            tokenizer=tokenizer, stop_ids=frozenset([2]), stop_strings=StopStrings.of(tokenizer, strings)
-        )
+    for strings, stop in ((("+a",), Stop.STOP), (("1",), Stop.LENGTH), ((), Stop.LENGTH)):
+        voice = Voice("ann", tokenizer, stop_ids=frozenset([2]))
         request = Request(Ask("ann", []), Example("1", "4", "4"), 0, 0, Transcript(ids=[5]), "one", "ann")
-        assert reply_of(request, policy, [5], Sampled(ids)).stop is stop
+        assert reply_of(request, voice, TokenRequest("ann", [5], Draw(5, stop=strings)), Sampled(ids)).stop is stop
 
 
 def test_an_answer_that_is_cut_off_in_a_thought_of_the_prompt_is_none():
@@ -182,13 +180,14 @@ def test_an_answer_that_is_cut_off_in_a_thought_of_the_prompt_is_none():
     tokenizer = build_tiny_tokenizer(
         TinySection(alphabet="".join(dict.fromkeys("<think>/ Answer: 0123456789+= Is")), context=99)
     )
-    policy = SimpleNamespace(tokenizer=tokenizer, stop_ids=frozenset([1]), stop_strings=None)
+    voice = Voice("ann", tokenizer, stop_ids=frozenset([1]))
     example = Example("1", "2+2=", "4")
 
     def graded(prompt, said, **more):
         ids = tokenizer.encode(prompt, add_special_tokens=False)
         request = Request(Ask("ann", []), example, 0, 0, Transcript(ids=ids), "one", "ann")
-        reply = reply_of(request, policy, ids, Sampled(tokenizer.encode(said, add_special_tokens=False)))
+        asked = TokenRequest("ann", ids, Draw(99))
+        reply = reply_of(request, voice, asked, Sampled(tokenizer.encode(said, add_special_tokens=False)))
         tags = {} if reply.no_text is None else {"no_text": reply.no_text}
         utterance = Utterance(0, "ann", "ann", 0, 0, [], reply.text, tags=tags, **more)
         grade_answers([Dialogue(example, [utterance])], Arithmetic())

@@ -8,7 +8,7 @@ import torch
 from tiny_models import build_any, lively
 from transformers import MambaConfig, MambaForCausalLM
 
-from maporl.decoding import RowSampling
+from maporl.decoding import Sampling as Settings
 from maporl.engines.base import Request
 from maporl.engines.transcript import Transcript
 from maporl.engines.transformers import TransformersEngine
@@ -17,6 +17,7 @@ from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.request import Draw
 from trl_ext.sampling.sample import sample
 
 
@@ -122,7 +123,7 @@ def test_requests_of_one_batch_have_their_own_temperature_length_and_stop_string
     run = Decoding(1.0)
     first = engine.generate([request(n, "shared") for n in range(6)], run)
     word = first[3].text[0]
-    own = [None, RowSampling(Decoding(0.0)), RowSampling(run, 2), RowSampling(run, None, (word,)), None]
+    own = [None, Settings(0.0), Settings(max_tokens=2), Settings(stop=[word]), None]
     found = engine.generate([request(n, "shared", one) for n, one in enumerate([*own, None])], run)
     assert found[0].response_ids == first[0].response_ids and found[4].response_ids == first[4].response_ids
     assert found[1].logprobs is None and found[0].logprobs is not None
@@ -138,11 +139,11 @@ def test_a_completion_that_a_stop_string_ends_says_so_and_the_policys_own_string
     assert all(
         r.stop is not Stop.LENGTH for r in engine.generate([request(n, "shared") for n in range(8)], Decoding(1.0))
     )
-    free = [request(n, "shared", RowSampling(Decoding(1.0), stop=())) for n in range(8)]
+    free = [request(n, "shared", Settings(stop=[])) for n in range(8)]
     assert any(len(r.response_ids) == 8 and r.stop is Stop.LENGTH for r in engine.generate(free, Decoding(1.0)))
-    own = [request(n, "shared", RowSampling(Decoding(1.0), stop=tuple(alphabet))) for n in range(8)]
+    own = [request(n, "shared", Settings(stop=alphabet)) for n in range(8)]
     ended = engine.generate(own, Decoding(1.0))
     assert {r.stop for r in ended} <= {Stop.STOP, Stop.EOS} and any(r.stop is Stop.STOP for r in ended)
-    assert all(len(r.response_ids) < 8 for r in ended) and policy.voice.own_stop_strings(
-        ("1",)
-    ) is policy.voice.own_stop_strings(("1",))
+    assert all(len(r.response_ids) < 8 for r in ended) and policy.voice.stops(
+        Draw(1, stop=("1",))
+    ) is policy.voice.stops(Draw(2, stop=("1",)))
