@@ -203,9 +203,9 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
             tools=tools,
             sampling=sampling,
             restates=args.restate == "base_model",
+            growth=self.schedule.growth,
         )
         refuse(growth.faults(protocol, self.schedule.growth, self.player.speakers), "trainer")
-        self.player.growth = self.schedule.growth
         learning = {
             name: agent.role
             for name, agent in team.agents.items()
@@ -304,7 +304,7 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
         return self.team.policies[policy].active() if learner is None else learner.reference_model()
 
     def inform_samplers(self) -> None:
-        """Let the engines take over the weights of all policies."""
+        """Let the engines take over the weights of all policies, unless they have them."""
         self.player.inform_engines(self._whole_policy, self.state.global_step)
 
     def sampled_here(self) -> Collection[str]:
@@ -652,9 +652,6 @@ class MultiAgentPPOTrainer(PPOLoop[TeamUpdateBatch]):
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.player.engines_know = self.samplers_know = (
-            False  # an evaluation may have told them the weights of the start
-        )
         # older checkpoints lack these entries
         self.advantages.state.means = dict(state.get("baselines", {}))
         self.untrained.credited = set(state.get("credited", self.team.names()))

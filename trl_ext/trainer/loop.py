@@ -51,8 +51,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`must_be_new`.
     """
 
-    samplers_know = False
-    """Whether what samples from copies of the weights has the present ones."""
     references_sample = False
     """Whether references sample too, and must be whole for it."""
     _interruptions: Interruptions | None = None
@@ -424,9 +422,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             return self.collect(self.next_batch())
 
     def inform_samplers(self) -> None:
-        """Hook: let what samples from copies of the weights, such as a server, take over the present ones.
+        """Hook: let what samples from copies of the weights, such as a server, take over the present ones, unless it
+        has them.
 
-        All processes call this together, before the first completion is sampled. By default this does nothing.
+        All processes call this together, whenever completions are about to be sampled. By default this does nothing.
         """
 
     def end_run(self) -> None:
@@ -471,9 +470,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
         All processes enter together. What samples from copies of the weights has them from here on.
         """
-        if not self.samplers_know:
-            self.inform_samplers()
-            self.samplers_know = True
+        self.inform_samplers()
         with self.learning.whole_weights(self.sampled_here(), self.references_sample), self.learning.autocast():
             yield
 
