@@ -135,9 +135,9 @@ class Player:
         self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
         self.interleaving = Interleaving()
         """Lets several threads play dialogues of this player."""
-        self.engines_know = False
-        """Whether the engines have taken over the weights of all policies."""
         self.growth = growth
+        self._versions: dict[str, int] = {}
+        """How many updates the weights that the engines have of each policy have had."""
         self._exchanged: dict[str, str] = {}
         if unknown := [name for name in self.speakers if name not in team.agents]:
             raise ValueError(f"speakers: no agent {unknown[0]!r}; the team has {list(team.agents)}")
@@ -246,17 +246,19 @@ class Player:
         self._exchanged = dict(zip(agents, [*agents[1:], *agents[:1]], strict=True))
 
     def inform_engines(
-        self, opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext(), version: int = 0
+        self, opened: Callable[[str], AbstractContextManager] = lambda policy: nullcontext(), version: int | None = None
     ) -> None:
         """Let the engines take over the weights of all policies, unless they have. All processes call this together.
 
         Engines may not wait for other processes while dialogues are played, because a process plays its own dialogues.
         ``opened`` gives this process the whole weights of a policy, if they are distributed over processes. The weights
-        have had ``version`` updates.
+        have had ``version`` updates. None: engines may have those of any update.
         """
-        if not self.engines_know:
-            self.sync_engines(self.team.policies, opened, version)
-            self.engines_know = True
+        lacking = [name for name in self.team.policies if name not in self._versions]
+        if version is not None:
+            lacking = [name for name in self.team.policies if self._versions.get(name) != self._version(name, version)]
+        if lacking:
+            self.sync_engines(lacking, opened, version or 0)
 
     def sync_engines(
         self,
@@ -271,6 +273,15 @@ class Player:
             with opened(policy):
                 for engine in {id(e): e for e in self.engines.values()}.values():  # one may have several names
                     engine.sync(policy)
+            self._versions[policy] = self._version(policy, version)
+
+    def forget_versions(self) -> None:
+        """Let the engines take over all weights the next time, because others were loaded."""
+        self._versions.clear()
+
+    def _version(self, policy: str, updates: int) -> int:
+        """Return how many updates the weights of ``policy`` have had after ``updates`` of the training."""
+        return updates if self.team.policies[policy].trainable else 0
 
     # -- playing ------------------------------------------------------------------------------------------------------
 

@@ -256,9 +256,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.player.engines_know = self.samplers_know = (
-            False  # an evaluation may have told them the weights of the start
-        )
+        self.player.forget_versions()
         # older checkpoints lack these entries
         self.advantages.state.means = dict(state.get("baselines", {}))
         self.untrained.credited = set(state.get("credited", self.team.names()))

@@ -144,7 +144,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         self.show_progress()
 
     def inform_samplers(self) -> None:
-        """Let the engines take over the weights of all policies."""
+        """Let the engines take over the weights of all policies, unless they have them."""
         self.player.inform_engines(self._whole_policy, self.state.global_step)
 
     def _whole_policy(self, policy: str) -> AbstractContextManager:

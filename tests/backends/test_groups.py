@@ -151,7 +151,7 @@ class VLLM(Engine):
         for name, version in versions.items():
             assert self.versions[name] == version
         self.rows.append(len(rows))
-        said = {n: Sampled([row.prompt[0], self.versions["ann"]]) for n, row in rows.items()}
+        said = {n: Sampled([row.prompt_ids[0], self.versions["ann"]]) for n, row in rows.items()}
         self.running |= {n: [row.key[1], said[n]] for n, row in rows.items()}
         self.most = max(self.most, len(self.running))
         self._step()

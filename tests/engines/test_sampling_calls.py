@@ -67,7 +67,7 @@ def test_a_call_ends_a_completion_and_the_segments_of_a_turn_are_sampled_alike(t
     assert call.calls[0].result.text == "4" and call.calls[0].result.error is None
     assert (answer.text, answer.stop, answer.part, answer.turn_end) == ("4!", Stop.STOP, 1, TurnEnd.ANSWER)
     assert (later.text, later.stop, later.turn) == ("123", Stop.LENGTH, 1)
-    assert [(turn, own.decoding.temperature, own.max_tokens, own.stop) for turn, own in seen] == [
+    assert [(turn, own.temperature, own.max_tokens, tuple(own.stop)) for turn, own in seen] == [
         (0, 0.5, 60, ("!", "</call>")),
         (0, 0.5, 60, ("!", "</call>")),
         (1, 1.5, 3, ("!", "</call>")),

@@ -115,6 +115,7 @@ def test_the_server_has_the_present_weights_also_for_evaluations_and_after_resum
     again = trainer_of(server, tmp_path / "one", VLLMSampler(server.url), **options)
     again.generate_completions()  # the server has the weights of the start before the checkpoint is loaded
     with again.training(str(tmp_path / "one" / "checkpoint-1")):
+        again.inform_samplers()
         loaded = dict(server.loaded[list(server.loaded)[-1]].named_parameters())
         trained_b = {n: p for n, p in again.learners["policy"].model.named_parameters() if "lora_B" in n}
         assert trained_b and all(bool(p.any()) and torch.equal(p, loaded[n]) for n, p in trained_b.items())

@@ -47,8 +47,6 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`must_be_new`.
     """
 
-    samplers_know = False
-    """Whether what samples from copies of the weights has the present ones."""
     _interruptions: Interruptions | None = None
     """What hears signals while :meth:`train` runs."""
     args: Any  # a PPOv2Config; setup fills in its batch counts
@@ -392,9 +390,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             return self.collect(self.next_batch())
 
     def inform_samplers(self) -> None:
-        """Hook: let what samples from copies of the weights, such as a server, take over the present ones.
+        """Hook: let what samples from copies of the weights, such as a server, take over the present ones, unless it
+        has them.
 
-        All processes call this together, before the first completion is sampled. By default this does nothing.
+        All processes call this together, whenever completions are about to be sampled. By default this does nothing.
         """
 
     def end_run(self) -> None:
@@ -439,9 +438,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
         All processes enter together. What samples from copies of the weights has them from here on.
         """
-        if not self.samplers_know:
-            self.inform_samplers()
-            self.samplers_know = True
+        self.inform_samplers()
         sampled_here = self.home.sampled_here()
         with self.learning.whole_weights(sampled_here, self.home.references_sample), self.learning.autocast():
             yield

@@ -160,6 +160,8 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
         self._sampler = sampler or OwnWeights()
+        self._sampled_version: int | None = None
+        """How many updates the weights that the sampler has have had."""
         self._sampler.attach(learner, args)
         for dataset, name in ((train_dataset, "train_dataset"), (eval_dataset, "eval_dataset")):
             self._check_rows(dataset, name, collated=data_collator is not None)
@@ -299,24 +301,28 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         """Let the sampler take over the new weights, and record the update."""
         with self.skippable():  # a server may not answer, and who ends samples no more
             check()
-            self.inform_samplers()
+            self._sync_sampler(batch.number)
         super().finish_update(batch, clock)
 
     def inform_samplers(self) -> None:
-        """Let the sampler take over the policy's weights."""
+        """Let the sampler take over the policy's weights, unless it has them."""
+        if self._sampled_version != self.state.global_step:
+            self._sync_sampler(self.state.global_step)
+
+    def _sync_sampler(self, version: int) -> None:
         with self.whole_weights():
             self._sampler.sync()
+        self._sampled_version = version
+
+    def restore_state(self, state: dict) -> None:
+        """Restore the state of a checkpoint. The sampler takes over its weights before it samples."""
+        super().restore_state(state)
+        self._sampled_version = None
 
     def remembering(self) -> dict[str, Remembers]:
         """Return the reward functions that say which model is behind them, such as those of a reward server."""
         functions: dict[str, object] = {reward_name(function): function for function in self._sources.functions}
         return {name: function for name, function in functions.items() if isinstance(function, Remembers)}
-
-    def restore_state(self, state: dict) -> None:
-        """Restore the state of a checkpoint, and let the sampler take over its weights."""
-        super().restore_state(state)
-        self.inform_samplers()
-        self.samplers_know = True
 
 
 def _adapted(model: Any, config: PeftConfig) -> PeftModel:
