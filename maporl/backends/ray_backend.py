@@ -37,6 +37,7 @@ from maporl.rewards.verifier.source import ServedVerifier
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.past_policies import PastPolicies, past_name
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
@@ -118,6 +119,13 @@ class RayBackend(TeamHome):
     def __exit__(self, *error: object) -> None:
         self._kept = False
         self.end()
+
+    def load_team(self, config: Config, team: Team | None, begin: Callable[[Team], None]) -> Team:
+        """Return the team without weights. What is random or made here is written for the processes, which read it."""
+        drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
+        if team is not None or drawn:
+            begin(team or Team(load_agents(config, load_tokenizers(config))))
+        return Team(load_agents(config, load_tokenizers(config), only=()))
 
     def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
         """Return the past opponents of a run, whose weights stay in the processes."""

@@ -22,10 +22,9 @@ from maporl.run import ResolvedRun
 from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
-from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
-from maporl.team.weights import check_initial, has_weights, load_initial, load_unless_received
-from maporl.training.home import TeamHome
+from maporl.team.weights import check_initial, has_weights, load_unless_received
+from maporl.training.home import Local, TeamHome
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import training_arguments
 from trl_ext.files.atomic import new_folder
@@ -72,20 +71,8 @@ def trainer_of(
     if config.warm_start.steps:
         with closing(run.open_tools().world) as world:  # it counts what is called in it
             check_taught(run, world)
-    if backend is None and config.cluster.backend == "ray":
-        backend = RayBackend(config.cluster, quiet)
-    drawn = config.warm_start.steps > 0 or any(agent.tiny is not None for agent in config.agents.values())
-    if backend is not None:
-        if team is not None or drawn:  # what is random or made here is as without a backend, and read by the processes
-            team = team or Team(load_agents(config, load_tokenizers(config)))
-            _begin_once(run, team, args.device, quiet)
-        team = Team(load_agents(config, load_tokenizers(config), only=()))
-    elif team is None:  # learners send the main process's weights to the others
-        team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
-    if backend is None and config.warm_start.steps:
-        _begin_once(run, team, args.device, quiet)
-    elif backend is None:
-        load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
+    home = backend or (RayBackend(config.cluster, quiet) if config.cluster.backend == "ray" else Local())
+    team = home.load_team(config, team, lambda loaded: _begin_once(run, loaded, args.device, quiet))
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(
         args,
@@ -103,8 +90,8 @@ def trainer_of(
         config=config,
         tools=run.open_tools(),
         sampling=run.sampling,
-        backend=backend,
-        sources={} if backend is None else backend.sources(config),
+        backend=home,
+        sources=home.sources(config),
     )
 
 

@@ -36,8 +36,11 @@ class PastPolicies:
         self.past = self._frozen()
         team.policies[self.past.name] = self.past
         self.holder = Frozen()
-        """How the processes hold the past policy, if this is a model of its own. The trainer decides it."""
         self._shapes = {key: w.detach().to("meta") for key, w in _weights(self.past).items()}
+
+    def hold_by(self, holder: Frozen) -> None:
+        """Let ``holder`` say how the processes hold the past policy, which is a model of its own."""
+        self.holder = holder
 
     def _frozen(self) -> Policy:
         return past_of(self.policy, [self.section.agent])

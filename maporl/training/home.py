@@ -1,7 +1,7 @@
 """Where a team is trained and sampled from: in the launcher's processes, or in processes of other kinds."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,19 @@ from maporl.rewards.base import RewardSource
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import OpponentPool
+from maporl.storage.run_folder import INITIAL
 from maporl.team.devices import split_bases
+from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
+from maporl.team.weights import load_initial
 from maporl.training.check import check_kinds
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
 from trl_ext.learning.home import Home
 from trl_ext.learning.learners import Learning
 from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
 from trl_ext.sharding.frozen import Frozen
 
 OWN_WEIGHTS = {"transformers", "vllm"}
@@ -43,9 +47,24 @@ def home_of(backend: "TeamHome | None") -> "TeamHome":
 class TeamHome(Home, ABC):
     """What a trainer of a team asks of where its weights are. The trainer plays, scores and computes advantages.
 
-    The methods are called in this order: :meth:`past_policies` and :meth:`untrained`, :meth:`prepare`, :meth:`start`,
-    :meth:`engines`. Then come the updates, and :meth:`run_ended`.
+    The methods are called in this order: :meth:`load_team` and :meth:`sources`, where a configuration describes the
+    run; :meth:`past_policies`, :meth:`untrained`, :meth:`prepare`, :meth:`start`, :meth:`engines`; and, after all
+    updates, :meth:`run_ended`.
     """
+
+    @abstractmethod
+    def load_team(self, config: Config, team: Team | None, begin: Callable[[Team], None]) -> Team:
+        """Return the team of a run, with its weights where they are to be.
+
+        Args:
+            config: describes the team.
+            team: a team to train instead, which is loaded.
+            begin: warm-starts a loaded team if the run says so, and writes its weights into the run's ``initial/``; or
+                reads them from there.
+
+        Raises:
+            ConfigError: a model or tokenizer cannot be loaded, or they do not fit each other.
+        """
 
     @abstractmethod
     def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
@@ -84,6 +103,16 @@ class Local(TeamHome):
 
     def __init__(self) -> None:
         super().__init__({})
+
+    def load_team(self, config: Config, team: Team | None, begin: Callable[[Team], None]) -> Team:
+        """Return the team with its weights, which the main process's learners send to those of the others."""
+        if team is None:
+            team = Team(load_agents(config, load_tokenizers(config), receives=distributed.rank() > 0))
+        if config.warm_start.steps:
+            begin(team)
+        else:
+            load_initial(team.policies.values(), Path(config.output_dir) / INITIAL)
+        return team
 
     def past_policies(self, section: OpponentPool, team: Team, seed: int) -> PastPolicies:
         """Return past opponents whose weights are here."""
@@ -124,7 +153,7 @@ class Local(TeamHome):
                 frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
             learning.holders[name] = trained[base] if base in trained else frozen[base]
         if self._past is not None and self._past.past.adapter is None:
-            self._past.holder = frozen[id(base_of(self._past.past.model))]
+            self._past.hold_by(frozen[id(base_of(self._past.past.model))])
         self._holders = learning.holders
         return learning
 
