@@ -39,7 +39,8 @@ def check(config: Config, where: str) -> None:
         ConfigError: they do not. The message begins with ``where`` and names the first fault, and its notes the others.
     """
     run = ResolvedRun(config, where)
-    refuse((fault for part in (_named, _output, training.check_options, *PARTS, _task) for fault in part(run)), where)
+    refuse(_named(run), where)  # alone: that parts have no name is why the others would not find them
+    refuse((fault for part in (_output, training.check_options, *PARTS, _task) for fault in part(run)), where)
 
 
 def _named(run: ResolvedRun) -> Iterator[Fault]:
