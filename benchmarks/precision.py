@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.ppo.batch import Completion, build_token_batch
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding import master_weights
 
 WAYS = ("float32", "bfloat16 with masters", "bfloat16, no masters")
 
@@ -62,7 +62,7 @@ def size(tensors) -> int:
 def measure(way: str, options: argparse.Namespace) -> dict:
     """Make the steps in this process, and save the movement of the stepped weights in ``options.folder``."""
     if way == WAYS[2]:
-        Replicated.with_masters = lambda self, groups: None  # type: ignore[method-assign]
+        master_weights.HALF_PRECISION = ()
     dtype = torch.float32 if way == WAYS[0] else torch.bfloat16
     # all ways begin at bfloat16 weights, so that the movement is the only difference
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).to(dtype)
@@ -77,7 +77,7 @@ def measure(way: str, options: argparse.Namespace) -> dict:
     for _ in range(options.steps):
         begun = time.perf_counter()
         learner.accumulate(rows, torch.arange(len(rows)))
-        gradients = size([p.grad for p in model.parameters()]) + size([m.grad for _, m in learner.strategy.masters])
+        gradients = size(p.grad for p in [*model.parameters(), *learner.optimizer.masters.values()])
         learner.step()
         seconds.append(time.perf_counter() - begun)
     # resource.getrusage would report the parent's peak where that is larger
@@ -89,7 +89,7 @@ def measure(way: str, options: argparse.Namespace) -> dict:
         torch.save(torch.cat([m.flatten() for m in moved]), Path(options.folder) / f"{name}-{WAYS.index(way)}.pt")
     state = [v for entries in learner.optimizer.state.values() for v in entries.values() if torch.is_tensor(v)]
     held = {
-        "weights": size(model.parameters()), "masters": size(m for _, m in learner.strategy.masters), "optimizer": size(state),  # noqa: E501
+        "weights": size(model.parameters()), "masters": size(learner.optimizer.masters.values()), "optimizer": size(state),  # noqa: E501
         "gradients": gradients,
     }  # fmt: skip
     return {what: round(number / count, 2) for what, number in held.items()} | {

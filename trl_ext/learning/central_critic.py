@@ -7,6 +7,7 @@ cannot do this, because its weights move with that policy.
 
 import copy
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,7 +77,8 @@ class CentralCritic:
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
         parameters = [*self.model.parameters(), *self.head.parameters()]
-        optimizer = build_optimizer([{"params": parameters, "lr": rate}], args, Replicated)
+        build = partial(build_optimizer, args=args, kind=Replicated)
+        optimizer = self.strategy.optimizer_of([{"params": parameters, "lr": rate}], build)
         self.strategy.attach(optimizer)
         self.scheduler = get_scheduler(
             args.lr_scheduler_type,

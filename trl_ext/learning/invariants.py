@@ -75,7 +75,7 @@ def _check_gradients(learner: Learner, rows: TokenBatch) -> None:
     """Check that most of what the policy trains is in the graph of its log-probabilities, and name what is not."""
     # Models have parts that a forward does not use, or uses past their layer, so that an adapter of it does nothing.
     # Gradients are seen only where a single process holds them.
-    elsewhere = learner.strategy.sharded or learner.strategy.masters or distributed.size() > 1
+    elsewhere = learner.strategy.sharded or learner.strategy.half or distributed.size() > 1
     if rows.critic_only or elsewhere or not len(rows):
         return
     named = {name: p for name, p in learner.policy_parameters().items() if p.requires_grad}

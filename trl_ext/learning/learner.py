@@ -322,19 +322,17 @@ class Learner:
         groups = self._groups(optimizer)  # sharding has replaced the parameters
         self._trainable = _flat(groups)
         self._let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
-        self.strategy.with_masters(groups)
-        if optimizer is None:
-            optimizer = build_optimizer(groups, self.args, kind)
-        optimizer.zero_grad(set_to_none=True)  # a warm start leaves gradients, which must not enter the first step
-        self.optimizer = optimizer
+        build = partial(build_optimizer, args=self.args, kind=kind)
+        self.optimizer = self.strategy.optimizer_of(groups, build if optimizer is None else lambda _: optimizer)
+        self.optimizer.zero_grad(set_to_none=True)  # of a warm start, which must not enter the first step
         self.scheduler = scheduler or get_scheduler(
             self.args.lr_scheduler_type,
-            optimizer,
+            self.optimizer,
             num_warmup_steps=self.args.get_warmup_steps(updates),
             num_training_steps=updates,
             scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
         )
-        self.strategy.attach(optimizer)
+        self.strategy.attach(self.optimizer)
         for module in filter(None, (self.model, self.value_model)):
             quiet(module)  # and in the mode in which it recomputes activations, if it does
         if self.reference is not None and _is_quantized(self.reference):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from trl_ext.process import distributed
 from trl_ext.sharding.frozen import Frozen, FrozenShards, blocks_of, gathered, scatter
-from trl_ext.sharding.replicated import Replicated, State, keep_on_main, working_dtype
+from trl_ext.sharding.master_weights import MASTER
+from trl_ext.sharding.replicated import Build, Replicated, State, keep_on_main, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, has_shape
 from trl_ext.sharding.spreading import parts, spread
 
@@ -58,8 +59,8 @@ class Sharded(Replicated):
     def distributes(cls, accelerator: Any) -> bool:
         return True
 
-    def with_masters(self, groups: list[dict]) -> None:
-        """Check that the optimizer's ``groups`` hold the shards, which are the master weights.
+    def optimizer_of(self, groups: list[dict], build: Build) -> torch.optim.Optimizer:
+        """Return the optimizer that ``build`` makes of ``groups``, whose shards are the master weights.
 
         Raises:
             WorldError: they hold the parameters from before sharding.
@@ -70,9 +71,7 @@ class Sharded(Replicated):
                 "the optimizer was built before FSDP replaced the weights by shards; name an optimizer by args.optim "
                 "instead"
             )
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+        return build(groups)
 
     def call(self, function: Callable[[], Result]) -> Result:
         return self.root(function)
@@ -106,10 +105,14 @@ class Sharded(Replicated):
     def backward(self, loss: Tensor, last: bool) -> None:
         (loss * distributed.size()).backward()  # FSDP divides by the number of processes
 
+    def _sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Do nothing, because each backward pass has summed them."""
+
     def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        parameters = self._parameters()
         for index, entries in super().optimizer_entries():
             on_main: dict[str, Any] = {}
-            for key, value in entries.items():
+            for key, value in (entries | ({MASTER: parameters[index]} if index in self.half else {})).items():
                 keep_on_main(on_main, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
             yield index, on_main
 
@@ -157,10 +160,10 @@ class Sharded(Replicated):
         parameters: list[Any] = self._parameters()
         for index, entries in state.items():
             parameter = parameters[index]
-            for (
-                key,
-                value,
-            ) in entries.items():  # each whole tensor is forgotten at once, which only the main process reads
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+            for key, value in entries.items():  # each whole tensor is forgotten at once
+                if has_shape(value, parameter.shape):
                     entries[key] = distribute_tensor(value, self.mesh, parameter.placements)
+            if MASTER in entries:
+                with torch.no_grad():
+                    parameter.copy_(entries.pop(MASTER))
         super().load_optimizer_state(state, groups)

@@ -20,19 +20,20 @@ from torch import Tensor, nn
 
 from trl_ext.process import distributed
 from trl_ext.sharding.frozen import Frozen, Whole
-from trl_ext.sharding.master_weights import HALF_PRECISION, move_gradients, round_to_weights, with_master
+from trl_ext.sharding.master_weights import HALF_PRECISION, MASTER, WithMasters
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened, has_shape, state_shards
 from trl_ext.sharding.spreading import place
 
 Result = TypeVar("Result")
 State = dict[int, dict[str, Any]]
+Build = Callable[[list[dict]], torch.optim.Optimizer]
+"""Builds an optimizer over groups of parameters."""
 
 
 class Replicated:
     """The strategy in which every process holds all weights. It is also the base class of the other strategies.
 
-    Every strategy steps float32 copies of half-precision weights, the *master weights*
-    (:mod:`trl_ext.sharding.master_weights`), and rounds them afterwards.
+    Every strategy steps half-precision weights in float32 (:mod:`trl_ext.sharding.master_weights`).
 
     Args:
         models: the learner's trainable models by name.
@@ -68,22 +69,17 @@ class Replicated:
         name_of = {id(parameter): name for name, parameter in self.root.named_parameters()}
         self.names = [name_of[id(parameter)] for parameter in trained]
         """The names of the trained parameters in ``root``, in the optimizer's order. Checkpoints use them."""
-        self.masters: list[tuple[nn.Parameter, nn.Parameter]] = []
         self.half = [index for index, parameter in enumerate(trained) if parameter.dtype in HALF_PRECISION]
         """The indices of the trained parameters that are in half precision. Checkpoints hold their master weights."""
 
-    def with_masters(self, groups: list[dict]) -> None:
-        """Put float32 master weights in the place of the half-precision parameters of the optimizer's ``groups``."""
-        for group in groups:
-            group["params"] = [with_master(parameter, self.masters) for parameter in group["params"]]
-        for parameter, _ in self.masters:
-            parameter.grad = None  # a warm start leaves gradients
+    def optimizer_of(self, groups: list[dict], build: Build) -> torch.optim.Optimizer:
+        """Return the optimizer that ``build`` makes of ``groups``, which are in all processes the main process's."""
+        distributed.broadcast_weights([parameter for group in groups for parameter in group["params"]])
+        return WithMasters(groups, build)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the optimizer, and broadcast the main process's weights to all processes."""
+        """Take over what :meth:`optimizer_of` returned."""
         self.optimizer = optimizer
-        distributed.broadcast_weights(self._parameters())
-        round_to_weights(self.masters)
 
     def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
         """Bring a frozen copy of the policy to ``device``, distributed as the policy is.
@@ -126,7 +122,7 @@ class Replicated:
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the gradient of ``loss``. ``last`` says that an optimizer step follows."""
         loss.backward()
-        move_gradients(self.masters)
+        self.optimizer.take_gradients()
 
     def step(self, largest_norm: float) -> float:
         """Sum gradients over processes, clip them, step the optimizer and clear the gradients.
@@ -137,8 +133,18 @@ class Replicated:
             The gradient norm before clipping.
         """
         parameters = self._parameters()
-        move_gradients(self.masters)  # those that were set without :meth:`backward`
-        if not self.sharded and distributed.size() > 1:
+        self._sum_gradients(parameters)
+        total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Sum the gradients of ``parameters`` over processes."""
+        self.optimizer.take_gradients()  # those that were set without :meth:`backward`
+        if distributed.size() > 1:
             # a parameter without a gradient here may have one in another process, and messages must match; one that has
             # none in any process keeps none, because an optimizer steps zeros too, by weight decay and momentum
             present = [float(p.grad is not None) for p in parameters]
@@ -148,13 +154,6 @@ class Replicated:
                 if parameter.grad is None and number:
                     parameter.grad = torch.zeros_like(parameter)
             distributed.all_reduce_tensors([p.grad for p in parameters if p.grad is not None])
-        total: Any = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
-        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
-        if math.isfinite(norm):
-            self.optimizer.step()
-            round_to_weights(self.masters)
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def optimizer_state(self) -> State:
         """Return the optimizer's whole state by parameter index (:meth:`optimizer_entries`)."""
@@ -168,9 +167,8 @@ class Replicated:
         entries.
         """
         state = self.optimizer.state_dict()["state"]
-        for index, parameter in enumerate(self._parameters()):
-            master = {"master": parameter.detach()} if index in self.half else {}
-            yield index, state.get(index, {}) | master
+        for index in range(len(self.names)):
+            yield index, state.get(index, {})
 
     def optimizer_groups(self) -> list[dict]:
         """Return the options of the optimizer's groups, each with the indices of its parameters."""
@@ -181,14 +179,6 @@ class Replicated:
 
         ``state`` is used up.
         """
-        parameters = self._parameters()
-        with torch.no_grad():
-            for parameter, master in self.masters:
-                master.copy_(parameter)
-            for index, entries in state.items():
-                if "master" in entries:
-                    parameters[index].copy_(entries.pop("master"))
-        state = {index: entries for index, entries in state.items() if entries}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def shards(self, trained_only: bool = False) -> Iterator[Shard]:
@@ -200,13 +190,13 @@ class Replicated:
         if not distributed.is_main():
             return
         left_out = self._frozen_names(trained_only)
-        masters = {id(parameter): master for parameter, master in self.masters}
+        state = self.optimizer.state_dict()["state"]
+        entries = {name: state.get(index, {}) for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
             if name not in left_out:
-                yield flattened(name, WEIGHT, masters.get(id(parameter), parameter))
-        state = self.optimizer.state_dict()["state"]
-        for index, (name, parameter) in enumerate(zip(self.names, self._parameters(), strict=True)):
-            yield from state_shards(name, parameter.shape, state.get(index, {}))
+                yield flattened(name, WEIGHT, entries.get(name, {}).pop(MASTER, parameter))
+        for name, parameter in zip(self.names, self._parameters(), strict=True):
+            yield from state_shards(name, parameter.shape, entries[name])
 
     def _frozen_names(self, wanted: bool) -> set[str]:
         """Return the names of the parameters that are not trained, if they are ``wanted``."""
@@ -232,19 +222,17 @@ class Replicated:
         Raises:
             CheckpointError: the shards are not those of this learner.
         """
-        masters = {id(parameter): master for parameter, master in self.masters}
+        state: State = {index: dict(entries) for index, entries in rest.items()}
+        numbers = {name: index for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
             if saved.lacks(name):
                 continue
-            weights = saved.whole(name, WEIGHT, parameter.shape)
+            weights, index = saved.whole(name, WEIGHT, parameter.shape), numbers.get(name)
             parameter.copy_(weights)
-            if id(parameter) in masters:
-                masters[id(parameter)].copy_(weights)
-        state: State = {
-            index: dict(rest[index]) | {part: saved.whole(name, part, tensor.shape) for part in saved.parts(name)}
-            for index, (name, tensor) in enumerate(zip(self.names, self._parameters(), strict=True))
-            if index in rest
-        }
+            if index in rest:
+                state[index] |= {part: saved.whole(name, part, parameter.shape) for part in saved.parts(name)}
+            if index in self.half:
+                state.setdefault(index, {})[MASTER] = weights
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def stepped_here(self) -> int:

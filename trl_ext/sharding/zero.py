@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trl_ext.process import distributed
 from trl_ext.sharding.frozen import Frozen, FrozenZero, gathered_by_zero, partition
-from trl_ext.sharding.replicated import Replicated, State, keep_on_main, working_dtype
+from trl_ext.sharding.replicated import Build, Replicated, State, keep_on_main, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened
 
 Result = TypeVar("Result")
@@ -49,8 +49,8 @@ class Zero(Replicated):
     def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
         return FrozenZero(model, device, self.config) if self.stage == 3 else super().freeze(model, device)
 
-    def with_masters(self, groups: list[dict]) -> None:
-        """Change nothing, because DeepSpeed keeps master weights of its own."""
+    def optimizer_of(self, groups: list[dict], build: Build) -> torch.optim.Optimizer:
+        return build(groups)  # DeepSpeed keeps master weights itself
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         import deepspeed

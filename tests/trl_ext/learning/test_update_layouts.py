@@ -180,14 +180,14 @@ def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small
     assert {p.dtype for p in adapter.values()} == {torch.bfloat16}
     assert {p.dtype for g in learner.optimizer.param_groups for p in g["params"]} == {torch.float32}
     before = {n: p.detach().clone() for n, p in adapter.items()}
-    start = [m.detach().clone() for _, m in learner.strategy.masters]
-    for parameter, _ in learner.strategy.masters:
+    start = [m.detach().clone() for m in learner.optimizer.masters.values()]
+    for parameter in learner.optimizer.masters:
         parameter.requires_grad_(True)
     for _ in range(100):
-        for parameter, _ in learner.strategy.masters:
+        for parameter in learner.optimizer.masters:
             parameter.grad = torch.ones_like(parameter)
         learner.step()
-    moved = [float((m - s).mean()) for (_, m), s in zip(learner.strategy.masters, start, strict=True)]
+    moved = [float((m - s).mean()) for m, s in zip(learner.optimizer.masters.values(), start, strict=True)]
     assert moved == pytest.approx([-1e-3] * len(moved), rel=0.02), "100 steps of Adam by 1e-5"
     for name, parameter in adapter.items():
         assert float((parameter.float() - before[name].float()).mean()) == pytest.approx(-1e-3, rel=0.1)
@@ -207,7 +207,7 @@ def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
                 write_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner), {"seed": 1})
                 learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
                 read_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner))
-        ends.append([m.detach().clone() for _, m in learner.strategy.masters])
+        ends.append([m.detach().clone() for m in learner.optimizer.masters.values()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8
 
 

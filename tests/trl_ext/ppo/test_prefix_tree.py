@@ -271,7 +271,7 @@ def test_trees_and_rows_agree_within_the_rounding_of_half_precision(tiny, tmp_pa
             rows_only()
         batch = filled(learner, answers())
         learner.accumulate(batch, torch.arange(len(batch)))
-        parameters = [*learner.model.parameters(), *(master for _, master in learner.strategy.masters)]
+        parameters = [*learner.model.parameters(), *learner.optimizer.masters.values()]
         grads = torch.cat([p.grad.flatten().float() for p in parameters if p.grad is not None])
         found.append((batch.old_logprobs, grads))
     (logprobs, gradient), (plain_logprobs, plain_gradient) = found

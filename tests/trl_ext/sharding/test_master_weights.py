@@ -152,12 +152,13 @@ def test_gradients_of_micro_batches_add_up_in_float32(tmp_path):
     rows = rows_of(learner)
     learner.accumulate(rows, torch.arange(4))  # two micro-batches
     assert all(parameter.grad is None for parameter in learner.model.parameters())
-    together = [master.grad.clone() for _, master in learner.strategy.masters]
+    together = [master.grad.clone() for master in learner.optimizer.masters.values()]
     assert {gradient.dtype for gradient in together} == {torch.float32}
     again = learner_of(HALF, "head", tmp_path, per_device_train_batch_size=4)
     again.accumulate(rows_of(again), torch.arange(4))
     own, other = (
-        torch.cat([g.flatten() for g in found]) for found in (together, [m.grad for _, m in again.strategy.masters])
+        torch.cat([g.flatten() for g in found])
+        for found in (together, [m.grad for m in again.optimizer.masters.values()])
     )
     assert float((own - other).norm() / other.norm()) < 0.02
 
@@ -432,7 +433,7 @@ def test_mixed_precision_computes_in_bfloat16_when_sampling_and_training(tiny, t
     trainer.train()
     assert seen == {False: {HALF}, True: {HALF}}, "without gradients it samples, with gradients it trains"
     assert {value.dtype for value in weights(learner).values()} == {torch.float32}
-    assert learner.strategy.masters == []
+    assert learner.optimizer.masters == {}
 
 
 @pytest.mark.parametrize("given", ["fp16", "fp8"])
