@@ -6,7 +6,7 @@ from pathlib import Path
 from maporl.hub.folder import weights_of
 from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
-from trl_ext.files.manifest import MANIFEST, DamagedCheckpoint, verify
+from trl_ext.files.manifest import DamagedCheckpoint, verify
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError, load_weights
 from trl_ext.models.forward import base_of
@@ -47,14 +47,13 @@ def load_unless_received(policy: Policy, folder: Path) -> None:
 
 
 def check_initial(initial: Path) -> None:
-    """Check that the weights in ``initial`` are those that were written. Earlier versions wrote no manifest.
+    """Check that the weights in ``initial`` are those that were written.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
     try:
-        if (initial / MANIFEST).exists():
-            verify(initial, required=())
+        verify(initial, required=())
     except DamagedCheckpoint as error:
         raise CheckpointError(
             f"{error}. These weights are the reference of the KL penalty; restore them, or remove {initial} to make "

@@ -82,7 +82,7 @@ class Resuming:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
         sources = self.remembering()
-        for name, record in state.get("rewards", {}).items():  # earlier versions kept none
+        for name, record in state.get("rewards", {}).items():
             if name in sources:
                 sources[name].recall(record)
 
@@ -166,7 +166,7 @@ class Resuming:
         state = read_state(folder)
         if state["seed"] != self.args.seed:
             raise CheckpointError(f"{folder}: was made with seed {state['seed']}, this run has seed {self.args.seed}")
-        check_options(folder, state.get("options", {}), deciding_options(self.args))  # earlier versions kept none
+        check_options(folder, state["options"], deciding_options(self.args))
         if place := place_of(folder, self.folder):
             if place.name != f"checkpoint-{state['global_step']}":  # the run would write one of its number again
                 raise CheckpointError(
@@ -225,12 +225,6 @@ class Resuming:
 
         ``resumes`` is whether a checkpoint will be loaded.
         """
-
-    def end_run(self) -> None:
-        """Hook: end the run, after its last update. By default this does nothing."""
-
-    def run_failed(self) -> None:
-        """Hook: record that the run was stopped or failed. By default this does nothing."""
 
     def data_sets(self) -> dict[str, Any]:
         """Hook: return the data sets that must be the same when the run resumes, by the names that errors use."""

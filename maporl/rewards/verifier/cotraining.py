@@ -191,5 +191,4 @@ class CoTraining:
         state, record = read_optimizer(folder)
         self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
         self.pairs = [(right, wrong) for right, wrong in record["pairs"]]
-        self.new = record.get("new", len(self.pairs))  # earlier versions kept new pairs only
-        self.rounds, self.round = record.get("rounds", [0] * len(self.pairs)), record.get("round", 0)
+        self.new, self.rounds, self.round = record["new"], record["rounds"], record["round"]
