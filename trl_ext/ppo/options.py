@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
 
 T = TypeVar("T")
 
@@ -81,6 +81,18 @@ class Decoding:
     top_k: int = 0
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """The smallest number that an option may be. It stands beside the option's type."""
+
+    ge: int
+
+
+Positive = Annotated[int, AtLeast(1)]
+"""A whole number, 1 or more."""
+NotNegative = Annotated[float, AtLeast(0)]
+"""A finite number, 0 or more."""
+
 GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
@@ -93,15 +105,17 @@ class PPOOptions:
         ValueError: an option is out of its range, or two options exclude each other.
     """
 
-    total_episodes: int | None = option(
+    total_episodes: Positive | None = option(
         None,
         "Episodes of the whole run; default: num_train_epochs over the data. An episode is a question that is "
         "asked of a team, and a completion of one policy. A configuration leaves it out, because `updates` sets "
         "the length of a run.",
     )
-    num_ppo_epochs: int = option(4, "Passes over each collected batch.")
-    num_mini_batches: int = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
-    local_rollout_forward_batch_size: int = option(64, "Rows per batch of sampling, and per batch of a reward model.")
+    num_ppo_epochs: Positive = option(4, "Passes over each collected batch.")
+    num_mini_batches: Positive = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
+    local_rollout_forward_batch_size: Positive = option(
+        64, "Rows per batch of sampling, and per batch of a reward model."
+    )
     max_tokens_per_generate: int | None = option(
         None,
         "Most tokens, padding included, in a batch of sampling; local_rollout_forward_batch_size limits its rows. "
@@ -115,16 +129,16 @@ class PPOOptions:
         "Most GiB of kept KV cache; what does not fit is read again, with equal results. None: half of the free "
         "memory.",
     )
-    max_tokens_per_microbatch: int | None = option(
+    max_tokens_per_microbatch: Positive | None = option(
         None,
         "Most tokens, padding included, that one forward of training reads; per_device_train_batch_size limits "
         "its rows. What rows share, such as a prompt, counts once. A longer row is read alone. None: on an "
         "accelerator, what its free memory holds; on CPUs only the rows are limited.",
     )
-    logits_chunk: int | None = option(
+    logits_chunk: Positive | None = option(
         None, "Compute logits for this many tokens at a time, and again in the backward pass; None: for all at once."
     )
-    response_length: int = option(53, "Most tokens of a completion.")
+    response_length: Positive = option(53, "Most tokens of a completion.")
     stop_token: Literal["eos", "none"] | None = option(
         None,
         "Where a completion ends. None: at the model's own EOS ids; eos: at the tokenizer's EOS only; none: "
@@ -150,7 +164,7 @@ class PPOOptions:
         None,
         "Subtracted from the score of a completion that does not end by itself.",
     )
-    kl_coef: float = option(
+    kl_coef: NotNegative = option(
         0.05,
         "Weight of the KL penalty against the reference, the policy's own starting point. At 0 no reference is kept.",
     )
@@ -173,13 +187,15 @@ class PPOOptions:
         "tokens (sequence), their geometric mean (sequence_mean, GSPO), or of all completions of a trajectory "
         "(trajectory, M-GRPO): those of an agent in a dialogue, where a called answer is a trajectory of its own.",
     )
-    cliprange: float = option(0.2, "Clip range of the policy ratio.")
-    cliprange_high: float | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
-    dual_clip: float | None = option(None, "Bound the loss at this many times -A where A < 0 (dual clip), e.g. 3.")
-    tis_cap: float | None = option(
+    cliprange: NotNegative = option(0.2, "Clip range of the policy ratio.")
+    cliprange_high: NotNegative | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
+    dual_clip: Annotated[float, AtLeast(1)] | None = option(
+        None, "Bound the loss at this many times -A where A < 0 (dual clip), e.g. 3."
+    )
+    tis_cap: NotNegative | None = option(
         None, "Largest importance weight of reinforce (truncated importance sampling); None: weight 1."
     )
-    engine_tis_cap: float | None = option(
+    engine_tis_cap: NotNegative | None = option(
         None,
         "Weigh every token by the trainer's probability of it over the engine's, at most by this cap. None: no "
         "weights.",
@@ -196,35 +212,23 @@ class PPOOptions:
         "(sequence_mean), over their token sums (sequence_sum), or the sum of the completions' token means "
         "divided by the number of rollouts (per_main_rollout, MATPO).",
     )
-    entropy_coef: float = option(0.0, "Weight of the entropy bonus.")
+    entropy_coef: NotNegative = option(0.0, "Weight of the entropy bonus.")
     value_loss: Literal["clipped", "huber"] = option(
         "clipped",
         "Critic's loss: clipped (squared error) or huber, which is clipped too.",
     )
     huber_delta: float = option(10.0, "Error at which the Huber loss turns linear.")
-    vf_coef: float = option(0.1, "Weight of the critic's loss.")
-    cliprange_value: float = option(0.2, "Clip range of the critic's values.")
+    vf_coef: NotNegative = option(0.1, "Weight of the critic's loss.")
+    cliprange_value: NotNegative = option(0.2, "Clip range of the critic's values.")
     target_kl: float | None = option(
         None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
     )
-    gamma: float = option(1.0, "Discount per token.")
-    lam: float = option(0.95, "Lambda of GAE per token.")
+    gamma: NotNegative = option(1.0, "Discount per token.")
+    lam: NotNegative = option(0.95, "Lambda of GAE per token.")
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        _at_least(self, 1, "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size", "response_length")
-        _at_least(self, 0, "kl_coef", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "entropy_coef")
-        optional = {
-            "cliprange_high": 0,
-            "dual_clip": 1,
-            "tis_cap": 0,
-            "engine_tis_cap": 0,
-            "max_tokens_per_microbatch": 1,
-            "logits_chunk": 1,
-        }
-        for name, smallest in optional.items():
-            if getattr(self, name) is not None:
-                _at_least(self, smallest, name)
+        _check_numbers(self)
         if self.engine_tis_mode != "token_truncate":
             if self.engine_tis_cap is None:
                 raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
@@ -238,8 +242,6 @@ class PPOOptions:
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
                 "add noise"
             )
-        if self.total_episodes is not None:
-            _at_least(self, 1, "total_episodes")
         gib = self.keep_states_gib
         if gib is not None and not (isinstance(gib, int | float) and 0 < gib < math.inf):
             raise ValueError(
@@ -285,12 +287,12 @@ class LearnerOptions:
         ValueError: an option is out of its range.
     """
 
-    learning_rate: float = option(
+    learning_rate: NotNegative = option(
         3e-6,
         "Learning rate of the policy, and of the critic unless it has its own. 3e-6, TRL's default for PPO, suits "
         "training all weights; a LoRA usually wants 1e-5 to 1e-4.",
     )
-    value_learning_rate: float | None = option(None, "Learning rate of the critic; default: learning_rate.")
+    value_learning_rate: NotNegative | None = option(None, "Learning rate of the critic; default: learning_rate.")
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
     critic: Literal["head", "adapter", "model", "central", "none"] = option(
         "head",
@@ -306,13 +308,15 @@ class LearnerOptions:
     )
 
     def __post_init__(self):
-        _at_least(self, 0, "learning_rate")
-        if self.value_learning_rate is not None:
-            _at_least(self, 0, "value_learning_rate")
+        _check_numbers(self)
 
 
-def _at_least(options, smallest: float, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, numbers.Real) or not smallest <= value < math.inf:  # type: ignore[operator]  # or NaN
-            raise ValueError(f"{name}: expected a number of at least {smallest}, got {value!r}")
+def _check_numbers(options: Any) -> None:
+    """Check every number that has a bound beside its type, but one that may be None and is."""
+    for declared in fields(options):
+        value, hints = getattr(options, declared.name), get_args(declared.type)
+        for bound in (part for hint in (declared.type, *hints) for part in getattr(hint, "__metadata__", ())):
+            if not isinstance(bound, AtLeast) or (value is None and type(None) in hints):
+                continue
+            if not isinstance(value, numbers.Real) or not bound.ge <= value < math.inf:  # type: ignore[operator]  # or NaN
+                raise ValueError(f"{declared.name}: expected a number of at least {bound.ge}, got {value!r}")
