@@ -1,13 +1,17 @@
 """The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maporl.environments.calls import CallFormat
+from maporl.environments.turns import AgentTools
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt
+
+if TYPE_CHECKING:  # it imports torch
+    from maporl.team.agents import Policy
 
 
 @dataclass
@@ -99,6 +103,21 @@ def conversations(
             turns.setdefault(u.turn, []).append(u)
     parts = ([ongoing] if ongoing else []) + [turn for turn in turns.values() if apart(turn[-1])]
     return [_encoded(part, policy, tokenizer, stop_ids, form) for part in parts]
+
+
+def supervised_rows(
+    policy: "Policy",
+    dialogues: Sequence[Dialogue],
+    tools: Mapping[str, AgentTools],
+    apart: Callable[[Utterance], bool] = lambda last: last.answers,
+) -> list[tuple[list[int], list[bool]]]:
+    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks; ``tools`` are the agents'."""
+    rows = []
+    for dialogue in dialogues:
+        for agent in policy.agents:
+            form = tools[agent].format if agent in tools else None
+            rows += conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids, form, apart)
+    return [(ids, mask) for ids, mask in rows if any(mask)]
 
 
 def _encoded(

@@ -10,23 +10,20 @@ team of such specialists knows together what no member knows, and can only gain 
 """
 
 import random
-from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from tqdm.auto import tqdm
 
 from maporl.config.schema import WarmStartSection
-from maporl.engines.transcript import conversations
+from maporl.engines.transcript import supervised_rows
 from maporl.environments.build import TeamTools
-from maporl.environments.calls import CallFormat
 from maporl.playground.teacher import is_taught, play_teacher
 from maporl.protocols.base import Protocol
 from maporl.rollout.agent_tools import tools_of_team
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks.base import Task
 from maporl.team.team import Policy, Team
-from maporl.types import Dialogue, Utterance
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sharding.master_weights import MasterAdamW
 
@@ -66,7 +63,6 @@ def warm_start(
         )
         for name, agent in ((name, team.agents[name]) for name in names)
     }
-    formats = {name: agent_tools.format for name, agent_tools in may_call.items()}
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
     optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
     with tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True) as bar:
@@ -74,8 +70,11 @@ def warm_start(
             examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]
             dialogues = play_teacher(task, protocol, specs, section, rng, examples, tools.world)
             for policy in policies:
-                rate = (1.0 - step / section.steps) * section.learning_rate
-                _step(policy, optimizers[policy.name], dialogues, formats, rate, partial(is_taught, task))
+                # the last utterance of a turn that stands apart from a conversation may be taught or not
+                rows = supervised_rows(policy, dialogues, may_call, partial(is_taught, task))
+                if rows:
+                    rate = (1.0 - step / section.steps) * section.learning_rate
+                    _step(policy, optimizers[policy.name], rows, rate)
 
 
 def _policies(team: Team, agent: str) -> tuple[str, ...]:
@@ -88,26 +87,9 @@ def _parameters(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    dialogues: list[Dialogue],
-    formats: Mapping[str, CallFormat],
-    rate: float,
-    apart: Callable[[Utterance], bool],
+    policy: Policy, optimizer: torch.optim.Optimizer, rows: list[tuple[list[int], list[bool]]], rate: float
 ) -> None:
     """Make one optimizer step on the agents' conversations, with the loss on their own utterances."""
-    # ``apart``: is the last utterance of a turn that stands apart from a conversation taught?
-    spoken = [
-        conversation
-        for d in dialogues
-        for agent in policy.agents
-        for conversation in conversations(
-            d, agent, policy.name, policy.tokenizer, policy.stop_ids, formats.get(agent), apart
-        )
-    ]
-    rows = [(ids, mask) for ids, mask in spoken if any(mask)]
-    if not rows:  # the policy's agents gave no answers
-        return
     width = max(len(ids) for ids, _ in rows)
     input_ids = torch.full((len(rows), width), PADDING)
     labels = torch.full((len(rows), width), -100)

@@ -5,15 +5,14 @@ trains on them, with the loss on the agents' own utterances only.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import Dataset
 from transformers import PrinterCallback
 
 from maporl.config.schema import Config
-from maporl.engines.transcript import conversations
-from maporl.environments.calls import CallFormat
+from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
 from maporl.from_trl import SFTConfig, SFTTrainer
 from maporl.report.charts import finite
@@ -21,7 +20,7 @@ from maporl.rollout.agent_tools import tools_of_team
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
-from maporl.team.team import Policy, Team
+from maporl.team.team import Team
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_record
 from trl_ext.files.atomic import new_folder
@@ -119,9 +118,8 @@ def _train_policies(
     tools = run.open_tools()
     may_call = tools_of_team(tools, team, 0, run.protocol, run.speakers)
     tools.world.close()
-    formats = {name: agent_tools.format for name, agent_tools in may_call.items()}
     for policy in (p for p in team.policies.values() if p.trainable):
-        rows = _rows(policy, dialogues, formats)
+        rows = supervised_rows(policy, dialogues, may_call)
         if not rows:
             continue
         args = SFTConfig(
@@ -144,7 +142,9 @@ def _train_policies(
             trainer = SFTTrainer(
                 model=policy.model,
                 args=args,
-                train_dataset=Dataset.from_list(rows),
+                train_dataset=Dataset.from_list(
+                    [{"input_ids": ids, "completion_mask": [int(sampled) for sampled in mask]} for ids, mask in rows]
+                ),
                 processing_class=policy.tokenizer,
                 optimizer_cls_and_kwargs=(MasterAdamW, {"lr": options.learning_rate}),
             )
@@ -155,16 +155,3 @@ def _train_policies(
             with new_folder(below(folder, policy.name)) as partial:
                 save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial)
     return losses
-
-
-def _rows(
-    policy: Policy, dialogues: Sequence[Dialogue], formats: Mapping[str, CallFormat]
-) -> list[dict[str, list[int]]]:
-    rows = []
-    for dialogue in dialogues:
-        for agent in policy.agents:
-            form = formats.get(agent)
-            for ids, mask in conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids, form):
-                if any(mask):
-                    rows.append({"input_ids": ids, "completion_mask": [int(sampled) for sampled in mask]})
-    return rows

@@ -152,7 +152,7 @@ def supervise(folder, monkeypatch):
         monkeypatch,
         sft,
         tools_of_team={},
-        _rows=[{"input_ids": [1]}],
+        supervised_rows=[([1], [True])],
         SFTConfig=None,
         SFTTrainer=trainer,
     )

@@ -72,7 +72,7 @@ def test_a_wrong_answer_can_be_any_other_number():
 def taught(monkeypatch, tiny, pupils, protocol, steps=20, task=None, wrong=0.0):
     """The dialogues that a warm start trains on."""
     seen = []
-    monkeypatch.setattr(warm_start, "_step", lambda policy, optimizer, dialogues, *rest: seen.append(dialogues))
+    monkeypatch.setattr(warm_start, "supervised_rows", lambda policy, dialogues, *rest: seen.append(dialogues))
     names = ("ann", "bob", "cy")[: max(2, len(pupils))]
     team = Team([Agent(n, *tiny(alphabet="0123456789+*-;", hidden_size=32, layers=1)) for n in names])
     section = WarmStartSection(steps, 64, wrong=wrong, agents=pupils)

@@ -157,7 +157,7 @@ def test_a_task_without_a_writer_is_refused(values, tmp_path):
 def test_the_warm_start_shows_the_system_prompt_as_training_does(values, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "maporl.playground.warm_start._step", lambda policy, optimizer, dialogues, *rest: seen.extend(dialogues)
+        "maporl.playground.warm_start.supervised_rows", lambda policy, dialogues, *rest: seen.extend(dialogues)
     )
     build_trainer(from_dict(values | {"agents": {"ann": {"system": "12"}, "bob": {}}}), quiet=True)
     assert seen and {d.utterances[0].messages[0]["content"] for d in seen} == {"12"}
