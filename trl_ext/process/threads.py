@@ -1,16 +1,14 @@
 """Choose how many threads compute on the CPU, and how they wait for each other.
 
-torch's own choice is a thread for each core that the process may use. That is wrong in three cases. Two trainings on
-one machine then have twice as many threads as there are cores, and threads that wait by spinning take the cores from
-those that compute. A container with a quota of two cores on a machine of 64 gets 64 threads. And ``accelerate launch``
-and ``torchrun`` give each process one thread, whatever the machine has. Importing this module does not import torch.
+torch's own choice is a thread for each core that the process may use. That is wrong in two cases. Two trainings on one
+machine then have twice as many threads as there are cores, and threads that wait by spinning take the cores from those
+that compute. And ``accelerate launch`` and ``torchrun`` give each process one thread, whatever the machine has.
+Importing this module does not import torch.
 """
 
-import math
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -77,47 +75,12 @@ def use(threads: Threads) -> None:
     torch.set_num_threads(threads.count)
 
 
-def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use: those of its affinity mask, or fewer by its cgroup's
-    quota."""
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, by its affinity mask."""
     try:
-        cores = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows have no such function
-        cores = os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(root))))
-
-
-def _quota(root: Path) -> float:
-    """Return how many cores the process's cgroup and those above it allow, as in a container, or infinity."""
-    cores = math.inf
-    for file in _quota_files(root):
-        try:
-            words = file.read_text().split()
-            if file.name != "cpu.max":  # version 1 has the period in another file
-                words.append(file.with_name("cpu.cfs_period_us").read_text().strip())
-            quota, period = words
-        except (OSError, ValueError):
-            continue
-        if quota not in ("max", "-1"):
-            cores = min(cores, int(quota) / int(period))
-    return cores
-
-
-def _quota_files(root: Path) -> list[Path]:
-    """Return the files that may hold a quota. In a container the process's own cgroup looks like the top one."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return []
-    files = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        cgroup = top / path.lstrip("/")
-        folders = [folder for folder in (cgroup, *cgroup.parents) if folder == top or top in folder.parents]
-        files += [folder / ("cpu.cfs_quota_us" if controllers else "cpu.max") for folder in folders]
-    return files
+        return os.cpu_count() or 1
 
 
 def _set_by_user(environment: Mapping[str, str]) -> str | None:

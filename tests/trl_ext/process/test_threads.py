@@ -103,37 +103,10 @@ def test_cores_are_those_of_the_affinity_mask(threads):
     assert choose(False, {}).count == 1
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "files", "cores"),
-    [
-        ("0::/", {"cpu.max": "200000 100000"}, 2),  # what a container sees
-        ("0::/", {"cpu.max": "150000 100000"}, 2),
-        ("0::/", {"cpu.max": "10000 100000"}, 1),
-        ("0::/", {"cpu.max": "max 100000"}, 8),
-        ("0::/", {}, 8),
-        ("0::/user/job", {"user/cpu.max": "300000 100000", "user/job/cpu.max": "max 100000"}, 3),  # a parent's counts
-        ("4:cpu,cpuacct:/docker/1", {"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        ("1:cpu:/job", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 8),
-        ("3:cpuset:/job\n1:name=systemd:/", {}, 8),
-        ("0::/", {"cpu.max": "nonsense"}, 8),
-    ],
-)
-def test_cores_are_no_more_than_the_quota_of_the_cgroup(tmp_path, monkeypatch, cgroup, files, cores):
-    # pretended files and eight pretended cores: a test may not change the cgroups of its machine
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    assert usable_cores(tmp_path) == cores
-
-
-def test_a_system_without_cgroups_and_affinity_has_all_its_cores(tmp_path, monkeypatch):
+def test_a_system_without_affinity_has_all_its_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert usable_cores(tmp_path) == 6
+    assert usable_cores() == 6
 
 
 LAUNCHER = """
