@@ -331,11 +331,11 @@ class Dialogue:
 
     def turns(self) -> int:
         """Return the number of turns with an answer."""
-        return 1 + max((u.turn for u in self.answers()), default=-1)
+        return 1 + max([u.turn for u in self.utterances if u.answers], default=-1)
 
     def at(self, turn: int) -> list[Utterance]:
         """Return the answers of one turn, in order of speaking."""
-        return [u for u in self.answers() if u.turn == turn]
+        return [u for u in self.utterances if u.answers and u.turn == turn]
 
 
 def without_tokens(dialogue: Dialogue) -> Dialogue:
