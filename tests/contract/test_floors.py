@@ -104,6 +104,16 @@ def test_every_room_has_a_folder_of_tests_and_every_folder_of_tests_is_on_the_ma
     assert {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} >= beside
 
 
+def test_the_forms_of_a_question_on_the_map_are_classes():
+    page = make_house.PAGE.read_text(encoding="utf-8").split("### The forms of a question")[1].split("## ")[0]
+    forms = re.findall(r"^\| `(\w+)` \| `([\w/]+)` \| (.+) \|$", page, re.M)
+    assert 10 < len(forms) <= 18
+    classes = {name for path in FILES.values() for name in re.findall(r"^class (\w+)", path.read_text(), re.M)}
+    named = {name for form, _, text in forms for name in (form, *re.findall(r"`([A-Z]\w+)`", text))}
+    assert named - classes == set()
+    assert all((ROOT / room).is_dir() for _, room, _ in forms)
+
+
 def test_the_table_of_decisions_says_what_their_pages_say():
     assert make_house.INDEX.read_text(encoding="utf-8") == make_house.index(), "run make reference"
     found = make_house.decisions()
