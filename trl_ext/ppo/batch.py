@@ -1,7 +1,7 @@
 """Token batches: what a learner is trained on. One row is one completion after its prompt."""
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -26,10 +26,6 @@ Mark = Literal["host", "sent", "computed", "assigned"]
 other, to compute advantages over the rows of all of them. ``computed``: the policy and its critic compute it before.
 ``assigned``: it comes with the advantages.
 """
-
-
-def _marks(column: Field) -> tuple[Mark, ...]:
-    return getattr(column.type, "__metadata__", ())
 
 
 @dataclass
@@ -124,7 +120,7 @@ class TokenBatch:
 
     def marked(self, mark: Mark) -> dict[str, Tensor]:
         """Return the tensors with a mark, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if mark in _marks(f)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if mark in MARKS[f.name]}
 
     @cached_property
     def sampled_on_host(self) -> tuple[Tensor, Tensor]:
@@ -173,7 +169,7 @@ class TokenBatch:
                 if value.dim() == 2:
                     # one number takes the place of all that nobody reads
                     columns[f.name] = value.new_zeros(()).expand(shape)
-                    if "sent" in _marks(f):
+                    if "sent" in MARKS[f.name]:
                         columns[f.name] = value.new_zeros(shape)
                         columns[f.name][row, column - first[row]] = value[row, column]
         none = [0] * len(self)
@@ -306,6 +302,9 @@ class TokenBatch:
             )
             parts.append((rows, torch.from_numpy(np.flatnonzero(part == number)).to(rows.input_ids.device)))
         return parts
+
+
+MARKS: dict[str, tuple[Mark, ...]] = {f.name: getattr(f.type, "__metadata__", ()) for f in fields(TokenBatch)}
 
 
 @dataclass
@@ -471,6 +470,6 @@ class GlobalBatch:
 
 
 def _moved(rows: TokenBatch, device: torch.device | str) -> TokenBatch:
-    tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows) if "host" not in _marks(f)}
+    tensors: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(rows) if "host" not in MARKS[f.name]}
     moved: Any = {name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)}
     return replace(rows, **moved)
