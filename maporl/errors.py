@@ -53,29 +53,49 @@ class Fault:
 
 
 def refused(build: Callable[[], object]) -> Iterator[Fault]:
-    """Yield the error with which a part refuses to be built, if it does."""
+    """Yield the errors with which a part refuses to be built, if it does."""
     try:
         build()
     except ValueError as error:
-        yield Fault.of(error)
+        yield from (Fault.of(ValueError(line)) for line in _lines(error))
 
 
 def refuse(faults: Iterable[Fault], where: str = "") -> list[str]:
-    """Return the warnings among ``faults`` as lines. No fault after the first error is asked for.
+    """Return the warnings among ``faults`` as lines, if none of them is an error.
 
     Args:
         faults: what the parts of a run say.
         where: where the run comes from, with which the message of an error begins.
 
     Raises:
-        ConfigError: one of them is an error.
+        ConfigError: some of them are errors. The message is the first one, and each of the others is a note, which the
+            command line and a traceback show below it.
     """
-    lines = []
-    for fault in faults:
-        if fault.severity == "error":
-            raise ConfigError(f"{where}: {fault}" if where else str(fault))
-        lines.append(f"warning: {fault}")
-    return lines
+    errors: list[str] = []
+    warnings: list[str] = []
+    try:
+        for fault in faults:
+            if fault.severity == "error":
+                errors.append(f"{where}: {fault}" if where else str(fault))
+            else:
+                warnings.append(f"warning: {fault}")
+    except Exception as error:
+        if not errors:
+            raise
+        if isinstance(error, UserError):  # what else is raised may follow from the errors before it
+            errors += _lines(error)
+    if errors:
+        refusal = ConfigError(errors[0])
+        for number, other in enumerate(errors[1:], 1):
+            if not any(other in earlier for earlier in errors[:number]):  # a part may say again what another one said
+                refusal.add_note(f"error: {other}")
+        raise refusal from None
+    return warnings
+
+
+def _lines(error: Exception) -> list[str]:
+    """Return what an error says, and what :func:`refuse` has noted below it."""
+    return [str(error), *(note.removeprefix("error: ") for note in getattr(error, "__notes__", ()))]
 
 
 def install_command(extra: str) -> str:

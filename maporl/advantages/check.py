@@ -20,7 +20,10 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         ConfigError: a transform does not exist, or has a wrong option.
     """
     config = run.config.advantage
-    yield from refused(lambda: check_columns(config, recorded_columns(run)))
+    unread = list(refused(lambda: check_columns(config, recorded_columns(run))))
+    yield from unread
+    if unread:
+        return
     transforms = build_transforms(config, f"{run.where}: advantage")
     per_token = any(transform.per_token for transform in transforms)
     yield from _returns_and_baseline(config)

@@ -1,39 +1,86 @@
 """Check the section ``cluster`` of a configuration, before any process starts."""
 
 import os
+from collections.abc import Iterator
 
-from maporl.backends.groups import groups_of, trained_policies, vllm_of
-from maporl.backends.places import check_places
+from maporl.backends.groups import group_faults, groups_of, trained_policies, vllm_of
+from maporl.backends.places import place_faults
 from maporl.backends.ray_cluster import check_installed
 from maporl.config import Config
-from maporl.errors import ConfigError
+from maporl.errors import Fault, refused
 from maporl.run import ResolvedRun
 
 
-def check_cluster(run: ResolvedRun) -> list[str]:
-    """Check that the run can be distributed over groups. Return what they are, as lines of text.
-
-    Raises:
-        ConfigError: Ray is missing or too old, a part of the configuration does not work with groups, or the groups do
-            not fit the policies.
-    """
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why the run cannot be distributed over groups: Ray is missing or too old, a part of the configuration does
+    not work with groups, or the groups do not fit the policies."""
     config = run.config
-    if config.cluster.backend == "local":
-        options = {"groups": config.cluster.groups, "pools": config.cluster.pools, "address": config.cluster.address}
-        options |= {"devices": config.cluster.devices != "auto", "scoring": config.cluster.scoring.verifier}
-        if chosen := [key for key, value in options.items() if value]:
-            raise ConfigError(f"cluster.{chosen[0]}: backend is local, which has none; set cluster.backend: ray")
-        return []
-    check_installed()
-    check_distributed(config)
+    cluster = config.cluster
+    if cluster.backend == "local":
+        options = {"groups": cluster.groups, "pools": cluster.pools, "address": cluster.address}
+        options |= {"devices": cluster.devices != "auto", "scoring": cluster.scoring.verifier}
+        for key in (key for key, value in options.items() if value):
+            yield Fault(f"cluster.{key}", "backend is local, which has none", "set cluster.backend: ray")
+        return
+    yield from refused(check_installed)
+    yield from undistributed(config)
     if config.loop.stages and not any(stage.train == "ppo" for stage in config.loop.stages):
-        raise ConfigError(
-            "cluster.backend: ray has nothing to do in loop.stages without train: ppo; use cluster.backend: local"
-        )
-    lines = _scoring(run)
+        what = "ray has nothing to do in loop.stages without train: ppo"
+        yield Fault("cluster.backend", what, "use cluster.backend: local")
+    yield from _scoring(run)
+    misfits = list(group_faults(config))
+    yield from misfits
+    if misfits:
+        return
     groups = groups_of(config)
     in_vllm = vllm_of(config, groups)
-    check_places(config.cluster, groups, trained_policies(config), in_vllm, config.training.async_depth)
+    yield from place_faults(cluster, groups, trained_policies(config), in_vllm, config.training.async_depth)
+
+
+def undistributed(config: Config) -> Iterator[Fault]:
+    """Yield what does not work with groups: parts of the configuration, or a launcher that has started several
+    processes."""
+    key = "cluster.backend"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        what = "ray starts its processes itself, and the launcher has started several"
+        yield Fault(key, what, "start with: maporl train")
+    if config.training.placement == "split":
+        remedy = "leave it out: every group has its own devices"
+        yield Fault(key, "ray does not do training.placement: split yet", remedy)
+    if any(a.engine == "vllm" and (a.load_in_4bit or a.load_in_8bit) for a in config.agents.values()):
+        remedy = "use engine: transformers for these agents, or cluster.backend: local"
+        yield Fault(key, "ray does not do the engine vllm with quantised weights yet", remedy)
+
+
+def _scoring(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why there can be no processes that score."""
+    key, section = "cluster.scoring.verifier", run.config.reward.verifier
+    if run.config.cluster.scoring.verifier is None:
+        return
+    if "verifier" not in {*run.config.reward.sources, *run.protocol.between_turns()} or section is None:
+        remedy = "add verifier to reward.sources, with reward.verifier.model, or leave it out"
+        yield Fault(key, "nothing asks a verifier", remedy)
+        return
+    for wrong, why in (
+        (section.urls, "has urls of servers, which score already"),
+        (section.learn_every, "learns (learn_every), which only one in the driver does"),
+        (section.reads == "dialogue", "reads whole dialogues (reads), which only one in the driver does"),
+        (section.pays == "output", "pays its output (pays), which only one in the driver does"),
+        (section.model is None and not section.urls, "has no model"),
+    ):
+        if wrong:
+            yield Fault(key, f"reward.verifier {why}", "remove that, or leave cluster.scoring out")
+
+
+def group_lines(config: Config) -> list[str]:
+    """Return what the groups of a run are, as lines of text."""
+    if config.cluster.backend == "local":
+        return []
+    lines, replicas = [], config.cluster.scoring.verifier
+    if replicas is not None and config.reward.verifier is not None:
+        lines.append(f"verifier {config.reward.verifier.model}: {replicas.replicas} to score")
+    groups = groups_of(config)
+    in_vllm = vllm_of(config, groups)
     shared = {"apart": "", "turns": ", in turns", "sleep": " on the same devices, asleep while it trains"}
     for name, group in groups.items():
         lines.append(
@@ -41,56 +88,3 @@ def check_cluster(run: ResolvedRun) -> list[str]:
             f"{group.engines.replicas} to sample{' with vLLM' if name in in_vllm else ''}{shared[group.sharing]}"
         )
     return lines
-
-
-def check_distributed(config: Config) -> None:
-    """Check that the policies of a run can be distributed over groups.
-
-    Raises:
-        ConfigError: a part of the configuration does not work with groups, or a launcher has started several processes.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "cluster.backend: ray starts its processes itself, and the launcher has started several; start with: "
-            "maporl train"
-        )
-    for wrong, what, remedy in (
-        (
-            config.training.placement == "split",
-            "training.placement: split",
-            "leave it out: every group has its own devices",
-        ),
-        (
-            any(a.engine == "vllm" and (a.load_in_4bit or a.load_in_8bit) for a in config.agents.values()),
-            "the engine vllm with quantised weights",
-            "use engine: transformers for these agents, or cluster.backend: local",
-        ),
-    ):
-        if wrong:
-            raise ConfigError(f"cluster.backend: ray does not do {what} yet; {remedy}")
-
-
-def _scoring(run: ResolvedRun) -> list[str]:
-    """Return a line about processes that score."""
-    config = run.config
-    places, section = config.cluster.scoring.verifier, config.reward.verifier
-    if places is None:
-        return []
-    asked = {*config.reward.sources, *run.protocol.between_turns()}
-    if "verifier" not in asked or section is None:
-        raise ConfigError(
-            "cluster.scoring.verifier: nothing asks a verifier; add verifier to reward.sources, with "
-            "reward.verifier.model, or leave it out"
-        )
-    for wrong, why in (
-        (section.urls, "has urls of servers, which score already"),
-        (section.learn_every, "learns (learn_every), which only one in the driver does"),
-        (section.reads == "dialogue", "reads whole dialogues (reads), which only one in the driver does"),
-        (section.pays == "output", "pays its output (pays), which only one in the driver does"),
-        (section.model is None, "has no model"),
-    ):
-        if wrong:
-            raise ConfigError(
-                f"cluster.scoring.verifier: reward.verifier {why}; remove that, or leave cluster.scoring out"
-            )
-    return [f"verifier {section.model}: {places.replicas} to score"]

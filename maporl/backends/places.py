@@ -3,12 +3,12 @@
 Imports no torch and no Ray.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 from maporl.config.cluster import ClusterSection, GroupSection, PoolSection
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 
 Part = str
 """``learner``, ``engine`` or ``verifier``."""
@@ -138,14 +138,14 @@ def _add_shared(
         plan.places[name, "engine"] = list(islice(engines, group.engines.replicas))
 
 
-def check_places(
+def place_faults(
     section: ClusterSection,
     groups: Mapping[str, GroupSection],
     trained: Collection[str],
     in_vllm: Collection[str],
     async_depth: int,
-) -> None:
-    """Check what can be known of places before Ray is asked.
+) -> Iterator[Fault]:
+    """Yield what can be known to be wrong with places before Ray is asked.
 
     Args:
         section: the section ``cluster`` of the run.
@@ -153,45 +153,40 @@ def check_places(
         trained: the policies that are trained.
         in_vllm: the groups that vLLM samples from.
         async_depth: ``training.async_depth``.
-
-    Raises:
-        ConfigError: a pool is unknown or unused, a group that shares its devices names two pools, an engine cannot
-            sleep, or more places are asked for than ``cluster.devices`` has.
     """
     used = set()
     for name, group in groups.items():
+        key = f"cluster.groups.{name}"
         if group.sharing == "sleep" and name not in in_vllm:
-            raise ConfigError(
-                f"cluster.groups.{name}.sharing: the engine transformers has no sleep; use engine: vllm, or turns, in "
-                "which the processes of a device work one at a time, or apart"
+            yield Fault(
+                f"{key}.sharing",
+                "the engine transformers has no sleep",
+                "use engine: vllm, or turns, in which the processes of a device work one at a time, or apart",
             )
         if group.sharing == "sleep" and async_depth:
-            raise ConfigError(
-                f"cluster.groups.{name}.sharing: an engine that sleeps cannot play ahead; set training.async_depth: 0, "
-                "or apart"
-            )
+            what = "an engine that sleeps cannot play ahead"
+            yield Fault(f"{key}.sharing", what, "set training.async_depth: 0, or apart")
         if group.sharing != "apart" and group.learner.pool != group.engines.pool:
-            raise ConfigError(
-                f"cluster.groups.{name}: sharing: {group.sharing} puts its processes on the same devices, and "
-                f"learner.pool is {group.learner.pool!r} where engines.pool is {group.engines.pool!r}; give both the "
-                "same pool"
+            yield Fault(
+                key,
+                f"sharing: {group.sharing} puts its processes on the same devices, and learner.pool is "
+                f"{group.learner.pool!r} where engines.pool is {group.engines.pool!r}",
+                "give both the same pool",
             )
-        for key, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):
+        for part, pool in (("learner", group.learner.pool), ("engines", group.engines.pool)):
             if pool is not None and pool not in section.pools:
                 pools = ", ".join(section.pools) or "none"
-                raise ConfigError(
-                    f"cluster.groups.{name}.{key}.pool: no pool {pool!r}; cluster.pools has: {pools}; add it there"
-                )
+                yield Fault(f"{key}.{part}.pool", f"no pool {pool!r}; cluster.pools has: {pools}", "add it there")
             used.add(pool)
-    if unused := [name for name in section.pools if name not in used]:
-        raise ConfigError(f"cluster.pools.{unused[0]}: no group uses it; name it in learner.pool or engines.pool")
+    for name in (name for name in section.pools if name not in used):
+        yield Fault(f"cluster.pools.{name}", "no group uses it", "name it in learner.pool or engines.pool")
     plan = plan_of(groups, trained, 0 if section.scoring.verifier is None else section.scoring.verifier.replicas)
     asked = sum(block.devices for block in plan.blocks)
     if section.devices != "auto" and asked > section.devices.cpu:
-        raise ConfigError(
-            f"cluster.groups: they ask for {asked} places ({plan.said()}), and cluster.devices has "
-            f"{section.devices.cpu}; set cluster.devices: {{cpu: {asked}}}, lower learner.devices or engines.replicas, "
-            "or set sharing: turns"
+        yield Fault(
+            "cluster.groups",
+            f"they ask for {asked} places ({plan.said()}), and cluster.devices has {section.devices.cpu}",
+            f"set cluster.devices: {{cpu: {asked}}}, lower learner.devices or engines.replicas, or set sharing: turns",
         )
 
 

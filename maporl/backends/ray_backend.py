@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from maporl.backends.check import check_distributed
+from maporl.backends.check import undistributed
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import LearnerGroup
-from maporl.backends.groups import groups_of, vllm_of
+from maporl.backends.groups import group_faults, groups_of, vllm_of
 from maporl.backends.joining import check_facts, check_shared_memory, facts_here, free_shared_memory, marked
 from maporl.backends.member import Member
-from maporl.backends.places import SCORING, Part, check_places, plan_of
+from maporl.backends.places import SCORING, Part, place_faults, plan_of
 from maporl.backends.ray_cluster import OBJECT_STORE, Cluster, check_installed
 from maporl.backends.ray_places import Places
 from maporl.backends.remote_engine import RemoteEngine
@@ -31,7 +31,7 @@ from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.config.schema import VLLMSection
 from maporl.engines.base import Engine
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
 from maporl.rollout.player import Player
@@ -148,7 +148,7 @@ class RayBackend(TeamHome):
             ValueError: no policy is trainable.
         """
         config = self._away(config)
-        check_distributed(config)
+        refuse(fault for part in (undistributed, group_faults) for fault in part(config))
         if self.section.scoring.verifier is not None and self.verifier is None:
             raise ConfigError(
                 "cluster.scoring: its processes read reward.verifier of a configuration, and this trainer was made "
@@ -157,7 +157,7 @@ class RayBackend(TeamHome):
         self.groups = groups_of(config)
         self._vllm = vllm_of(config, self.groups)
         trained = [name for name, policy in team.policies.items() if policy.trainable]
-        check_places(self.section, self.groups, trained, self._vllm, args.async_depth)
+        refuse(place_faults(self.section, self.groups, trained, self._vllm, args.async_depth))
         learners: dict[str, Any] = {
             name: RemoteLearner(
                 name,

@@ -29,7 +29,7 @@ class VerifierProcess:
         """
         config = self.spec.config
         section = config.reward.verifier
-        assert section is not None and section.model is not None, "check_cluster asks for it"
+        assert section is not None and section.model is not None, "maporl.backends.check asks for it"
         on_cpu = config.training.use_cpu or not torch.cuda.is_available()
         try:
             self.verifier = Verifier.load(

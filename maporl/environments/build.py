@@ -18,7 +18,7 @@ from maporl.environments.base import Environment, Tool, Toolbox
 from maporl.environments.isolated import Host, IsolatedEnvironment
 from maporl.environments.rooms import EnvironmentSpec
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse, refused
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,12 @@ class TeamTools:
         named = {name: config.agents[name].tools for name in speakers}
         tools: dict[str, Tool] = {}
         boxes: list[Toolbox] = []
-        seconds, groups = {}, {}
-        for name, section in config.tools.items():
-            where = f"tools.{name}"
+        seconds: dict[str, float] = {}
+        groups: dict[str, list[str]] = {}
+        specs: dict[str, EnvironmentSpec] = {}
+
+        def add_tools(name: str) -> None:
+            section, where = config.tools[name], f"tools.{name}"
             made = _made(section.use, TOOLS, section.options, where)
             if isinstance(made, Toolbox):
                 boxes.append(made)
@@ -73,14 +76,19 @@ class TeamTools:
                 tools[tool.name] = tool
                 if section.seconds is not None:
                     seconds[tool.name] = section.seconds
-        specs = {}
-        for name, options in config.environments.items():
+
+        def add_environment(name: str) -> None:
+            options = config.environments[name]
             part = look_up(options.use, ENVIRONMENTS, f"environments.{name}.use")
             specs[name] = environment_spec(name, part, options, speakers, owners(name, named, acts_in))
             if options.isolate == "process":
                 host = Host(name, options)
                 boxes.append(host)
                 specs[name] = replace(specs[name], make=partial(IsolatedEnvironment, host))
+
+        every = [(add_tools, name) for name in config.tools]
+        every += [(add_environment, name) for name in config.environments]
+        refuse(fault for add, name in every for fault in refused(partial(add, name)))
         grants = {
             name: ToolGrant(
                 tuple(agent.tools), agent.call_format, agent.limits or CallLimits(), agent.call_texts or CallTexts()

@@ -1,12 +1,12 @@
 """What the tools and environments of a run offer, before a dialogue begins. Imports no torch."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from maporl.config.imports import unknown
 from maporl.environments.base import Environment, Tool, may_pay
 from maporl.environments.rooms import EnvironmentSpec, guarded
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.types import Act
 
 
@@ -47,18 +47,19 @@ class Offers:
         guarded(made.close, f"environment {environment!r}: close() of one that never began")
         return made.forks
 
-    def must_pay(self, weighed: Collection[str]) -> None:
-        """Check that environments and tools can pay, of those whose names are among the ``weighed`` rewards.
+    def unpaid(self, weighed: Collection[str]) -> Iterator[Fault]:
+        """Yield the environments and tools with names among the ``weighed`` rewards that pay nothing to anybody, so
+        that their weights would change nothing.
 
         Raises:
-            ConfigError: one of them pays nothing to anybody, so that its weight would change nothing.
-            EnvironmentFailure: it cannot be made.
+            EnvironmentFailure: one of them cannot be made.
         """
         for name, tool in self.tools.items():
             if name in weighed and not may_pay(tool.run):
-                raise ConfigError(
-                    f"reward: {name}: the tool {name!r} pays nothing: it returns no maporl.Result; remove {name!r} "
-                    "from the rewards, or let the tool return Result(text, reward=...)"
+                yield Fault(
+                    f"reward: {name}",
+                    f"the tool {name!r} pays nothing: it returns no maporl.Result",
+                    f"remove {name!r} from the rewards, or let the tool return Result(text, reward=...)",
                 )
         for name, spec in self.environments.items():
             if name not in weighed or not spec.agents:
@@ -69,11 +70,12 @@ class Offers:
             finally:
                 guarded(made.close, f"environment {name!r}: close() of one that never began")
             if not pays:
-                raise ConfigError(
-                    f"reward: {name}: the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has "
-                    f"no reward, and its tools return none; remove {name!r} from the rewards, or give its class "
-                    f"reward() (get_reward() in a class for TRL), or set environments.{name}.reward to the attribute "
-                    "that has it"
+                yield Fault(
+                    f"reward: {name}",
+                    f"the environment {name!r} ({type(made.instance).__name__}) pays nothing: it has no reward, and "
+                    "its tools return none",
+                    f"remove {name!r} from the rewards, or give its class reward() (get_reward() in a class for TRL), "
+                    f"or set environments.{name}.reward to the attribute that has it",
                 )
 
     def rewards(self) -> frozenset[str]:

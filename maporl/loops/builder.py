@@ -6,11 +6,12 @@ trained on, and those of engines without token ids, make no rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar, Literal
 
 from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
+from maporl.errors import Fault
 from maporl.loops.rows import AnyRow, Row
 from maporl.types import Dialogue, Utterance
 
@@ -32,18 +33,16 @@ class Builder(ABC):
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> Sequence[AnyRow]:
         """Return the rows of what was said in ``roles``, or in all roles if ``roles`` is empty."""
 
-    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:  # noqa: B027  # most have nothing to check
-        """Check that the rows can be made and trained on in the run of ``config``. By default they can.
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> Iterator[Fault]:
+        """Yield why the rows cannot be made or trained on in the run of ``config``. By default they can.
 
         Args:
             config: the configuration of the run.
             section: the stage of the builder.
             before: what trains the stages before it (``RowsStage.train``).
-            where: the key of the stage, with which errors begin.
-
-        Raises:
-            ConfigError: they cannot.
+            where: the key of the stage, with which faults begin.
         """
+        return iter(())
 
 
 def in_order(dialogues: Sequence[Dialogue]) -> list[Dialogue]:

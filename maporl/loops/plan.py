@@ -1,13 +1,13 @@
 """What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from maporl.config.loops import PPOStage, RowsStage, StageSection, TurnCriticStage
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
-from maporl.errors import ConfigError
+from maporl.errors import Fault, refuse
 from maporl.loops.builder import Builder
 from maporl.loops.builders import BUILDERS
 from maporl.loops.ranked import RankHalves
@@ -18,65 +18,77 @@ PPO_ONLY = ("updates", "advantage", "schedule")
 
 
 def stages_of(config: Config) -> list[Stage]:
-    """Return the stages of a loop with their builders, after checking that they fit each other.
+    """Return the stages of a loop with their builders.
 
     Raises:
-        ConfigError: a builder is unknown or has wrong options, a builder's rows do not fit its trainer, rounds are to
-            be accepted without an evaluation, or more than one process was launched.
+        ConfigError: :func:`faults` yields an error, or a builder is unknown or has wrong options.
+    """
+    refuse(faults(config))
+    return _built(config)
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Yield stages that do not fit each other, their builders or the run: a builder's rows do not fit its trainer,
+    rounds are to be accepted without an evaluation, or more than one process was launched.
+
+    Raises:
+        ConfigError: a builder is unknown or has wrong options.
     """
     if config.loop.accept == "not_worse" and not config.evaluation.questions:
-        raise ConfigError(
-            "loop.accept: not_worse compares held-out scores, and evaluation.questions is 0; set how many questions "
-            "to ask"
-        )
+        what = "not_worse compares held-out scores, and evaluation.questions is 0"
+        yield Fault("loop.accept", what, "set how many questions to ask")
     if distributed.size() > 1:
-        raise ConfigError(
-            f"loop: runs in one process, and {distributed.size()} were launched; start it without a launcher"
-        )
-    stages: list[Stage] = []
-    for number, section in enumerate(config.loop.stages):
+        what = f"runs in one process, and {distributed.size()} were launched"
+        yield Fault("loop", what, "start it without a launcher")
+    stages = _built(config)
+    for number, (section, builder) in enumerate(stages):
+        where = f"loop.stages.{number}"
         if section.train == "reward":
-            _check_verifier(config, f"loop.stages.{number}")
-        where = f"loop.stages.{number}.build"
-        if not isinstance(section, RowsStage):
-            stages.append((section, None))
+            yield from _verifier(config, where)
+        if builder is None:
             continue
-        (builder,) = build_named([section.build], BUILDERS, where, Builder)
+        assert isinstance(section, RowsStage)
         if builder.makes not in section.takes:
             fitting = [name for name, kind in BUILDERS.items() if kind.makes in section.takes]
-            raise ConfigError(
-                f"{where}: makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}; use "
-                f"one of {fitting}"
+            yield Fault(
+                f"{where}.build",
+                f"makes {builder.makes}, and train: {section.train} takes {' or '.join(section.takes)}",
+                f"use one of {fitting}",
             )
-        builder.check(config, section, [earlier.train for earlier, _ in stages], f"loop.stages.{number}")
-        stages.append((section, builder))
-    _check_read(stages)
-    return stages
-
-
-def _check_read(stages: Sequence[Stage]) -> None:
-    """Check that what a critic of turns learns is read by a later stage."""
-    for number, (section, _) in enumerate(stages):
+        yield from builder.check(config, section, [earlier.train for earlier, _ in stages[:number]], where)
         if isinstance(section, TurnCriticStage) and not any(isinstance(s, RankHalves) for _, s in stages[number:]):
-            raise ConfigError(
-                f"loop.stages.{number}: train: turn_critic changes no policy, and no later stage ranks by the critic; "
-                "add {train: dpo, build: rank_halves, norm: true}}"
+            yield Fault(
+                where,
+                "train: turn_critic changes no policy, and no later stage ranks by the critic",
+                "add {train: dpo, build: rank_halves, norm: true}",
             )
 
 
-def _check_verifier(config: Config, where: str) -> None:
-    """Check that there is a verifier in this process to train, which reads whole dialogues."""
+def _built(config: Config) -> list[Stage]:
+    """Return the stages of a loop with their builders, whether they fit or not."""
+    return [
+        (
+            section,
+            build_named([section.build], BUILDERS, f"loop.stages.{number}.build", Builder)[0]
+            if isinstance(section, RowsStage)
+            else None,
+        )
+        for number, section in enumerate(config.loop.stages)
+    ]
+
+
+def _verifier(config: Config, where: str) -> Iterator[Fault]:
+    """Yield why the run has no verifier in this process that can be trained on whole dialogues."""
     verifier = config.reward.verifier
     if verifier is None or (verifier.model is None and verifier.tiny is None):
-        raise ConfigError(
-            f"{where}: train: reward trains reward.verifier, and it names no model; add reward.verifier: {{model: "
-            "NAME, reads: dialogue}"
+        yield Fault(
+            where,
+            "train: reward trains reward.verifier, and it names no model",
+            "add reward.verifier: {model: NAME, reads: dialogue}",
         )
-    if verifier.reads != "dialogue":
-        raise ConfigError(
-            f"{where}: train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}; set "
-            "reads: dialogue"
-        )
+    elif verifier.reads != "dialogue":
+        what = f"train: reward compares whole dialogues, and reward.verifier.reads is {verifier.reads}"
+        yield Fault(where, what, "set reads: dialogue")
 
 
 def trained_on(section: StageSection) -> str:
@@ -87,20 +99,17 @@ def trained_on(section: StageSection) -> str:
     return f"{section.train} on {entry_name(section.build)}"
 
 
-def check_loop(config: Config, dialogues: int, condition: str, questions: int) -> list[str]:
-    """Check the stages of a loop. Return what a round plays and trains as lines of text.
+def loop_lines(config: Config, dialogues: int, condition: str, questions: int) -> list[str]:
+    """Return what a round of a loop plays and trains, as lines of text.
 
     Args:
         config: the configuration.
         dialogues: the number of dialogues that are played on a question.
         condition: says when this number holds, or is empty.
         questions: the number of questions of the training split.
-
-    Raises:
-        ConfigError: the stages cannot run.
     """
     loop = config.loop
-    trained = ", then ".join(trained_on(section) for section, _ in stages_of(config))
+    trained = ", then ".join(trained_on(section) for section in loop.stages)
     asked = min(loop.questions, questions)
     times = "1 round" if loop.rounds == 1 else f"{loop.rounds} rounds"
     lines = [

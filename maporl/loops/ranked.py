@@ -1,7 +1,7 @@
 """Builders for critics of turns, and for what is ranked by them (SWEET-RL, arXiv 2503.15478). No torch."""
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from pydantic import Field
 from maporl.config.loops import RowsStage
 from maporl.config.numbers import Positive, PositiveShare, section
 from maporl.config.schema import Config
-from maporl.errors import ConfigError
+from maporl.errors import Fault
 from maporl.loops.builder import Builder, said
 from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
@@ -62,31 +62,27 @@ class RankHalves(Builder):
         first = sorted(dialogues, key=lambda dialogue: (dialogue.rollout, dialogue.prompt))
         return [row for row, _ in said(first[: max(1, int(self.share * len(first) * (1 + ROUNDING)))], roles)]
 
-    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:
-        """Check that a stage can sample candidates, and rank them by a critic of turns that a stage ``before`` it has
-        trained.
-
-        Raises:
-            ConfigError: it cannot.
-        """
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> Iterator[Fault]:
+        """Yield why a stage cannot sample candidates, or rank them by a critic of turns that a stage ``before`` it has
+        trained."""
+        key = f"{where}.build"
         if "turn_critic" not in before:
-            raise ConfigError(
-                f"{where}.build: rank_halves ranks by a critic of turns, and no stage before it trains one; add "
-                "{train: turn_critic, build: trajectory_pairs}}"
+            yield Fault(
+                key,
+                "rank_halves ranks by a critic of turns, and no stage before it trains one",
+                "add {train: turn_critic, build: trajectory_pairs}",
             )
         if section.replay != "current":
-            raise ConfigError(f"{where}.replay: rank_halves samples candidates for the present round only; remove it")
-        if tooled := [name for name, agent in config.agents.items() if agent.tools and agent.trainable]:
-            raise ConfigError(
-                f"{where}.build: rank_halves compares answers without their calls, and agent {tooled[0]!r} has tools; "
-                "give it none"
-            )
-        engines = {name: agent.engine for name, agent in config.agents.items() if agent.trainable}
-        for name, engine in engines.items():
-            if engine != "transformers":
-                raise ConfigError(
-                    f"{where}.build: rank_halves samples candidates with transformers, and agents.{name}.engine is "
-                    f"{engine!r}; set engine: transformers"
+            yield Fault(f"{where}.replay", "rank_halves samples candidates for the present round only", "remove it")
+        for name, agent in ((name, agent) for name, agent in config.agents.items() if agent.trainable):
+            if agent.tools:
+                what = f"rank_halves compares answers without their calls, and agent {name!r} has tools"
+                yield Fault(key, what, "give it none")
+            if agent.engine != "transformers":
+                yield Fault(
+                    key,
+                    f"rank_halves samples candidates with transformers, and agents.{name}.engine is {agent.engine!r}",
+                    "set engine: transformers",
                 )
 
     def paired(self, candidates: Sequence[Row]) -> list[Pair]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from maporl.config.loops import RowsStage
 from maporl.config.numbers import Finite, Positive, section
 from maporl.config.schema import Config
-from maporl.errors import ConfigError
+from maporl.errors import Fault
 from maporl.loops.builder import Builder, in_order
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
@@ -69,17 +69,14 @@ class Flatten(Builder):
             )
         return rows
 
-    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> None:
-        """Check that the policy ``into`` learns.
-
-        Raises:
-            ConfigError: it does not.
-        """
+    def check(self, config: Config, section: RowsStage, before: Sequence[str], where: str) -> Iterator[Fault]:
+        """Yield that the policy ``into`` does not learn."""
         policies = {agent.policy or name for name, agent in config.agents.items() if agent.trainable and agent.weights}
         if self.into not in policies:
-            raise ConfigError(
-                f"{where}.build: flatten.into: {self.into!r} names none of the policies that learn; name one of "
-                f"{sorted(policies)}"
+            yield Fault(
+                f"{where}.build",
+                f"flatten.into: {self.into!r} names none of the policies that learn",
+                f"name one of {sorted(policies)}",
             )
 
     def pieces(self, dialogue: Dialogue, roles: Collection[str] = ()) -> Iterator[tuple[str, bool]]:

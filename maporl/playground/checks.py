@@ -1,11 +1,11 @@
 """Checks, before a model loads, that the warm start can write what each agent is to learn."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.playground.teacher import play_teacher
 from maporl.rollout.episode import SpeakerSpec
 from maporl.run import ResolvedRun
@@ -30,18 +30,15 @@ def check_taught(run: ResolvedRun, world: World) -> None:
     play_teacher(task, run.protocol, specs, config.warm_start, rng, examples, world)
 
 
-def check_taught_calls(run: ResolvedRun, tools: Mapping[str, AgentTools]) -> None:
-    """Check that the warm start can write the calls that it teaches. ``tools`` are what agents may call.
-
-    Raises:
-        ConfigError: an agent's call format is one that only its chat template knows.
-    """
+def taught_calls(run: ResolvedRun, tools: Mapping[str, AgentTools]) -> Iterator[Fault]:
+    """Yield the agents whose call format the warm start cannot write, because only their chat template knows it.
+    ``tools`` are what agents may call."""
     config, task = run.config, run.task
     for agent, agent_tools in tools.items():
         if not config.warm_start.steps or not config.warm_start.pupil(agent).calls:
             continue
-        for name, arguments in lessons_of(task).write_calls(task[0], agent_tools.checks.keys()):
-            try:
+        try:
+            for name, arguments in lessons_of(task).write_calls(task[0], agent_tools.checks.keys()):
                 agent_tools.format.write(name, arguments)
-            except ConfigError as error:
-                raise ConfigError(f"agents.{agent}: {error}") from None
+        except ConfigError as error:
+            yield Fault.of(ConfigError(f"agents.{agent}: {error}"))

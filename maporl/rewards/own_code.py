@@ -21,15 +21,16 @@ GRADED = 4
 """The examples of a split whose right answers are graded. Grading may be slow."""
 
 
-def check_own_task(run: ResolvedRun) -> list[str]:
-    """Check that a task of the user's own (``MODULE:OBJECT``) gives examples and grades. Return its warnings.
+def own_task_warnings(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield a warning for each split of a task of the user's own (``MODULE:OBJECT``) whose right answers it calls
+    wrong.
 
     Raises:
         ConfigError: it gives something else, repeats an id, or raises an error.
     """
-    if not is_import(run.config.task["name"]):
-        return []
-    return [warning for task in run.splits for warning in _check_split(run.config, task)]
+    if is_import(run.config.task["name"]):
+        for task in run.splits:
+            yield from _split_warnings(run.config, task)
 
 
 def check_reward_functions(run: ResolvedRun) -> None:
@@ -72,8 +73,9 @@ def label_warnings(run: ResolvedRun) -> Iterator[Fault]:
             )
 
 
-def _check_split(config: Config, task: Task) -> list[str]:
-    """Check the first examples of a split, and grade the right answers of a few."""
+def _split_warnings(config: Config, task: Task) -> Iterator[Fault]:
+    """Check the first examples of a split, and grade the right answers of a few. Yield the first that it calls
+    wrong."""
     where = f"task {config.task['name']}"
     seen: dict[str, int] = {}
     examples: list[Example] = []
@@ -93,7 +95,7 @@ def _check_split(config: Config, task: Task) -> list[str]:
             raise ConfigError(f"{where}: question returned {_kind(question)} for example {index}; expected a text")
         examples.append(example)
     graded = islice(examples, GRADED if task.labelled and task.has_questions else 0)
-    return [warning for example in graded for warning in _grade(config, task, example, where)][:1]
+    yield from islice((warning for example in graded for warning in _grade(config, task, example, where)), 1)
 
 
 def _must_be_example(example: object, where: str) -> None:
@@ -105,8 +107,8 @@ def _must_be_example(example: object, where: str) -> None:
             raise ConfigError(f"{where} returned an Example whose {name} is {_kind(value)}; expected {wanted}")
 
 
-def _grade(config: Config, task: Task, example: Example, where: str) -> list[str]:
-    """Grade the solution and the bare label of an example. Return a warning if its right answer is called wrong."""
+def _grade(config: Config, task: Task, example: Example, where: str) -> Iterator[Fault]:
+    """Grade the solution and the bare label of an example. Yield a warning if its right answer is called wrong."""
     verdicts = []
     with _own_code(config, f"{where}: solution"):
         solution = task.solution(example)
@@ -121,12 +123,9 @@ def _grade(config: Config, task: Task, example: Example, where: str) -> list[str
             )
         verdicts.append(grade.correct)
     own_solution = type(task).solution is not Task.solution
-    if verdicts[0] is not False or not (own_solution or verdicts[1] is False):
-        return []
-    return [
-        f"warning: {where}: it grades its own right answer {solution!r:.60} to question {example.id} as wrong; change "
-        "grade or solution"
-    ]
+    if verdicts[0] is False and (own_solution or verdicts[1] is False):
+        what = f"it grades its own right answer {solution!r:.60} to question {example.id} as wrong"
+        yield Fault(where, what, "change grade or solution", "warning")
 
 
 @contextmanager

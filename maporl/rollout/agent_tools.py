@@ -1,6 +1,6 @@
 """What each agent of a team may call: its tools, its call format, and what its tokenizer makes of results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from maporl.config.imports import unknown
@@ -11,7 +11,7 @@ from maporl.environments.build import TeamTools, ToolGrant, build_grants
 from maporl.environments.calls import TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import Fault, refuse
 from maporl.protocols.base import Protocol
 from maporl.team.agents import Voice
 from maporl.team.team import Team
@@ -45,15 +45,12 @@ def agent_tools(
         ConfigError: a tool does not exist, two have the same name, a schema is not valid, or the call format does not
             suit the tools or the chat template.
     """
-    where = f"agents.{agent}"
-    granted = [*_granted(agent, grant.tools, world), *((tool, None) for tool in handed)]
+    refuse(grant_faults(agent, grant, world, handed))
+    granted = _granted(agent, grant, world, handed)
     tools = [tool for tool, _ in granted]
-    twice = [tool.name for number, tool in enumerate(tools) if tool.name in [t.name for t in tools[:number]]]
-    if twice:
-        raise ConfigError(f"{where}.tools: it has two tools called {twice[0]!r}; rename one of them")
     checks = {tool.name: ArgumentCheck(tool) for tool in tools}
     native = (lambda: None) if voice is None else (lambda: NativeCalls.of(voice.tokenizer))
-    form = build_format(grant.call_format, tools, grant.texts, native, where, grant.limits.parallel)
+    form = build_format(grant.call_format, tools, grant.texts, native, f"agents.{agent}", grant.limits.parallel)
     places = {tool.name: place for tool, place in granted}
     reader = _Reader(voice, longest, form.heard)
     names = frozenset(tool.name for tool in handed)
@@ -87,38 +84,44 @@ def tools_of_team(
     return may_call | {name: typed(entry) for name, entry in may_call.items() if team.agents[name].engine == "human"}
 
 
-def _granted(agent: str, names: Sequence[str], world: World) -> list[tuple[Tool, str | None]]:
-    """Return the tools that ``names`` name, each with its environment."""
-    granted: list[tuple[Tool, str | None]] = []
-    for name in names:
-        place, _, one = name.partition(".")
-        if name in world.tools:
-            granted.append((world.tools[name], None))
-        elif place in world.groups:
-            group = world.groups[place]
-            one = one if not one or one in group else writable(one)
-            if one and one not in group:
-                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, group)}")
-            granted += [(world.tools[n], None) for n in ([one] if one else group)]
-        elif place in world.environments:
-            offered = {tool.name: tool for tool in _offered(agent, place, world)}
-            one = one if not one or one in offered else writable(one)
-            if one and one not in offered:
-                raise ConfigError(f"agents.{agent}.tools: {name}: {unknown(one, offered)}")
-            granted += [(offered[n], place) for n in ([one] if one else offered)]
-        else:
-            choices = [*world.tools, *world.groups, *world.environments]
-            raise ConfigError(f"agents.{agent}.tools: {unknown(name, choices)}; add it under tools: or environments:")
-    return granted
+def grant_faults(agent: str, grant: ToolGrant, world: World, handed: Sequence[Tool] = ()) -> Iterator[Fault]:
+    """Yield the names in ``grant`` that mean no tool of ``agent``, and names that two tools have."""
+    for name in grant.tools:
+        if isinstance(named := _named(agent, name, world), Fault):
+            yield named
+    names = [tool.name for tool, _ in _granted(agent, grant, world, handed)]
+    for name in dict.fromkeys(name for number, name in enumerate(names) if name in names[:number]):
+        yield Fault(f"agents.{agent}.tools", f"it has two tools called {name!r}", "rename one of them")
 
 
-def _offered(agent: str, place: str, world: World) -> Sequence[Tool]:
-    if agent not in world.environments[place].agents:
-        raise ConfigError(
-            f"agents.{agent}.tools: environment {place!r} is for {list(world.environments[place].agents)}; add "
-            f"{agent!r} to environments.{place}.agents"
-        )
-    return world.offers.tools_of(place, agent)
+def _granted(agent: str, grant: ToolGrant, world: World, handed: Sequence[Tool]) -> list[tuple[Tool, str | None]]:
+    """Return the tools of an agent, each with its environment."""
+    named = (_named(agent, name, world) for name in grant.tools)
+    granted = [entry for entries in named if not isinstance(entries, Fault) for entry in entries]
+    return [*granted, *((tool, None) for tool in handed)]
+
+
+def _named(agent: str, name: str, world: World) -> list[tuple[Tool, str | None]] | Fault:
+    """Return the tools that a name means, each with its environment, or why it means none."""
+    place, _, one = name.partition(".")
+    key = f"agents.{agent}.tools"
+    if name in world.tools:
+        return [(world.tools[name], None)]
+    if place in world.groups:
+        offered = {n: world.tools[n] for n in world.groups[place]}
+    elif place in world.environments:
+        owners = world.environments[place].agents
+        if agent not in owners:
+            what = f"environment {place!r} is for {list(owners)}"
+            return Fault(key, what, f"add {agent!r} to environments.{place}.agents")
+        offered = {tool.name: tool for tool in world.offers.tools_of(place, agent)}
+    else:
+        choices = [*world.tools, *world.groups, *world.environments]
+        return Fault(key, unknown(name, choices), "add it under tools: or environments:")
+    one = one if not one or one in offered else writable(one)
+    if one and one not in offered:
+        return Fault(f"{key}: {name}", unknown(one, offered))
+    return [(offered[n], place if place not in world.groups else None) for n in ([one] if one else offered)]
 
 
 def typed(tools: AgentTools) -> AgentTools:

@@ -18,7 +18,7 @@ from maporl.engines.transcript import Transcript
 from maporl.environments.build import TeamTools
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.evaluation.metrics import Evaluation, evaluate_dialogues, merge, turns_played
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.growth import grown
@@ -177,7 +177,7 @@ class Player:
         scorer = Scorer(reward, passed, speakers or team.names(), digits, options.missing_eos_penalty)
         tools = tools or TeamTools()
         world, sampled = tools.world, team.sampling(sampling)
-        world.offers.must_pay(weighed(reward))
+        refuse(world.offers.unpaid(weighed(reward)))
         may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
         for name, agent_tools in may_call.items():  # a result must follow a call, so the completion ends with it
             for policy in team.policies_of.get(name, ()):

@@ -12,12 +12,11 @@ from maporl.engines.base import Request
 from maporl.engines.transcript import Transcript
 from maporl.environments.base import Tool
 from maporl.environments.turns import AgentTools
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.rollout.tool_checks import check_tools
+from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun
-from maporl.team.loading import load_tokenizers
 from maporl.validation.rehearsal import Players, silence
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
@@ -39,14 +38,15 @@ def shown_tools(config: Config, agent: str) -> list[str]:
 
     Raises:
         ConfigError: the agent does not exist, does not play or may call nothing, or as for
-            :func:`maporl.rollout.tool_checks.check_tools`.
+            :meth:`maporl.rollout.tool_checks.OfferedTools.faults`.
     """
     run = ResolvedRun(config)
     playing = run.speakers
     if agent not in playing:
         raise ConfigError(f"--agent: {unknown(agent, playing)}")
-    tokenizers = load_tokenizers(config)
-    world, tools, lines = check_tools(run, tokenizers)
+    offered = OfferedTools(run)
+    refuse(offered.faults())
+    world, tools = offered.world, offered.may_call
     if agent not in tools:
         raise ConfigError(
             f"--agent: {agent} may call nothing; list tools under agents.{agent}.tools, or name one of {sorted(tools)}"
@@ -67,10 +67,10 @@ def shown_tools(config: Config, agent: str) -> list[str]:
         raise ConfigError(
             f"--agent: {agent} is asked nothing in a dialogue on the first question in which all are silent"
         )
-    summary = next(line for line in lines if line.startswith(f"tools: {agent} may call "))
+    summary = next(line for line in offered.lines() if line.startswith(f"tools: {agent} may call "))
     granted = tools[agent]
     signatures = [part for tool in granted.format.tools.values() for part in _wrapped(tool.line(), "  ")]
-    return [*_wrapped(summary, ""), *signatures, *_conversation(request, granted, tokenizers.get(agent))]
+    return [*_wrapped(summary, ""), *signatures, *_conversation(request, granted, offered.tokenizers.get(agent))]
 
 
 def _conversation(request: Request, tools: AgentTools, tokenizer: Tokenizer | None) -> list[str]:

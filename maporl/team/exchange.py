@@ -84,6 +84,7 @@ def exchanged(run: ResolvedRun, names: Sequence[str], key: str = "--swap") -> It
     for name in names:
         if name not in run.speakers:
             yield Fault(key, unknown(name, run.speakers))
+            return
         agent = agents[name]
         if not agent.weights or agent.engine != agents[names[0]].engine:
             yield Fault(

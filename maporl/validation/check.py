@@ -2,7 +2,7 @@
 advantages.
 
 The parts check themselves: ``check(run)`` of a module yields faults. This module asks them in order, adds what is
-nobody's own, and raises the first error.
+nobody's own, and raises all errors as one.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def check(config: Config, where: str) -> None:
     """Check that the parts of ``config`` fit each other. This loads no model, and torch only for advantages.
 
     Raises:
-        ConfigError: they do not. The message begins with ``where`` and names the first fault.
+        ConfigError: they do not. The message begins with ``where`` and names the first fault, and its notes the others.
     """
     run = ResolvedRun(config, where)
     refuse((fault for part in (_named, _output, training.check_options, *PARTS, _task) for fault in part(run)), where)

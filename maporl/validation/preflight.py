@@ -4,7 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,24 +16,24 @@ from transformers import SchedulerType, get_scheduler, training_args
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
-from maporl.backends.check import check_cluster
+from maporl.backends import check as cluster
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
 from maporl.engines import choice
-from maporl.errors import ConfigError, install_command, one_line, refuse
-from maporl.loops.plan import check_loop
-from maporl.playground.checks import check_taught, check_taught_calls
+from maporl.errors import ConfigError, Fault, install_command, one_line, refuse, refused
+from maporl.loops import plan
+from maporl.playground.checks import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
-from maporl.rewards.own_code import check_own_task, check_reward_functions, label_warnings
+from maporl.rewards.own_code import check_reward_functions, label_warnings, own_task_warnings
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
-from maporl.rollout.tool_checks import check_tools
+from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun
 from maporl.tasks import Mixture, Task
 from maporl.team import memory, model_checks
 from maporl.team.devices import split
-from maporl.team.loading import base_owners, load_tokenizers
+from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
@@ -45,21 +46,7 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
     Raises:
         ConfigError: transformers refuses an option, or a package that an option needs is not installed.
     """
-    training = config.training
-    _check_schedule(training)
-    _check_bf16(training)
-    if "8bit" in training.optim and find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            f"training.optim: {training.optim} needs the package bitsandbytes; install it with: "
-            f"{install_command('quantized')}"
-        )
-    try:
-        for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
-            callback()  # raises an error if its package is not installed
-    except (ValueError, RuntimeError, ImportError, AssertionError) as error:
-        raise ConfigError(
-            f"training.report_to: {training.report_to} cannot be reported to: {one_line(error)}"
-        ) from None
+    refuse(_options(config.training))
     try:
         return MultiAgentPPOConfig.from_config(config)
     except ConfigError:
@@ -68,18 +55,39 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
         raise ConfigError(f"training: {one_line(error)}") from None
 
 
-def _check_bf16(training: TrainingOptions) -> None:
-    """Check that the device computes in bfloat16 where mixed precision is asked for."""
+def _training(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield options of the training that transformers refuses, now or during training."""
+    yield from list(_options(run.config.training)) or refused(lambda: training_arguments(run.config))
+
+
+def _options(training: TrainingOptions) -> Iterator[Fault]:
+    """Yield options that transformers would only refuse during training, and packages that one needs and lacks."""
+    yield from _schedule(training)
+    yield from _bf16(training)
+    if "8bit" in training.optim and find_spec("bitsandbytes") is None:
+        yield Fault(
+            "training.optim",
+            f"{training.optim} needs the package bitsandbytes",
+            f"install it with: {install_command('quantized')}",
+        )
+    try:
+        for callback in get_reporting_integration_callbacks(_reports(training.report_to)):
+            callback()  # raises an error if its package is not installed
+    except (ValueError, RuntimeError, ImportError, AssertionError) as error:
+        yield Fault("training.report_to", f"{training.report_to} cannot be reported to: {one_line(error)}")
+
+
+def _bf16(training: TrainingOptions) -> Iterator[Fault]:
+    """Yield that the device does not compute in bfloat16, where mixed precision is asked for."""
     # transformers refuses it too, but names a setting of its own and not the device
     if not training.bf16 or training.use_cpu or training_args.is_torch_bf16_gpu_available():
         return
-    kind = accelerator()
+    kind, key, remedy = accelerator(), "training.bf16", "set training.bf16: false"
     if kind is None:
-        raise ConfigError(
-            "training.bf16: no accelerator was found; set training.bf16: false, or training.use_cpu: true to compute "
-            "in bfloat16 on the CPU"
-        )
-    raise ConfigError(f"training.bf16: this {kind.type} device does not compute in bfloat16; set training.bf16: false")
+        remedy += ", or training.use_cpu: true to compute in bfloat16 on the CPU"
+        yield Fault(key, "no accelerator was found", remedy)
+    else:
+        yield Fault(key, f"this {kind.type} device does not compute in bfloat16", remedy)
 
 
 def _reports(names: list[str]) -> list[str] | str:
@@ -87,12 +95,13 @@ def _reports(names: list[str]) -> list[str] | str:
     return names[0] if names in (["all"], ["none"]) else names
 
 
-def _check_schedule(training: TrainingOptions) -> None:
-    """Check that the schedule of the learning rate exists, has the options that it needs, and can step."""
+def _schedule(training: TrainingOptions) -> Iterator[Fault]:
+    """Yield that the schedule of the learning rate does not exist, lacks options that it needs, or cannot step."""
     name, options = training.lr_scheduler_type, training.lr_scheduler_kwargs or {}
     names = [kind.value for kind in SchedulerType]
     if name not in names:
-        raise ConfigError(f"training.lr_scheduler_type: {unknown(name, names)}")
+        yield Fault("training.lr_scheduler_type", unknown(name, names))
+        return
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
         maker: Callable[..., Any] = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]  # type: ignore[assignment]  # of functions
@@ -101,36 +110,25 @@ def _check_schedule(training: TrainingOptions) -> None:
         optimizer.step()
         schedule.step()
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise ConfigError(
-            f"training.lr_scheduler_type: {name} cannot be used with lr_scheduler_kwargs {options}: {one_line(error)}"
-        ) from None
+        what = f"{name} cannot be used with lr_scheduler_kwargs {options}: {one_line(error)}"
+        yield Fault("training.lr_scheduler_type", what)
 
 
 def check_run(config: Config) -> list[str]:
     """Check everything that can be checked without loading a model. Return the findings as lines of text.
 
     Raises:
-        ConfigError: the run cannot start.
+        ConfigError: the run cannot start. It says what is wrong in any part that is read before the run is rehearsed.
     """
     run = ResolvedRun(config)
-    training_arguments(config)
-    placed = check_cluster(run)
-    _check_writing(Path(config.output_dir))
-    task, held_out = run.task, run.held_out
-    tokenizers = load_tokenizers(config)
-    _check_placement(config)
-    refuse(fault for part in (choice.check, model_checks.check) for fault in part(run))
-    task_warnings = check_own_task(run)
-    check_reward_functions(run)
-    refuse(model_checks.check_alphabets(run))
-    for part in task.parts.values() if isinstance(task, Mixture) else [task]:
-        run.protocol.check_example(part[0])
-    world, tools, tool_lines = check_tools(run, tokenizers)
+    tools = OfferedTools(run)
+    task_warnings = refuse(_faults(run, tools))
+    task, held_out, world = run.task, run.held_out, tools.world
     rehearsal = Rehearsal(run, world)
     check_any_agent(rehearsal)
     check_taught(run, world)
-    check_taught_calls(run, tools)
-    measured = Measured(run, tokenizers, world, tools)
+    refuse(taught_calls(run, tools.may_call))
+    measured = Measured(run, tools.tokenizers, world, tools.may_call)
     warnings, longest, steps = refuse(measured.faults()), measured.longest, measured.steps
     dialogues, longer = (BRANCHINGS[config.branching.how].dialogues(config.branching, s) for s in (steps, [*steps, 1]))
     evaluation = f"{len(held_out)} held out" if held_out is not None else "no evaluation"
@@ -143,9 +141,9 @@ def check_run(config: Config) -> list[str]:
             run, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
         str(threads_of(config)),
-        *placed,
+        *cluster.group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
-        *tool_lines,
+        *tools.lines(),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
@@ -170,7 +168,7 @@ def _check_ppo(rehearsal: Rehearsal) -> list[str]:
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
     """Return how much is played: updates, questions, and the dialogues of a question, on a ``condition`` or always."""
     if config.loop.stages:
-        return check_loop(config, dialogues, condition, len(task))
+        return plan.loop_lines(config, dialogues, condition, len(task))
     questions = config.questions_per_update()
     each = f", {dialogues} dialogues for each ({questions * dialogues} in an update{condition})"
     branched = "" if dialogues == 1 else each
@@ -199,27 +197,57 @@ def _fewer_questions(config: Config, held_out: Task | None) -> list[str]:
     ]
 
 
-def _check_writing(folder: Path) -> None:
-    """Check that the run's folder can be made and written to, by making an empty folder there and removing it."""
+def _writing(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield that the run's folder cannot be made and written to. An empty folder is made there and removed."""
+    folder = Path(run.config.output_dir)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with TemporaryDirectory(prefix=".maporl-check-", dir=there):
             pass
     except OSError as error:
-        raise ConfigError(
-            f"output_dir: {str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror}); "
-            "give another output_dir"
-        ) from None
+        yield Fault(
+            "output_dir",
+            f"{str(folder)!r} cannot be written: nothing can be made in {str(there)!r} ({error.strerror})",
+            "give another output_dir",
+        )
 
 
-def _check_placement(config: Config) -> None:
-    """Check that there are enough devices for every base model if ``placement`` is split."""
+def _placement(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield that there are not enough devices for every base model, if ``placement`` is split."""
+    config = run.config
     if config.training.placement == "shared":
         return
     try:
         split(list(base_owners(config).values()), config.training.use_cpu)
     except ValueError as error:
-        raise ConfigError(f"training.{error}") from None
+        yield Fault.of(ValueError(f"training.{error}"))
+
+
+def _loop(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield the stages of a loop that do not fit."""
+    if run.config.loop.stages:
+        yield from plan.faults(run.config)
+
+
+PARTS = (_training, cluster.check, _writing, _placement, choice.check, model_checks.check, _loop)
+"""What is checked without data, tokenizers and tools, in this order."""
+
+
+def _faults(run: ResolvedRun, tools: OfferedTools) -> Iterator[Fault]:
+    """Yield what is wrong with a run before it is rehearsed, and warnings of a task of the user's own.
+
+    Raises:
+        ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
+    """
+    for part in PARTS:
+        yield from part(run)
+    _ = run.splits, tools.tokenizers
+    yield from own_task_warnings(run)
+    check_reward_functions(run)
+    yield from model_checks.check_alphabets(run)
+    for task in run.task.parts.values() if isinstance(run.task, Mixture) else [run.task]:
+        yield from refused(partial(run.protocol.check_example, task[0]))
+    yield from tools.faults()
 
 
 def _describe(agent: AgentSection) -> str:

@@ -342,10 +342,11 @@ class Measured:
         return length, answers, self.most_of.get(request.ask.agent, self.most)
 
     def faults(self) -> Iterator[Fault]:
-        """Yield prompts that do not fit the models' contexts or are empty, those that may not fit, and what cannot be
-        read."""
+        """Yield the first prompt of each agent that does not fit its model's context, empty prompts, those that
+        may not fit, and what cannot be read."""
         config, label = self.run.config, self.run.protocol.label
         longer: dict[str, int] = {}
+        too_long: set[str] = set()
         for request, length in self.players.prompts:
             agent, context = request.ask.agent, self.contexts[request.ask.agent]
             _, answers, answer = self._tokens(request, length)
@@ -360,7 +361,8 @@ class Measured:
                 )
             if context is None:
                 continue
-            if length + answer > context:
+            if length + answer > context and agent not in too_long:
+                too_long.add(agent)
                 yield self._too_long(request, length, answer, context)
             if length + answers + answer > context:
                 longer[agent] = max(longer.get(agent, 0), length + answers + answer)

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from checked_cluster import check_cluster
 from fake_groups import (
     Engine,
     Learner,
@@ -21,7 +22,6 @@ from fake_groups import (
 )
 from torch.distributed import TCPStore
 
-from maporl.backends.check import check_cluster
 from maporl.backends.engine_pool import Answer, EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of

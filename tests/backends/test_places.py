@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from checked_cluster import check_cluster
 from fake_groups import (
     Engine,
     Learner,
@@ -23,7 +24,6 @@ from fake_groups import (
 from folders import ROOT
 
 from maporl.backends import ray_places
-from maporl.backends.check import check_cluster
 from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of, trained_policies

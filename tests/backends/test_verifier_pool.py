@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checked_cluster import check_cluster
 from fake_groups import (
     Thread,
     config_of,
@@ -14,7 +15,6 @@ from fake_groups import (
 )
 
 from maporl import Arithmetic
-from maporl.backends.check import check_cluster
 from maporl.backends.ray_backend import RayBackend
 from maporl.backends.spec import GroupSpec
 from maporl.backends.verifier_pool import VerifierPool

@@ -18,16 +18,15 @@ from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
 from maporl.environments.search import QuestionSearch
 from maporl.environments.workers import Workers
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
 from maporl.protocols import Chain
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.branching import play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
-from maporl.rollout.tool_checks import check_tools
+from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun
-from maporl.team.loading import load_tokenizers
 from maporl.types import Result, TurnEnd, from_json, to_json
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import Decoding, PPOOptions
@@ -427,7 +426,7 @@ class TestAWeightOnWhatPaysNothing:
         section = EnvironmentSection(use="shop", **options)
         made = environment_spec("shop", make, section, ("ann",), ("ann",))
         try:
-            World(environments={"shop": made}).offers.must_pay({"shop", "label"})
+            refuse(World(environments={"shop": made}).offers.unpaid({"shop", "label"}))
         except ConfigError as error:
             assert "reward: shop: the environment 'shop' (" in str(error) and "pays nothing" in str(error)
             return False
@@ -461,11 +460,11 @@ class TestAWeightOnWhatPaysNothing:
             {"ann": [], "bob": []}, sources={"label": 1.0, "shop": 0.5}, use="isolated_worlds:Mute", isolate=isolate
         )
         with pytest.raises(ConfigError, match=r"reward: shop: the environment 'shop' \(\w+\) pays nothing"):
-            check_tools(ResolvedRun(config), {})
+            refuse(OfferedTools(ResolvedRun(config)).faults())
         rules = [{"mix": {"weights": {"caller/shop": 0.5}}}]
         config = replace(config, reward=RewardSection(rules=rules))
         with pytest.raises(ConfigError, match="pays nothing"):
-            check_tools(ResolvedRun(config), {})
+            refuse(OfferedTools(ResolvedRun(config)).faults())
 
     def test_a_plain_tool_that_pays_nothing_is_refused_too(self):
         def add(a: int) -> int:
@@ -485,22 +484,23 @@ class TestAWeightOnWhatPaysNothing:
             return Result("earned", reward=1.0)
 
         offers = World({"add": Tool.of(add), "earn": Tool.of(earn)}).offers
-        offers.must_pay({"earn", "label"})
+        assert list(offers.unpaid({"earn", "label"})) == []
         with pytest.raises(ConfigError, match=r"reward: add: the tool 'add' pays nothing"):
-            offers.must_pay({"add"})
+            refuse(offers.unpaid({"add"}))
 
     def test_the_check_says_whose_it_is(self):
         config = _config({"ann": [], "bob": ["shop"]})
-        tokenizers = load_tokenizers(config)
 
         def checked(config):
             run = ResolvedRun(config)
             vars(run)["task"] = EXAMPLES  # the shop opens on questions with a stock
-            return check_tools(run, tokenizers)
+            tools = OfferedTools(run)
+            refuse(tools.faults())
+            return tools.lines()
 
-        _, _, lines = checked(config)
+        lines = checked(config)
         assert "environments.shop: belongs to bob; nobody else is told of it or paid by it" in lines
-        _, _, lines = checked(_config({"ann": [], "bob": []}))
+        lines = checked(_config({"ann": [], "bob": []}))
         assert not any("belongs to" in line for line in lines)
 
     def test_it_is_refused_in_a_program(self, tiny):

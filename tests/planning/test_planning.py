@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from checked_cluster import check_cluster
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from typer.testing import CliRunner
 
-from maporl.backends.check import check_cluster
 from maporl.backends.engine_process import EngineProcess
 from maporl.backends.learner_process import LearnerProcess
 from maporl.cli.main import app

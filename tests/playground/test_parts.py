@@ -210,7 +210,8 @@ class TestCallsThatNobodyCanWrite:
         """Check a searcher whose chat template writes calls in its own way."""
         from tool_models import characters, trl_template
 
-        from maporl.playground.checks import check_taught_calls
+        from maporl.errors import refuse
+        from maporl.playground.checks import taught_calls
         from maporl.team.agents import Voice
         from maporl.validation.load import from_dict
 
@@ -222,7 +223,7 @@ class TestCallsThatNobodyCanWrite:
         voice = Voice("ann", characters(trl_template("qwen3")), 1000)
         kit = agent_tools("ann", ToolGrant(("library",)), World({}, {"library": library}), voice, 100)
         assert kit.format.name == "native"
-        check_taught_calls(ResolvedRun(from_dict(values)), {"ann": kit})
+        refuse(taught_calls(ResolvedRun(from_dict(values)), {"ann": kit}))
 
     def test_they_are_refused_before_a_model_loads(self, tmp_path):
         pytest.importorskip("bm25s", reason="needs the extra search")

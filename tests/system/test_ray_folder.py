@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checked_cluster import check_cluster
 from folders import ROOT
 
 from maporl.backends import ray_folder
-from maporl.backends.check import check_cluster
 from maporl.backends.ray_folder import end_abandoned, make_folder
 from maporl.backends.starting import reads_hub
 from maporl.errors import ConfigError

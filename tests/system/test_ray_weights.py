@@ -9,12 +9,12 @@ from importlib.util import find_spec
 
 import pytest
 import thread_cluster
+from checked_cluster import check_cluster
 from ray_runs import assert_equal
 from safetensors.torch import load_file
 from tiny_run import config_of, end_of
 
 from maporl.backends import ray_backend
-from maporl.backends.check import check_cluster
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
