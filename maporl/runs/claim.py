@@ -29,7 +29,7 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     config = run.config
     if resume:
         must_hold_run(folder)
-        saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))  # earlier versions wrote fewer keys
+        saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
         moved = _with_on_change(replace(saved, pythonpath=config.pythonpath, cluster=config.cluster), config)
         begun = replace(moved, output_dir=config.output_dir)

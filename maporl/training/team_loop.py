@@ -257,9 +257,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
         self.player.forget_versions()
-        # older checkpoints lack these entries
-        self.advantages.state.means = dict(state.get("baselines", {}))
-        self.untrained.credited = set(state.get("credited", self.team.names()))
+        self.advantages.state.means = dict(state["baselines"])
+        self.untrained.credited = set(state["credited"])
         self.run.go_on()
 
     def data_sets(self) -> dict[str, Task]:

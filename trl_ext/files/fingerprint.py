@@ -67,8 +67,8 @@ def check_data(
     """Check that the ``data`` of a resumed run are those that :func:`remember_data` wrote into ``folder``, and return
     these.
 
-    A run without such a file was begun by an earlier version, or its user removed the file in order to go on with other
-    data. ``record`` is the file's name, and ``what`` is what one of ``data`` is called in errors.
+    The user may have removed the file in order to go on with other data. ``record`` is the file's name, and ``what`` is
+    what one of ``data`` is called in errors.
 
     Raises:
         DataChanged: a data set has other rows, or the same rows in another order.

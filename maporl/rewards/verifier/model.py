@@ -200,7 +200,7 @@ def chance_of(record: dict[str, Any] | None) -> str | None:
     """
     metrics = (record or {}).get("metrics")
     if not isinstance(metrics, dict) or "auc_reached_by_chance" not in metrics:
-        return None  # of an earlier version, or of another trainer
+        return None  # of another trainer
     reached, held_out = metrics["auc_reached_by_chance"], metrics["held_out"]
     if reached is None or held_out["auc"] is None:
         return (
