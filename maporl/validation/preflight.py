@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -243,10 +244,10 @@ def _faults(run: ResolvedRun, tools: OfferedTools) -> Iterator[Fault]:
     _ = run.splits, tools.tokenizers
     yield from own_task_warnings(run)
     check_reward_functions(run)
-    yield from tools.faults()
     yield from model_checks.check_alphabets(run)
     for task in run.task.parts.values() if isinstance(run.task, Mixture) else [run.task]:
-        run.protocol.check_example(task[0])
+        yield from refused(partial(run.protocol.check_example, task[0]))
+    yield from tools.faults()
 
 
 def _describe(agent: AgentSection) -> str:
