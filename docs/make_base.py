@@ -24,6 +24,7 @@ from maporl.config.schema import Config
 from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.games import GAMES
 from maporl.loops.builders import BUILDERS
+from maporl.protocols.judging import StepJudge
 from maporl.tasks.registry import PRESETS
 
 FILE = Path(__file__).parents[1] / "configs/ppo/base.yaml"
@@ -41,6 +42,7 @@ REGISTRIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
     "agents.ann.engine": [("Engines", {name: engine for name, engine in ENGINES.items() if name != IN_PYTHON})],
     "protocol": [
         ("Protocols, with their options", PROTOCOLS),
+        ("A judge of the steps of any protocol, with its options", {"step_judge": StepJudge}),
         ("Games of the protocol game, with their options", GAMES),
     ],
     "reward.sources": [("Sources (docs/rewards.md)", SOURCES)],

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, user_says
+from trl_ext.ppo.options import option
 
 AGAIN = "{question}\n\nAn earlier answer:\n{draft}\n\nIt is {verdict}. Answer again, better."
 
@@ -14,9 +15,8 @@ class Attempts(Protocol):
     """Agents answer in turn, ``rounds`` times in all. From the second answer on, each is shown the one before and its
     grade.
 
-    ``again`` is the text by which a later answer is asked for; ``verdict`` is "right", "wrong", or "ungraded" where no
-    grade is known. No agent remembers anything else. In an evaluation one answer is given, because nobody tells there
-    whether it is right.
+    No agent remembers anything else. In an evaluation one answer is given, because nobody tells there whether it is
+    right.
 
     Any agent can give any answer. The branching ``tree_search`` decides who does, and which answer is tried again.
 
@@ -24,9 +24,13 @@ class Attempts(Protocol):
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = 2
-    opening: str = "{question}"
-    again: str = AGAIN
+    rounds: int = option(2, "Number of answers.")
+    opening: str = option("{question}", "What the first agent is asked, with {question}.")
+    again: str = option(
+        AGAIN,
+        'What a later one is asked, with {question}, {draft} and {verdict}: "right", "wrong", or "ungraded" where no '
+        "grade is known.",
+    )
     any_agent = True
     grade_between_turns = True
 

@@ -7,6 +7,7 @@ from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Act, Ask, Example, user_says
+from trl_ext.ppo.options import option
 
 PLAN = (
     "{question}\n\nYou may ask a helper: write <call>what you want to know</call>. You will be told what it says. "
@@ -18,45 +19,53 @@ PLAN = (
 class CallReturn(Protocol):
     """The ``planner`` answers, or calls a worker, at most ``calls`` times.
 
-    The planner is by default the first agent. The workers are the other agents, called in turn. The first group of
-    ``pattern`` is the planner's question to a worker. The worker is asked with ``ask``, outside any conversation, and
-    its reply comes back to the planner in ``returned``. An utterance that calls is not an answer. A call without a
-    question is not a call. After the last call the planner receives ``enough``, which tells it to answer.
+    The workers are the agents beside the planner, called in turn. Each is asked outside any conversation, and its reply
+    comes back to the planner. An utterance that calls is not an answer. A call without a question is not a call.
 
-    With ``call: tool`` the planner has a tool ``ask_WORKER(question)`` for each worker instead. It may call several in
-    one utterance, which are then asked at the same time. ``plan`` and ``ask`` are used as above; the call format of the
-    planner says how replies come back, and its limits how often it may call.
+    With ``call: tool`` the planner may call several workers in one utterance, which are then asked at the same time.
+    The call format of the planner says how replies come back, and its limits how often it may call.
 
-    With ``tool`` a call does not go to a worker. Its text becomes the argument ``argument`` of this tool, which may
-    belong to the environment ``place``, and what the tool returns is the reply.
-
-    With ``judge`` the planner is shown each reply in this text, and asked whether it is useful, before it goes on
-    (ReSeek, arXiv 2510.00568). The regular expressions ``useful`` and ``useless`` read its judgement, which must be one
-    of both. Whatever it says, the reply stays in its conversation. ``returned`` and ``enough`` then need not repeat it.
-
-    The regular expression ``form`` says what a reply must contain. The worker earns 1 if the reply contains it and 0 if
-    not, under the reward name ``reply_form``. The planner's last utterance earns ``started``: the number of its calls
-    divided by ``calls``, at most 1.
+    The protocol pays a worker ``reply_form``: 1 if its reply has the ``form``, and else 0. The planner's last utterance
+    earns ``started``: the number of its calls divided by ``calls``, at most 1.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    calls: int = 4
-    planner: str | None = None
-    plan: str = PLAN
-    ask: str = "{call}"
-    returned: str = "The helper says: {reply}"
-    enough: str = "The helper says: {reply}\n\nThere are no more calls. Give your final answer."
-    pattern: str = r"(?s)<call>((?:(?!<call>).)*?)</call>"
-    form: str = r"\S"
-    call: Literal["text", "tool"] = "text"
-    tool: str | None = None
-    place: str | None = None
-    argument: str = "query"
-    judge: str | None = None
-    useful: str = r"(?i)<judge>\s*yes\s*</judge>"
-    useless: str = r"(?i)<judge>\s*no\s*</judge>"
+    calls: int = option(4, "Most calls.")
+    planner: str | None = option(None, "The agent that plans and answers. Default: the first one.")
+    plan: str = option(PLAN, "What the planner is asked, with {question}.")
+    ask: str = option("{call}", "What a worker is asked, with {question} and {call}.")
+    returned: str = option("The helper says: {reply}", "How a reply comes back to the planner, with {reply}.")
+    enough: str = option(
+        "The helper says: {reply}\n\nThere are no more calls. Give your final answer.",
+        "How the reply to the last call comes back, with {reply}. It tells the planner to answer.",
+    )
+    pattern: str = option(
+        r"(?s)<call>((?:(?!<call>).)*?)</call>",
+        "A regular expression whose group is the planner's question to a worker.",
+    )
+    form: str = option(r"\S", "A regular expression that is found in a reply of the right form.")
+    call: Literal["text", "tool"] = option(
+        "text",
+        "How the planner calls: by a text that `pattern` finds, or by a tool `ask_WORKER(question)` for each worker.",
+    )
+    tool: str | None = option(None, "A tool that answers the calls in place of the workers.")
+    place: str | None = option(None, "The environment to which the tool belongs, if it belongs to one.")
+    argument: str = option("query", "The tool's argument that has the text of the call.")
+    judge: str | None = option(
+        None,
+        "What the planner is asked about each reply, with {reply}, before it goes on: whether it is useful (ReSeek, "
+        "arXiv 2510.00568). Whatever it says, the reply stays in its conversation, so that `returned` and `enough` "
+        "need not repeat it.",
+    )
+    useful: str = option(
+        r"(?i)<judge>\s*yes\s*</judge>",
+        "A regular expression that is found in a judgement that the reply is useful. A judgement must be one of both.",
+    )
+    useless: str = option(
+        r"(?i)<judge>\s*no\s*</judge>", "A regular expression that is found in a judgement that it is not."
+    )
     every_step_scored = False
     roles = True
     records = frozenset({"caller"})

@@ -1,52 +1,59 @@
 """Chain: agents speak one after another, and each sees what was said before (CORY, MARFT, MHGPO, MAC-SPGG)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, speakers_of
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 LATER = "{question}\n\nOthers have said:\n\n{others}"
 
 
 @dataclass(frozen=True)
 class Chain(Protocol):
-    """A chain of ``turns`` rounds in which the agents speak in ``order``. The default order is that in which they are
-    listed.
-
-    ``visibility`` says whose words an agent sees: those of its ``predecessor``, of ``all`` before it in the dialogue,
-    or of the agents that ``sees`` names for it (``graph``). An agent is asked with ``later`` if there is something to
-    see, and with ``opening`` otherwise. ``{others}`` in ``later`` contains a ``quote`` of each utterance, joined with
-    ``separator``. ``prompts`` gives single agents a text of their own, with the same placeholders and ``{reference}``,
-    the right answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248). ``answering`` says
-    whose words answer the question: those of ``all``, or of the ``last`` agent in the order.
-
-    ``until_agreement`` ends the dialogue as soon as the last answers of all agents are the same (Optima, arXiv
-    2410.08115).
-
-    ``speaks`` lists the rounds, from 1, in which single agents speak: ``{bob: [1, 3]}``. In other rounds they are
-    silent. ``pass_`` (``pass`` in a configuration) is the word by which an agent declines: an utterance that is this
-    word only is shown to nobody. The texts must tell the agents so.
+    """A chain of ``turns`` rounds in which the agents speak in ``order``. An agent is asked with ``later`` if there is
+    something to see, and with ``opening`` otherwise.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    turns: int = 1
-    order: tuple[str, ...] = ()
-    visibility: Literal["predecessor", "all", "graph"] = "all"
-    sees: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    opening: str = "{question}"
-    later: str = LATER
-    prompts: dict[str, str] = field(default_factory=dict)
-    quote: str = "{name}: {text}"
-    separator: str = "\n\n"
-    answering: Literal["all", "last"] = "all"
-    speaks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    pass_: str | None = None
-    until_agreement: bool = False
+    turns: int = option(1, "Number of rounds.")
+    order: tuple[str, ...] = option((), "The agents in the order in which they speak. Default: as they are listed.")
+    visibility: Literal["predecessor", "all", "graph"] = option(
+        "all",
+        "Whose words an agent sees: those of its predecessor, of all before it in the dialogue, or of the agents that "
+        "`sees` names for it (graph).",
+    )
+    sees: dict[str, tuple[str, ...]] = option(
+        {}, "The agents whose words each agent sees, with visibility: graph, as {bob: [ann]}."
+    )
+    opening: str = option("{question}", "What an agent that sees nothing is asked, with {question}.")
+    later: str = option(LATER, "What an agent that sees something is asked, with {question} and {others}.")
+    prompts: dict[str, str] = option(
+        {},
+        "Texts of single agents in place of these two, as {bob: TEXT}. They may have {reference} too, the right "
+        "answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248).",
+    )
+    quote: str = option("{name}: {text}", "An utterance in {others}, with {name} and {text}.")
+    separator: str = option("\n\n", "Stands between the quotes.")
+    answering: Literal["all", "last"] = option(
+        "all", "Whose words answer the question: those of all, or of the last agent in the order."
+    )
+    speaks: dict[str, tuple[int, ...]] = option(
+        {}, "The rounds, from 1, in which single agents speak: {bob: [1, 3]}. In its other rounds an agent is silent."
+    )
+    pass_: str | None = option(
+        None,
+        "The word by which an agent declines: an utterance that is this word only is shown to nobody. The texts must "
+        "tell the agents so.",
+    )
+    until_agreement: bool = option(
+        False, "End the dialogue as soon as the last answers of all agents are the same (Optima, arXiv 2410.08115)."
+    )
 
     def __post_init__(self):
         super().__post_init__()

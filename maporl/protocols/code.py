@@ -11,6 +11,7 @@ from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.tasks.programs import hidden_tests
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
+from trl_ext.ppo.options import option
 
 SOLVE = "{question}\n\nWrite the function between ```python and ```."
 TEST = "{question}\n\nWrite tests of this function. Each test is one line that begins with assert and calls {name}."
@@ -26,10 +27,9 @@ class Code(Protocol):
     """The ``solver`` writes a function and the ``tester`` tests of it, for at most ``rounds`` rounds or until all tests
     pass.
 
-    By default the first agent solves. ``order``: they speak "together", or in "turns", so that the tester sees the
-    program. Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with
-    ``assert`` and name it. Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with
-    ``meta.setup``. A tester is asked ``meta.tester_question``, if the task has one, in place of the question.
+    Code is the last fenced block that defines ``meta.entry_point``. Tests are the lines that begin with ``assert`` and
+    name it. Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A
+    tester is asked ``meta.tester_question``, if the task has one, in place of the question.
 
     The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of
     them that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests
@@ -41,13 +41,15 @@ class Code(Protocol):
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = 5
-    solver: str | None = None
-    tester: str | None = None
-    order: Literal["together", "turns"] = "together"
-    solve: str = SOLVE
-    test: str = TEST
-    disagree: str = DISAGREE
+    rounds: int = option(5, "Most rounds.")
+    solver: str | None = option(None, "The agent that writes the function. Default: the first one.")
+    tester: str | None = option(None, "The agent that writes the tests. Default: the second one.")
+    order: Literal["together", "turns"] = option(
+        "together", "They speak together, or in turns, so that the tester sees the program."
+    )
+    solve: str = option(SOLVE, "What the solver is asked, with {question} and {name}, that of the function.")
+    test: str = option(TEST, "What the tester is asked, with {question} and {name}.")
+    disagree: str = option(DISAGREE, "What both are told if tests fail, with {failures} and {code}.")
     roles = True
     players = 2
     pays = frozenset({"solved", "tests", "agree", "team"})

@@ -5,6 +5,7 @@ from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 HINT = "{question}\n\nDo not solve this. Give a hint that helps someone else to solve it."
 WITH_HINT = "{question}\n\nHint: {words}"
@@ -17,34 +18,42 @@ REVISE = "Someone's remarks on your answer:\n{words}\n\nAnswer again.\n\n{questi
 
 @dataclass(frozen=True)
 class Collaboration(Protocol):
-    """A ``collaborator`` helps an ``actor``. By default these are the first and the second agent.
-
-    With ``mode="hint"`` the collaborator gives a hint on the question (``hint``), and the actor answers with it
-    (``with_hint``). With ``mode="critic"`` the actor answers (``opening``), the collaborator criticises the answer
-    (``critique``), and the actor answers again (``revise``). The texts may use ``{question}``, the ``{words}`` of the
-    collaborator and the ``{draft}``. ``hint`` and ``critique`` may use ``{reference}`` too, the right answer, which a
-    teacher knows and the actor does not.
-
-    With ``rounds`` above 1, a critic speaks and the actor answers again so often. A critic who knows the answer is a
-    simulated user, whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).
-
-    ``when`` says whether an answer is criticised: ``always``, only if it is ``wrong``, or ``never``. With ``wrong``
-    nobody helps in evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).
+    """A ``collaborator`` helps an ``actor``.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    mode: Literal["hint", "critic"] = "hint"
-    collaborator: str | None = None
-    actor: str | None = None
-    opening: str = "{question}"
-    hint: str = HINT
-    with_hint: str = WITH_HINT
-    critique: str = CRITIQUE
-    revise: str = REVISE
-    when: Literal["always", "wrong", "never"] = "always"
-    rounds: int = 1
+    mode: Literal["hint", "critic"] = option(
+        "hint",
+        "hint: the collaborator gives a hint on the question, and the actor answers with it. critic: the actor "
+        "answers, the collaborator criticises the answer, and the actor answers again.",
+    )
+    collaborator: str | None = option(None, "The agent that helps. Default: the first one.")
+    actor: str | None = option(None, "The agent that answers. Default: the second one.")
+    opening: str = option("{question}", "What the actor is asked before it is criticised, with {question}.")
+    hint: str = option(
+        HINT,
+        "What the collaborator is asked for a hint, with {question} and {reference}, the right answer, which a "
+        "teacher knows and the actor does not.",
+    )
+    with_hint: str = option(
+        WITH_HINT, "What the actor is asked with a hint, with {question} and {words}, those of the collaborator."
+    )
+    critique: str = option(
+        CRITIQUE, "What the collaborator is asked about an answer, with {question}, {draft} and {reference}."
+    )
+    revise: str = option(REVISE, "What the actor is asked with a critique, with {question} and {words}.")
+    when: Literal["always", "wrong", "never"] = option(
+        "always",
+        "Whether an answer is criticised: always, only if it is wrong, or never. With wrong nobody helps in "
+        "evaluations, because nobody knows there which answers are wrong (Agent-RLVR, arXiv 2506.11425).",
+    )
+    rounds: int = option(
+        1,
+        "How often a critic speaks and the actor answers again. A critic who knows the answer is a simulated user, "
+        "whom the actor asks before it answers (SWEET-RL, arXiv 2503.15478).",
+    )
     every_step_scored = False
 
     least_players = 2

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 EXAMPLE = (
     "Solver: Solve the problem step by step.\nChecker: Check every step of the solution, and give the final answer."
@@ -22,30 +23,28 @@ LATER = "{question}\n\nOthers have said:\n\n{others}\n\nYou are {name}. {instruc
 class Design(Protocol):
     """The ``designer`` writes a plan, and the ``executor`` speaks for each member of the planned team, in order.
 
-    By default they are the first and the second agent. A plan is text, and nothing of it is run as a program: the
-    regular expression ``member`` finds a name and an instruction for each member, and those after the first ``steps``
-    are left out. Each member is asked outside any conversation, with its instruction and a ``quote`` of all that
-    members before it have said. The last one answers the question.
+    A plan is text, and nothing of it is run as a program. Each member is asked outside any conversation, with its
+    instruction and all that members before it have said. The last one answers the question.
 
     If no member is found, nobody speaks, and the plan earns 0 under the reward name ``plan``. A plan that is carried
     out earns nothing by itself: the rule ``tree_mean`` makes it worth what its executions are worth. The column
-    ``caller`` says which plan an execution carries out. ``example`` is a plan that the designer is shown, and that a
-    warm start teaches.
+    ``caller`` says which plan an execution carries out.
 
     Raises:
         ValueError: an option is out of range, or a text or a pattern cannot serve.
     """
 
-    steps: int = 4
-    designer: str | None = None
-    executor: str | None = None
-    plan: str = PLAN
-    example: str = EXAMPLE
-    first: str = FIRST
-    later: str = LATER
-    quote: str = "{name}: {text}"
-    member: str = (
-        r"(?m)^[^\w\n]*(?:\d+[.)][^\w\n]*)?([^\W\d_][^:：\n]{0,39}?)[*_ \t]*(?::[*_]*[ \t]+|：[*_ \t]*)(\S.*)$"
+    steps: int = option(4, "Most members of a team. Later ones of a plan are left out.")
+    designer: str | None = option(None, "The agent that plans. Default: the first one.")
+    executor: str | None = option(None, "The agent that speaks for all members. Default: the second one.")
+    plan: str = option(PLAN, "What the designer is asked, with {question}, {steps} and {example}.")
+    example: str = option(EXAMPLE, "A plan that the designer is shown, and that a warm start teaches.")
+    first: str = option(FIRST, "What the first member is asked, with {question}, {name} and {instruction}.")
+    later: str = option(LATER, "What a later one is asked, with {question}, {name}, {instruction} and {others}.")
+    quote: str = option("{name}: {text}", "The words of an earlier member in {others}, with {name} and {text}.")
+    member: str = option(
+        r"(?m)^[^\w\n]*(?:\d+[.)][^\w\n]*)?([^\W\d_][^:：\n]{0,39}?)[*_ \t]*(?::[*_]*[ \t]+|：[*_ \t]*)(\S.*)$",
+        "A regular expression whose two groups are the name and the instruction of a member.",
     )
     every_step_scored = False
     roles = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance
+from trl_ext.ppo.options import option
 
 SOLVE = "{question}\n\n{history}Give your solution."
 EVALUATE = "{question}\n\n{history}A solution:\n{solution}\n\nFind what is wrong with it."
@@ -20,24 +21,23 @@ class Forum(Protocol):
     """A forum of ``rounds`` rounds. In each round a random agent solves, and then ``evaluations`` pairs evaluate and
     score. Whenever a question is asked again, others are drawn.
 
-    The regular expression ``pattern`` reads a score t in {1, 2, 3}. The solver earns (t - 1) / 2 and the evaluator (3 -
-    t) / 2, under the reward name ``peer``. The scorer earns 0. If no score can be read, the scorer earns -1 and the
-    others earn nothing for this evaluation. Several evaluations of a solution are averaged; the paper has one.
+    A score t is 1, 2 or 3. The solver earns (t - 1) / 2 and the evaluator (3 - t) / 2, under the reward name ``peer``.
+    The scorer earns 0. If no score can be read, the scorer earns -1 and the others earn nothing for this evaluation.
+    Several evaluations of a solution are averaged; the paper has one.
 
-    Agents are shown the solutions and evaluations of the last ``memory`` rounds, and never the scores. No agent
-    continues a conversation; the prompt contains the history.
+    Agents are never shown the scores. No agent continues a conversation; the prompt contains the history.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = 8
-    evaluations: int = 1
-    memory: int = 2
-    solve: str = SOLVE
-    evaluate: str = EVALUATE
-    score: str = SCORE
-    pattern: str = r"<score>\s*([123])\s*</score>"
+    rounds: int = option(8, "Number of rounds.")
+    evaluations: int = option(1, "Evaluations of each solution.")
+    memory: int = option(2, "How many of the last rounds agents are shown, with their solutions and evaluations.")
+    solve: str = option(SOLVE, "What a solver is asked, with {question} and {history}.")
+    evaluate: str = option(EVALUATE, "What an evaluator is asked, with {question}, {history} and {solution}.")
+    score: str = option(SCORE, "What a scorer is asked, with {question}, {solution} and {evaluation}.")
+    pattern: str = option(r"<score>\s*([123])\s*</score>", "A regular expression whose group is the score: 1, 2 or 3.")
     every_step_scored = False
     roles = True
     pays = frozenset({"peer"})

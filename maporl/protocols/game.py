@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from maporl.config.imports import look_up
@@ -16,39 +16,43 @@ from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Ask, Example, Grade, Utterance, user_says
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class PlayGame(Protocol):
     """Plays ``game`` with its ``options``. The agents, in order, are its players.
 
-    Each player is asked with ``prompt``, which contains the ``{observation}`` and may contain the legal ``{moves}``.
-    With ``memory`` all turns of a player are one conversation, and a game that can do so shows only its news; without
-    it each turn is a new one.
-
-    An illegal move pays ``illegal`` to the player that made it and ``illegal_others`` to each other player. By default
-    the game says how much (:attr:`Game.illegal`). What follows is ``after_illegal``:
-
-    - ``end``: the game ends.
-    - ``replace``: it goes on with the move that the game names instead, by default a random legal one. Methods that
-      compare the players turn by turn need games that go on.
-    - ``retry``: the player is asked again with ``again``, at most ``retries`` times in a turn; then the game ends.
-    - ``skip``: the player passes, in a game that has passing.
+    An illegal move pays ``illegal`` to the player that made it and ``illegal_others`` to each other player. Methods
+    that compare the players turn by turn need games that go on after it.
 
     Raises:
         ValueError: no game has this name, an option of it is wrong, a prompt lacks a placeholder or has an unknown
             one, ``retries`` is below 1, or the game has no move to make instead of an illegal one, or no passing.
     """
 
-    game: str = "tictactoe"
-    options: dict[str, Any] = field(default_factory=dict)
-    prompt: str = "{observation}"
-    memory: bool = False
-    illegal: float | None = None
-    illegal_others: float | None = None
-    after_illegal: Literal["end", "replace", "retry", "skip"] = "end"
-    retries: int = 2
-    again: str = "You said: {said}\nThat was not a legal move. {prompt}"
+    game: str = option("tictactoe", "The name of the game.")
+    options: dict[str, Any] = option({}, "Options of the game.")
+    prompt: str = option("{observation}", "What a player is asked, with {observation} and {moves}, the legal ones.")
+    memory: bool = option(
+        False,
+        "Let all turns of a player be one conversation, in which a game that can do so shows only its news. If not, "
+        "each turn is a new one.",
+    )
+    illegal: float | None = option(
+        None, "What an illegal move pays to the player that made it. None: as the game says."
+    )
+    illegal_others: float | None = option(None, "What it pays to each other player. None: as the game says.")
+    after_illegal: Literal["end", "replace", "retry", "skip"] = option(
+        "end",
+        "What follows an illegal move. end: the game ends. replace: it goes on with the move that the game names "
+        "instead, by default a random legal one. retry: the player is asked again. skip: the player passes, in a game "
+        "that has passing.",
+    )
+    retries: int = option(2, "How often a player is asked again in a turn; then the game ends.")
+    again: str = option(
+        "You said: {said}\nThat was not a legal move. {prompt}", "What it is asked then, with {said} and {prompt}."
+    )
     own_questions = True
     roles = True
     records = frozenset({"game", "seed", "state"})

@@ -12,6 +12,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 TEXT = (
     "{seen}\n\nThe answer to this:\n{said}\n\nWas it a good step? Think, and end with 'Verdict: good' or 'Verdict: "
@@ -26,9 +27,7 @@ class StepJudge:
     """The options of ``protocol.step_judge`` (RLAnything, arXiv 2602.02488).
 
     When a dialogue is over, ``agent`` is asked ``samples`` times about each utterance, at the same time and outside any
-    conversation. ``text`` may use ``{seen}``, the messages that were new to the speaker, ``{said}``, and
-    ``{question}``. The regular expressions ``good`` and ``bad`` read the verdict, which must be one of both. Nobody is
-    judged in evaluations.
+    conversation. Nobody is judged in evaluations.
 
     A verdict is tagged ``verdict``: 1, -1, or None if it cannot be read. Its caller is what it judges. The rule
     ``consistency`` pays it.
@@ -38,11 +37,16 @@ class StepJudge:
             expression.
     """
 
-    agent: str
-    samples: int = 3
-    text: str = TEXT
-    good: str = r"(?i)verdict:\s*good"
-    bad: str = r"(?i)verdict:\s*bad"
+    agent: str = option(help="The agent that judges.")
+    samples: int = option(3, "How often it is asked about each utterance.")
+    text: str = option(
+        TEXT, "What it is asked, with {seen}, the messages that were new to the speaker, {said} and {question}."
+    )
+    good: str = option(
+        r"(?i)verdict:\s*good",
+        "A regular expression that is found in a verdict that the step was good. A verdict must be one of both.",
+    )
+    bad: str = option(r"(?i)verdict:\s*bad", "A regular expression that is found in a verdict that it was bad.")
 
     def __post_init__(self) -> None:
         if self.samples < 1:

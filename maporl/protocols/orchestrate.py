@@ -7,6 +7,7 @@ from typing import Any
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 STATE = "{question}\n\n{memory}\n\n"
 PLAN = STATE + "Who shall act next, and to do what? They are: {agents}. End with <next>name: what to do</next>."
@@ -19,44 +20,58 @@ ANSWER = STATE + "Answer the question."
 class Orchestrate(Protocol):
     """The ``orchestrator`` names the agent that acts next and says what it shall do, at most ``steps`` times.
 
-    It is by default the first agent. The agents that it may name are the others. Each of them is asked with ``work``,
-    where ``{task}`` is what the orchestrator wants of it. It may have tools. All are asked outside any conversation,
-    with everything that was done in ``{memory}``: a ``done`` for each step, or ``nothing``. ``{agents}`` are the names.
+    It may name the agents without a role. They may have tools. All are asked outside any conversation, with everything
+    that was done in ``{memory}``.
 
-    The regular expression ``pattern`` finds the name and, if it has a second group, the task. Its last match counts. If
-    no agent has this name, nobody acts in this step, and the memory has ``unknown`` in place of a reply.
-
-    The dialogue ends after ``steps`` steps, or if the orchestrator names ``end`` after an agent has acted (None: it
-    cannot), or if a ``verifier``, who is asked with ``check`` after each step, says something that the regular
-    expression ``stop`` finds. Then the ``generator`` answers with ``answer``. Without a generator the replies of the
-    agents are answers; if nobody has acted, the first agent acts.
+    The dialogue ends after ``steps`` steps, or if the orchestrator names ``end`` after an agent has acted, or if a
+    verifier says so. Then the ``generator`` answers. Without a generator the replies of the agents are answers; if
+    nobody has acted, the first agent acts.
 
     The orchestrator earns ``step_cost`` with each naming: log2(1 + t / (steps + 1)) in step t, from 1 (Puppeteer, arXiv
-    2505.19591, as its code has it). With ``per_tokens`` this is multiplied by the number of tokens of the reply,
-    divided by ``per_tokens``, so that what asks nobody costs nothing. Give it a negative weight. What the orchestrator
-    says is a parent of what it leads to, so it has the credit of that, if ``reward.sources`` does not name
-    ``step_cost``.
+    2505.19591, as its code has it). Give it a negative weight. What the orchestrator says is a parent of what it leads
+    to, so it has the credit of that, if ``reward.sources`` does not name ``step_cost``.
 
     Raises:
         ValueError: an option is out of range, two roles have one agent, ``end`` cannot be read, or a text or a pattern
             cannot serve.
     """
 
-    steps: int = 3
-    orchestrator: str | None = None
-    verifier: str | None = None
-    generator: str | None = None
-    plan: str = PLAN
-    work: str = WORK
-    check: str = CHECK
-    answer: str = ANSWER
-    done: str = "Step {step}, {agent}: {task}\n{text}"
-    nothing: str = "Nothing was done yet."
-    unknown: str = "Nobody of this name is here."
-    end: str | None = "end"
-    per_tokens: int | None = None
-    pattern: str = r"(?s)<next>\s*([^\s:<]+)\s*:?((?:(?!<next>).)*?)</next>"
-    stop: str = r"(?i)<verify>\s*stop\s*</verify>"
+    steps: int = option(3, "Most steps.")
+    orchestrator: str | None = option(None, "The agent that names who acts next. Default: the first one.")
+    verifier: str | None = option(None, "An agent that says after each step whether the dialogue ends.")
+    generator: str | None = option(None, "An agent that answers at the end.")
+    plan: str = option(
+        PLAN, "What the orchestrator is asked, with {question}, {memory} and {agents}, the names that it may give."
+    )
+    work: str = option(
+        WORK,
+        "What the named agent is asked, with {question}, {memory} and {task}, which is what the orchestrator wants of "
+        "it.",
+    )
+    check: str = option(CHECK, "What the verifier is asked, with {question} and {memory}.")
+    answer: str = option(ANSWER, "What the generator is asked, with {question} and {memory}.")
+    done: str = option(
+        "Step {step}, {agent}: {task}\n{text}", "A step in {memory}, with {step}, {agent}, {task} and {text}."
+    )
+    nothing: str = option("Nothing was done yet.", "Stands in {memory} before the first step.")
+    unknown: str = option(
+        "Nobody of this name is here.",
+        "Stands in {memory} in place of a reply, if no agent has the name. Then nobody acts in this step.",
+    )
+    end: str | None = option("end", "The name by which the orchestrator ends the dialogue. None: it cannot.")
+    per_tokens: int | None = option(
+        None,
+        "Multiply a step's cost by the tokens of its reply and divide it by this number, so that what asks nobody "
+        "costs nothing.",
+    )
+    pattern: str = option(
+        r"(?s)<next>\s*([^\s:<]+)\s*:?((?:(?!<next>).)*?)</next>",
+        "A regular expression that finds the name and, in its second group, the task. Its last match counts.",
+    )
+    stop: str = option(
+        r"(?i)<verify>\s*stop\s*</verify>",
+        "A regular expression that is found in what the verifier says if the dialogue ends.",
+    )
     every_step_scored = False
     roles = True
     least_players = 2

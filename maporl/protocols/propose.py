@@ -14,6 +14,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.types import Act, Ask, Example, Grade, Utterance, user_says
+from trl_ext.ppo.options import option
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
 RATE = "{question}\n\nHow clear and sensible is this question? End with a number from 1 to 10."
@@ -51,11 +52,7 @@ class Propose(Protocol):
     """The ``proposer`` writes a question, and the ``solver`` answers it ``tries`` times, each time apart from the
     others.
 
-    By default the first agent proposes, the second solves, and the third, if ``vouch`` is "judge", judges. The text
-    ``propose`` may show the proposer the ``{question}``, the ``{answer}`` and the ``{document}`` of the task's example.
-    The document is its ``meta.document``, or else its ``meta.paragraphs``, or else its question. The made question is
-    what stands between the tags ``<tag>`` and ``</tag>``, or with ``tag: null`` all that the proposer says. A question
-    that is empty, or longer than ``longest`` characters, is not asked.
+    The document of a task's example is its ``meta.document``, or else its ``meta.paragraphs``, or else its question.
 
     ``vouch`` says who knows the right answer of a made question:
 
@@ -63,22 +60,17 @@ class Propose(Protocol):
       question is not asked.
     - "stated": it is what the proposer says between the tags ``<answer_tag>`` and ``</answer_tag>``, which the solver
       is not shown. A question without an answer that the task can grade is not asked. The proposer should read the
-      answer in a document, because nobody checks it.
+      answer in a document, because nobody checks it. The text ``propose`` must name the tags, because nothing else
+      tells the proposer of them.
     - "tool": it is what the tool ``check`` finds. If its value has a ``question``, an ``answer`` and ``meta``, as that
       of the tool ``triplet`` has, then these are asked and graded. Otherwise its text is the answer. What the tool
       refuses is not asked.
-    - "majority": it is the final answer that most tries give. The tries are trained on if the share of the tries that
-      give it is from ``least_share`` to ``most_share``.
-    - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9. A
-      question that is worth less than ``least_quality`` is not asked. What has a mark that cannot be read is not
-      trained on.
+    - "majority": it is the final answer that most tries give.
+    - "judge": nobody knows it. The judge marks the question and each try from 1 to 10; a mark m is worth (m - 1)/9.
+      What has a mark that cannot be read is not trained on.
     - "sources": nobody knows it. Reward sources, such as a verifier, score the tries, and the rule ``mix`` can pay the
       proposer by the mean of these scores (``callees/verifier``). A proposer whose question is not asked is not trained
       on.
-
-    The tool ``check`` is called with the question as its argument ``check_argument``, and with those values of the
-    example's ``meta`` that ``check_about`` names. With ``vouch: stated`` the text ``propose`` must name the tags,
-    because nothing else tells the proposer of them.
 
     The protocol pays the proposer, where p is the share of right tries and s the share of the majority's answer:
 
@@ -101,24 +93,39 @@ class Propose(Protocol):
             one.
     """
 
-    tries: int = 5
-    proposer: str | None = None
-    solver: str | None = None
-    judge: str | None = None
-    propose: str = PROPOSE
-    tag: str | None = "question"
-    answer_tag: str = "answer"
-    longest: int = 2000
-    solve: str = "{question}"
-    vouch: Literal["given", "stated", "tool", "majority", "judge", "sources"] = "majority"
-    least_share: float = 0.0
-    most_share: float = 1.0
-    check: str | None = None
-    check_argument: str = "expression"
-    check_about: tuple[str, ...] = ()
-    least_quality: float = 0.7
-    rate: str = RATE
-    mark: str = MARK
+    tries: int = option(5, "How often a question is answered.")
+    proposer: str | None = option(None, "The agent that proposes. Default: the first one.")
+    solver: str | None = option(None, "The agent that answers. Default: the second one.")
+    judge: str | None = option(None, "The agent that judges with vouch: judge. Default: the third one.")
+    propose: str = option(
+        PROPOSE,
+        "What the proposer is asked, with the {question}, the {answer} and the {document} of the task's example.",
+    )
+    tag: str | None = option(
+        "question", "The question is what stands between `<tag>` and `</tag>`. None: all that the proposer says."
+    )
+    answer_tag: str = option("answer", "The tag of the answer with vouch: stated.")
+    longest: int = option(2000, "Most characters of a question. One that is longer, or empty, is not asked.")
+    solve: str = option("{question}", "What the solver is asked, with {question}.")
+    vouch: Literal["given", "stated", "tool", "majority", "judge", "sources"] = option(
+        "majority",
+        "Who knows the right answer: the task's example (given), the proposer (stated), the tool `check` (tool), most "
+        "tries (majority), or nobody, so that a judge or reward sources score the tries (judge, sources).",
+    )
+    least_share: float = option(
+        0.0, "With vouch: majority, the tries are trained on if at least this share of them gives the same answer."
+    )
+    most_share: float = option(1.0, "And if at most this share does.")
+    check: str | None = option(None, "A tool that checks or answers questions, with vouch: given or tool.")
+    check_argument: str = option("expression", "The argument of the tool that has the question.")
+    check_about: tuple[str, ...] = option(
+        (), "The values of the example's `meta` that the tool is given too, by these names."
+    )
+    least_quality: float = option(
+        0.7, "With vouch: judge, a question that is worth less than this, from 0 to 1, is not asked."
+    )
+    rate: str = option(RATE, "What the judge is asked about a question, with {question}.")
+    mark: str = option(MARK, "What the judge is asked about a try, with {question} and {answer}.")
     roles = True
     records = frozenset({"caller"})
     least_players = 2
@@ -216,10 +223,10 @@ class Propose(Protocol):
         if self.check is None or self.check not in tools:
             return
         names = tools[self.check].parameters["properties"]
-        for option, asked in (("check_argument", (self.check_argument,)), ("check_about", self.check_about)):
+        for key, asked in (("check_argument", (self.check_argument,)), ("check_about", self.check_about)):
             for name in asked:
                 if name not in names:
-                    raise ValueError(f"{option}: tool {self.check}: {unknown(name, names)}")
+                    raise ValueError(f"{key}: tool {self.check}: {unknown(name, names)}")
         passed = [self.check_argument, *self.check_about]
         for name in tools[self.check].parameters.get("required", ()):
             if name not in passed:

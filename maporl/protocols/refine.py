@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.text import check_pattern, matches
 from maporl.types import Ask, Example, user_says
+from trl_ext.ppo.options import option
 
 VERIFY = (
     "{question}\n\nAn answer to this:\n{draft}\n\nCheck it. If it is right, end with <verify>approve</verify>; "
@@ -18,27 +19,29 @@ class Refine(Protocol):
     """The ``solver`` answers, the ``verifier`` judges the answer, and the ``refiner`` answers again, at most ``rounds``
     times.
 
-    By default the first agent solves, the second verifies, and the solver also refines. A verdict in which the regular
-    expression ``approval`` is found approves the answer and ends the dialogue. Any other verdict does not approve.
     Nobody judges the last answer. A verdict is worth what the answer is worth that it approves, or else the answer that
-    follows it.
-
-    A verdict in which the regular expression ``form`` is found earns 1, and any other one 0, under the reward name
-    ``verdict_form``.
+    follows it. It also earns ``verdict_form``: 1 if ``form`` is found in it, and else 0.
 
     Raises:
         ValueError: an option is out of range, or a text lacks a placeholder or has an unknown one.
     """
 
-    rounds: int = 2
-    solver: str | None = None
-    verifier: str | None = None
-    refiner: str | None = None
-    opening: str = "{question}"
-    verify: str = VERIFY
-    mend: str = MEND
-    approval: str = r"<verify>\s*approve\s*</verify>"
-    form: str = r"<verify>\s*(approve|reject)\s*</verify>"
+    rounds: int = option(2, "How often an answer may be judged and given again.")
+    solver: str | None = option(None, "The agent that answers first. Default: the first one.")
+    verifier: str | None = option(None, "The agent that judges. Default: the second one.")
+    refiner: str | None = option(None, "The agent that answers again. Default: the solver.")
+    opening: str = option("{question}", "What the solver is asked, with {question}.")
+    verify: str = option(VERIFY, "What the verifier is asked, with {question} and {draft}.")
+    mend: str = option(MEND, "What the refiner is asked, with {question}, {draft} and {words}, those of the verdict.")
+    approval: str = option(
+        r"<verify>\s*approve\s*</verify>",
+        "A regular expression that is found in a verdict that approves, which ends the dialogue. Any other verdict "
+        "does not approve.",
+    )
+    form: str = option(
+        r"<verify>\s*(approve|reject)\s*</verify>",
+        "A regular expression that is found in any verdict of the right form.",
+    )
     every_step_scored = False
     roles = True
     pays = frozenset({"verdict_form"})

@@ -6,6 +6,7 @@ from typing import Literal
 from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.text import check_pattern, matches
 from maporl.types import Act, Ask, Example, Utterance, user_says
+from trl_ext.ppo.options import option
 
 STATE = "{question}\n\n{passages}\n\n"
 ROUTE = STATE + "Is this enough to answer? End with <verify>yes</verify> or <verify>no</verify>."
@@ -16,45 +17,53 @@ ANSWER = STATE + "Answer the question."
 @dataclass(frozen=True)
 class Route(Protocol):
     """The ``router`` says whether enough is known. If not, the ``searcher`` searches, and the router is asked again.
-    The ``answerer`` answers when the router says so, or after ``steps`` searches. With ``at_end: stop`` nobody has to
-    answer: the router is asked ``steps`` times, and if it never says so, the dialogue ends after the last of them
-    without an answer.
+    The ``answerer`` answers when the router says so, or after ``steps`` searches.
 
-    By default they are the first, the second and the third agent. Each of them is asked outside any conversation, with
-    everything that was found so far in ``{passages}``: a ``found`` for each step. Without a search it is ``nothing``.
-    The searcher is shown what the router said in ``{verdict}``, and the answerer may be.
-
-    The regular expressions ``enough`` and ``more`` say yes and no. The router is taken to say no unless only ``enough``
-    is found. The first group of ``query`` is the query, and without a match the whole reply is. It becomes the argument
-    ``argument`` of the tool ``tool``, which may belong to the environment ``place``.
+    Each of them is asked outside any conversation, with everything that was found so far in ``{passages}``. The router
+    is taken to say no unless only ``enough`` is found in its reply.
 
     A reply of the router with either yes or no, and a reply of the searcher with a query, earns 1, and any other one 0,
-    under the reward name ``route_form``. If ``form`` is given, a reply of the router earns 1 if this regular expression
-    is found in it. (``form`` of ``refine`` is never None: there one expression approves, and none says what else a
-    verdict may be.) A routing is a parent of what it leads to. So it has the credit of that, if ``reward.sources`` does
-    not name ``route_form``.
+    under the reward name ``route_form``. A routing is a parent of what it leads to. So it has the credit of that, if
+    ``reward.sources`` does not name ``route_form``.
 
     Raises:
         ValueError: an option is out of range, two roles have one agent, or a text or a pattern cannot serve.
     """
 
-    steps: int = 4
-    at_end: Literal["answer", "stop"] = "answer"
-    router: str | None = None
-    searcher: str | None = None
-    answerer: str | None = None
-    tool: str = "search"
-    place: str | None = None
-    argument: str = "query"
-    route: str = ROUTE
-    search: str = SEARCH
-    answer: str = ANSWER
-    found: str = "Step {step}, found for {query}:\n{text}"
-    nothing: str = "Nothing was looked up yet."
-    enough: str = r"(?i)<verify>\s*yes\s*</verify>"
-    more: str = r"(?i)<verify>\s*no\s*</verify>"
-    query: str = r"(?s)<search>((?:(?!<search>).)*?)</search>"
-    form: str | None = None
+    steps: int = option(4, "Most searches.")
+    at_end: Literal["answer", "stop"] = option(
+        "answer",
+        "What follows the last search. answer: the answerer answers. stop: nobody has to answer; the router is asked "
+        "`steps` times, and if it never says that enough is known, the dialogue ends without an answer.",
+    )
+    router: str | None = option(None, "The agent that says whether enough is known. Default: the first one.")
+    searcher: str | None = option(None, "The agent that searches. Default: the second one.")
+    answerer: str | None = option(None, "The agent that answers. Default: the third one.")
+    tool: str = option("search", "The tool that searches.")
+    place: str | None = option(None, "The environment to which the tool belongs, if it belongs to one.")
+    argument: str = option("query", "The tool's argument that has the query.")
+    route: str = option(ROUTE, "What the router is asked, with {question} and {passages}.")
+    search: str = option(
+        SEARCH, "What the searcher is asked, with {question}, {passages} and {verdict}, what the router said."
+    )
+    answer: str = option(ANSWER, "What the answerer is asked, with {question}, {passages} and {verdict}.")
+    found: str = option(
+        "Step {step}, found for {query}:\n{text}", "A step in {passages}, with {step}, {query} and {text}."
+    )
+    nothing: str = option("Nothing was looked up yet.", "Stands in {passages} before the first search.")
+    enough: str = option(
+        r"(?i)<verify>\s*yes\s*</verify>", "A regular expression that is found in a reply of the router that says yes."
+    )
+    more: str = option(r"(?i)<verify>\s*no\s*</verify>", "A regular expression that is found in one that says no.")
+    query: str = option(
+        r"(?s)<search>((?:(?!<search>).)*?)</search>",
+        "A regular expression whose group is the query. Without a match the whole reply is.",
+    )
+    form: str | None = option(
+        None,
+        "A regular expression that is found in a reply of the router of the right form. None: either yes or no. (That "
+        "of `refine` is never None: there one expression approves, and none says what else a verdict may be.)",
+    )
     every_step_scored = False
     roles = True
     least_players = 3

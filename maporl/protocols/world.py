@@ -5,16 +5,12 @@ from dataclasses import dataclass
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.types import Act, Ask, Example
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class PlayWorld(Protocol):
     """The agents act in the environment ``place`` in their order, each at most ``turns`` times, until it is over.
-
-    The whole reply of an agent is the argument ``argument`` of the environment's tool ``tool``. An agent is asked first
-    with ``opening``, to which the environment adds how it begins. If something has happened since it last spoke, it is
-    told so by ``later``. There ``{news}`` has what came of its own action, and a ``quote`` of each action of another
-    agent.
 
     What the environment pays for an action at once is the reward of the utterance, under the name ``place``. What it
     pays at the end goes to the last utterance of each agent.
@@ -25,13 +21,21 @@ class PlayWorld(Protocol):
         ValueError: ``turns`` is below 1, ``place`` is empty, or a text lacks a placeholder or has an unknown one.
     """
 
-    place: str = ""
-    turns: int = 8
-    tool: str = "act"
-    argument: str = "action"
-    opening: str = "{question}"
-    later: str = "{news}"
-    quote: str = "{name}: {action}\n{result}"
+    place: str = option("", "The name of the environment.")
+    turns: int = option(8, "Most turns of each agent.")
+    tool: str = option("act", "The environment's tool that acts.")
+    argument: str = option("action", "The argument of the tool that has the whole reply of an agent.")
+    opening: str = option(
+        "{question}", "What an agent is asked first, with {question}. The environment adds how it begins."
+    )
+    later: str = option(
+        "{news}",
+        "What it is told if something has happened since it last spoke, with {question} and {news}: what came of its "
+        "own action, and a quote of each action of another agent.",
+    )
+    quote: str = option(
+        "{name}: {action}\n{result}", "An action of another agent in {news}, with {name}, {action} and {result}."
+    )
     every_step_scored = False
 
     def __post_init__(self):

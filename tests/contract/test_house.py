@@ -16,6 +16,8 @@ import maporl
 from maporl.config.parse import json_schema, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.protocols import PROTOCOLS
+from maporl.protocols.judging import StepJudge
 from maporl.validation.load import from_dict, load
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -58,6 +60,14 @@ def test_every_key_has_a_help_text_of_its_own():
     schema = json_schema()
     shown = [option for section in [schema, *schema["$defs"].values()] for option in section["properties"].values()]
     assert all(option.get("description") for option in shown) and len(shown) > 300
+
+
+def test_every_option_of_a_protocol_has_a_help_text_of_its_own():
+    kinds = [*PROTOCOLS.values(), StepJudge]
+    bare = [
+        f"{kind.__name__}.{f.name}" for kind in kinds for f in dataclasses.fields(kind) if not f.metadata.get("help")
+    ]
+    assert bare == [] and len(kinds) == 15
 
 
 def test_every_public_name_resolves():
