@@ -158,11 +158,15 @@ def entries(registry: Mapping[str, Any], place: str, indent: int, shown: dict[ty
         return
     for name, part in registry.items():
         words, fields = f"{name}: {sentences[name]}".replace("\\|", "|"), options_of(part)
-        if fields and all("help" in field.metadata for field in fields):
+        if fields and part in shown:
+            preset = ", ".join(f"{key}: {flow(value)}" for key, value in PRESETS[name].items())
+            yield from comment(f"{words} Its options are those of {shown[part]}, with {preset}.", indent, 2, 6)
+        elif fields and all("help" in field.metadata for field in fields):
+            shown[part] = name
             yield from comment(words, indent, 2, 6)
             yield from rows(fields, place, indent, 6, shown)
         else:
-            listed = [option(field, PRESETS.get(name, {})) for field in fields]
+            listed = [option(field) for field in fields]
             yield from comment(f"{words} Options: {', '.join(listed)}." if listed else words, indent, 2, 6)
 
 
@@ -174,10 +178,10 @@ def options_of(part: Any) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(part) if field.name not in hidden]
 
 
-def option(field: dataclasses.Field, preset: Mapping[str, Any]) -> str:
+def option(field: dataclasses.Field) -> str:
     """Return the name of an option, and its default if that is short."""
     name = field.name.removesuffix("_")
-    value = preset.get(field.name, None if needed(field) else default_of(field))
+    value = None if needed(field) else default_of(field)
     if needed(field) or dataclasses.is_dataclass(value) or not len(flow(value)) <= 16:
         return name
     return f"{name}: {flow(value)}"

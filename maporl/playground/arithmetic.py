@@ -13,6 +13,7 @@ from maporl.tasks.grading import canonical, final_answer, number
 from maporl.tasks.lessons import Lessons
 from maporl.text import check_placeholders
 from maporl.types import Call, Example, Grade
+from trl_ext.ppo.options import option
 
 _SYMBOL = {"sum": "+", "times": "*"}
 
@@ -24,12 +25,6 @@ class Arithmetic(Lessons, Task):
     Addition and multiplication commute, so a pair is held out in both orders or in none: if ``3+4`` is held out,
     training never sees ``4+3``.
 
-    ``template`` is the text of a question. It holds ``{a}`` and ``{b}``, and may hold ``{op}``.
-
-    ``easy`` is the share of questions whose second operand is a multiple of ten, such as ``47+30``. In all others a
-    digit is carried from the ones, as in ``47+35``. As many questions are left out as this share needs. None leaves all
-    pairs.
-
     A sum has the skill ``digitwise``, for warm starts: a pupil that adds each pair of digits by itself and forgets what
     is carried. It is right on ``47+30`` (77) and wrong on ``47+35`` (72).
 
@@ -38,14 +33,19 @@ class Arithmetic(Lessons, Task):
             operand, or ``easy`` is given for products or leaves a split empty.
     """
 
-    operation: Literal["sum", "times"] = "sum"
-    smallest: int = 0
-    largest: int = 49
-    held_out: float = 0.2
-    template: str = "{a}{op}{b}="
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
-    easy: float | None = None
+    operation: Literal["sum", "times"] = option("sum", "What is asked for: the sum, or the product (times).")
+    smallest: int = option(0, "The smallest operand.")
+    largest: int = option(49, "The largest operand.")
+    held_out: float = option(0.2, "The share of the pairs that is the evaluation split.")
+    template: str = option("{a}{op}{b}=", "The text of a question, with {a} and {b}, and perhaps {op}.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
+    easy: float | None = option(
+        None,
+        "The share of questions whose second operand is a multiple of ten, such as `47+30`. In all others a digit is "
+        "carried from the ones, as in `47+35`. As many questions are left out as this share needs. None: all pairs "
+        "are asked.",
+    )
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
+from trl_ext.ppo.options import option
 
 LETTERS = "bdgkmprt"
 """A name is two of these letters. Without vowels no name is a word that search engines leave out."""
@@ -32,10 +33,8 @@ class TinyHops(Lessons, Task):
 
     Every question has its own ``people``, and its facts are drawn for it alone. So nobody can know them by heart. Each
     fact is a paragraph in ``meta.paragraphs``, with the title ``bd`` and the text ``bd>kr``. The environment ``bm25``
-    searches them. Agents are shown the question only. A search for a name finds the person's own paragraph first.
-
-    ``hops`` has the numbers of facts in a row that questions ask for. They are equally frequent. ``size`` is the number
-    of questions of a split. The answer is the last name in what an agent says.
+    searches them. Agents are shown the question only. A search for a name finds the person's own paragraph first. The
+    answer is the last name in what an agent says.
 
     For warm starts, the task writes searches (``search``) and calls of other agents (``ask_NAME``), and what the
     ``router`` and the ``searcher`` of the protocol ``route`` say.
@@ -45,11 +44,13 @@ class TinyHops(Lessons, Task):
             the person asked about.
     """
 
-    people: int = 6
-    hops: tuple[int, ...] = (1, 2)
-    size: int = 4096
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    people: int = option(6, "Number of people of a question.")
+    hops: tuple[int, ...] = option(
+        (1, 2), "The numbers of facts in a row that questions ask for, which are equally frequent."
+    )
+    size: int = option(4096, "Number of questions of a split.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     name = "tiny_hops"
     answer_form = "<name>"

@@ -11,15 +11,15 @@ from maporl.playground.skills import SKILLS, Skill
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Parts(Lessons, Task):
     """Questions such as ``47+36*``: each part is digits and a sign, which asks for a skill (:class:`Skills`).
 
-    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. ``parts``
-    is the number of parts, no two of which have the same digits, and ``size`` the number of questions of a split. A
-    question is the same in both splits only by chance, once in so many questions as there are.
+    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. A question
+    is the same in both splits only by chance, once in so many questions as there are.
 
     For warm starts, the task writes calls of agents that are named after their skills (``ask_next``), one for each
     part.
@@ -29,12 +29,14 @@ class Parts(Lessons, Task):
             2 and 9, or ``size`` is below 1.
     """
 
-    skills: tuple[Skill, ...] = ("next", "reversed")
-    digits: int = 2
-    parts: int = 2
-    size: int = 4096
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    skills: tuple[Skill, ...] = option(
+        ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
+    )
+    digits: int = option(2, "Number of digits of a part.")
+    parts: int = option(2, "Number of parts, no two of which have the same digits.")
+    size: int = option(4096, "Number of questions of a split.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     name = "toy_parts"
     answer_form = "<digits> <digits>"

@@ -11,6 +11,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.grading import final_answer
 from maporl.tasks.lessons import Lessons
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 Skill = Literal["next", "reversed", "previous"]
 
@@ -32,22 +33,23 @@ class Skills(Lessons, Task):
     """Questions of digits and a sign. The sign says which skill is asked for, and no two skills ever agree.
 
     ``472+`` asks for the ``next`` of every digit (583, where 0 follows 9), ``472*`` for the digits ``reversed`` (274)
-    and ``472-`` for the ``previous`` of every digit (361). Every number of ``digits`` digits is asked once with each of
-    the ``skills``. The share ``held_out`` of the numbers is the evaluation split, with all of their questions.
+    and ``472-`` for the ``previous`` of every digit (361). Every number is asked once with each of the ``skills``.
 
-    An agent that knows one of two skills is right on half of the questions. The world exists to show what talking
-    alone is worth, because a warm start can teach each agent a different skill (``warm_start.agents``).
+    An agent that knows one of two skills is right on half of the questions. The world exists to show what talking alone
+    is worth, because a warm start can teach each agent a different skill (``warm_start.agents``).
 
     Raises:
         ValueError: a skill is given twice or none is given, ``digits`` is not between 2 and 5, or the share is not
             between 0 and 1.
     """
 
-    skills: tuple[Skill, ...] = ("next", "reversed")
-    digits: int = 3
-    held_out: float = 0.2
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    skills: tuple[Skill, ...] = option(
+        ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
+    )
+    digits: int = option(3, "Number of digits.")
+    held_out: float = option(0.2, "The share of the numbers that is the evaluation split, with all of their questions.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,6 +10,7 @@ from typing import Literal
 
 from maporl.tasks.programs import ProgramTask
 from maporl.types import Example
+from trl_ext.ppo.options import option
 
 _NAME = "f"
 _VALUE = re.compile(rf"assert {_NAME}\((\d+)\)==(\d+)")
@@ -19,31 +20,28 @@ _VALUE = re.compile(rf"assert {_NAME}\((\d+)\)==(\d+)")
 class TinyPrograms(ProgramTask):
     """Functions ``f(x) = a*x+b``, of which a question shows values, such as ``f(0)=5,f(1)=9``.
 
-    ``a`` is 1 to ``factors``, and ``b`` is 0 to ``terms``. The values are those of 0, 1 and so on, ``shown`` of them;
-    two determine the function. ``hidden`` asserts about the next inputs grade a program. The share ``held_out`` of the
-    functions is the evaluation split, and the others are the training split. With 0, both splits have all functions.
-    This suits a coder who is told nothing: all questions look the same to it, so that it can remember none.
-
-    ``told`` is how many of the values the question tells, by default all. The others read ``f(1)=?``. A tester is
-    always told all of them (``meta.tester_question``), so that a coder can learn them from tests that fail.
-
     A coder writes ```` ```def f(x):return 4*x+5``` ````, and a tester an assert for each value. Both are short texts of
-    few characters, which a tiny model can learn.
+    few characters, which a tiny model can learn. A tester is always told all values (``meta.tester_question``), so that
+    a coder can learn them from tests that fail.
 
     Raises:
         ValueError: a number is too small or too large, the share leaves a split empty, or ``instruction`` has no place
             for the question.
     """
 
-    factors: int = 4
-    terms: int = 24
-    shown: int = 2
-    told: int | None = None
-    hidden: int = 3
-    held_out: float = 0.2
-    instruction: str = "{question}"
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    factors: int = option(4, "The largest a; the smallest is 1.")
+    terms: int = option(24, "The largest b; the smallest is 0.")
+    shown: int = option(2, "Number of values: those of 0, 1 and so on. Two determine the function.")
+    told: int | None = option(None, "How many of them the question tells; the others read `f(1)=?`. Default: all.")
+    hidden: int = option(3, "Number of asserts about the next inputs that grade a program.")
+    held_out: float = option(
+        0.2,
+        "The share of the functions that is the evaluation split. With 0, both splits have all functions. This suits "
+        "a coder who is told nothing: all questions look the same to it, so that it can remember none.",
+    )
+    instruction: str = option("{question}", "How agents are asked, with {question}.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -7,6 +7,7 @@ from typing import Literal
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading import grade_label
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 LABELS = ("entailment", "neutral", "contradiction")
 
@@ -15,26 +16,29 @@ LABELS = ("entailment", "neutral", "contradiction")
 class ANLI(ReadTask):
     """A premise entails a hypothesis, contradicts it, or leaves it open (Adversarial NLI).
 
-    ``source`` and ``eval_source``: the hub's ``facebook/anli``, or a ``.jsonl`` file.
-
-    ``round`` is 1, 2 or 3, a list of them, or "all". A file whose name has ``{round}`` in it, as in
-    ``anli_r{round}/train.jsonl``, is read once for each round; any other file is read once. ``limit`` takes the first
-    rows of each round only.
-
     Raises:
         ValueError: ``round`` names no round, or one round twice.
     """
 
-    source: str = "facebook/anli"
-    eval_source: str | None = None
-    round: Literal[1, 2, 3, "all"] | tuple[Literal[1, 2, 3], ...] = 3
-    limit: int | None = None
-    instruction: str = (
-        "{question}\n\nDoes the premise entail the hypothesis (entailment), contradict it (contradiction), or neither "
-        "(neutral)? Reason briefly, then end with one line: Answer: <entailment, neutral or contradiction>"
+    source: str = option(
+        "facebook/anli",
+        "The hub's facebook/anli, or a .jsonl file. A file whose name has {round} in it, as in "
+        "`anli_r{round}/train.jsonl`, is read once for each round; any other file is read once.",
     )
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    eval_source: str | None = option(
+        None, "What evaluations ask, in the same form. Default: the test splits of the data set on the hub."
+    )
+    round: Literal[1, 2, 3, "all"] | tuple[Literal[1, 2, 3], ...] = option(
+        3, "The round: 1, 2 or 3, a list of them, or all."
+    )
+    limit: int | None = option(None, "Take the first rows of each round only, so many.")
+    instruction: str = option(
+        "{question}\n\nDoes the premise entail the hypothesis (entailment), contradict it (contradiction), or neither "
+        "(neutral)? Reason briefly, then end with one line: Answer: <entailment, neutral or contradiction>",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

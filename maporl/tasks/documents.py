@@ -11,6 +11,7 @@ from typing import Any, Literal
 from maporl.tasks.base import FILES, Task, TaskError, is_file, read_rows, read_text
 from maporl.tasks.registry import build_task
 from maporl.types import Example, Grade, Message
+from trl_ext.ppo.options import option
 
 TEXTS = (".txt", ".md")
 """The endings of files that are one text each."""
@@ -21,28 +22,35 @@ class Documents(Task):
     """Documents to train on, in place of questions, for ``protocol: {name: propose, vouch: stated}`` (SPICE, arXiv
     2510.24684).
 
-    ``source`` is a file, a pattern for several (``corpus/**/*.txt``), or a data set on the hub, of which the split
-    "train" is read. A ``.txt`` or ``.md`` file is one text. A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file has
-    a text in ``column`` of each row, as a data set has. A text is one document, or several if it has more than
-    ``longest`` characters: it is cut at an empty line if one is in the second half of what fits, or else at a space.
-    ``limit`` is the number of texts that are read, empty ones among them, in the order of the files' names; so there
-    may be more documents than ``limit``.
-
-    ``questions`` is the section of another task, such as ``{name: hotpotqa}``. Evaluations ask its held-out questions,
-    and its grader compares answers with the stated ones.
+    A ``.txt`` or ``.md`` file is one text. A ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file has a text in each
+    row, as a data set has.
 
     Raises:
         ValueError: ``longest`` or ``limit`` is too small, or ``questions`` describes no task with labels.
         TaskError: a source cannot be read or has no text.
     """
 
-    source: str
-    questions: dict[str, Any]
-    column: str = "text"
-    longest: int = 20_000
-    limit: int | None = None
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        help='A file, a pattern for several (`corpus/**/*.txt`), or a data set on the hub, of which the split "train" '
+        "is read."
+    )
+    questions: dict[str, Any] = option(
+        help="The section of another task, such as {name: hotpotqa}. Evaluations ask its held-out questions, and its "
+        "grader compares answers with the stated ones."
+    )
+    column: str = option("text", "The column of the texts.")
+    longest: int = option(
+        20_000,
+        "Most characters of a document. A longer text is several: it is cut at an empty line if one is in the second "
+        "half of what fits, or else at a space.",
+    )
+    limit: int | None = option(
+        None,
+        "Number of texts that are read, empty ones among them, in the order of the files' names; so there may be more "
+        "documents.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,6 +5,7 @@ from typing import Literal
 
 from maporl.tasks.base import Task
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Episodes(Task):
 
     has_questions = False
 
-    count: int = 10_000
-    held_out: int = 256
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    count: int = option(10_000, "Episodes to train on.")
+    held_out: int = option(256, "Other episodes to evaluate on.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from maporl.tasks.base import Task, TaskError, examples_of, read_rows
 from maporl.tasks.sentence_encoder import load_encoder
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 ARCHIVED = "fantom_v1.json"
 """The file of the published archive that holds the sets of questions, as a list."""
@@ -26,33 +27,32 @@ ARCHIVED = "fantom_v1.json"
 class FANToM(Task):
     """Questions about what the people of a conversation believe (FANToM).
 
-    ``source``: the published archive ``fantom.tar.gz``, its file ``fantom_v1.json``, or rows of one's own.
-
     The archive is at https://storage.googleapis.com/ai2-mosaic-public/projects/fantom/fantom.tar.gz. Nothing is
     unpacked to disk. As in MAPoRL's code, the document of a question is ``short_context``, and the questions are those
     about beliefs (``beliefQAs``). Sets whose ``set_id`` begins with the same number belong to one conversation.
 
     Rows of one's own have ``question``, ``document``, ``correct_answer`` and ``wrong_answer``. They are in a ``.jsonl``
-    file or on the hub.
-
-    Without ``eval_source``, the share ``held_out`` of the conversations is the evaluation split, drawn by ``seed``.
-    Rows with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without it, by their
-    document. ``encoder`` is the hub name or the folder of the sentence encoder that grades. ``limit`` takes the first
-    rows only.
+    file or on the hub. Rows with equal ``conversation`` (in the row or in its ``meta``) belong together; rows without
+    it, by their document.
 
     Raises:
         ValueError: an option is outside its range, or ``instruction`` lacks ``{question}`` or ``{document}``.
         TaskError: at the first use, if the source cannot be read, or a row lacks a part.
     """
 
-    source: str
-    eval_source: str | None = None
-    held_out: float = 0.1
-    limit: int | None = None
-    encoder: str = "sentence-transformers/all-roberta-large-v1"
-    instruction: str = "{document}\n\nQuestion: {question}\n\nAnswer in one sentence."
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(help="The published archive fantom.tar.gz, its file fantom_v1.json, or rows of one's own.")
+    eval_source: str | None = option(None, "What evaluations ask, in the same form.")
+    held_out: float = option(0.1, "Without eval_source, the share of the conversations that is the evaluation split.")
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    encoder: str = option(
+        "sentence-transformers/all-roberta-large-v1", "Hub name or folder of the sentence encoder that grades."
+    )
+    instruction: str = option(
+        "{document}\n\nQuestion: {question}\n\nAnswer in one sentence.",
+        "How agents are asked, with {document} and {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,24 +10,26 @@ from maporl.tasks.grading import grade_mathematics
 from maporl.tasks.grading import number as number_of
 from maporl.tasks.grading.answers import label_of
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class GSM8K(ReadTask):
-    """Grade-school word problems with a number for an answer (GSM8K).
+    """Grade-school word problems with a number for an answer (GSM8K)."""
 
-    ``source``: the hub's ``openai/gsm8k:main``, or a ``.jsonl`` file of rows with ``question`` and ``answer``.
-
-    The evaluation split comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit``
-    takes the first rows only.
-    """
-
-    source: str = "openai/gsm8k:main"
-    eval_source: str | None = None
-    limit: int | None = None
-    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <number>"
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        "openai/gsm8k:main", "The hub's openai/gsm8k:main, or a .jsonl file of rows with `question` and `answer`."
+    )
+    eval_source: str | None = option(
+        None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
+    )
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    instruction: str = option(
+        "{question}\n\nReason briefly, then end with one line: Answer: <number>",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     @cached_property
     def _examples(self) -> list[Example]:

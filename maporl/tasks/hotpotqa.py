@@ -8,28 +8,32 @@ from maporl.environments.search import passages_of
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
 from maporl.tasks.grading.spans import grade_span
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class HotpotQA(ReadTask):
     """Questions that are answered with a few words from two of their ten paragraphs (HotpotQA).
 
-    ``source``: the hub's ``hotpotqa/hotpot_qa:distractor``, or a ``.jsonl`` file of rows with ``question``, ``answer``
-    and ``paragraphs``, a list of ``{"title": ..., "text": ...}``. The paragraphs may stand in ``meta`` too.
-
     Agents are shown the question only. The paragraphs are in ``meta.paragraphs`` of each example, where the environment
     ``bm25`` searches them. A question without paragraphs is refused, because a search could not find its answer.
-
-    The evaluation split comes from ``eval_source``, or else from the validation split of the data set on the hub.
-    ``limit`` takes the first rows only.
     """
 
-    source: str = "hotpotqa/hotpot_qa:distractor"
-    eval_source: str | None = None
-    limit: int | None = None
-    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <a few words>"
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        "hotpotqa/hotpot_qa:distractor",
+        "The hub's hotpotqa/hotpot_qa:distractor, or a .jsonl file of rows with `question`, `answer` and "
+        "`paragraphs`, a list of {title: ..., text: ...}. The paragraphs may stand in `meta` too.",
+    )
+    eval_source: str | None = option(
+        None, "What evaluations ask, in the same form. Default: the validation split of the data set on the hub."
+    )
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    instruction: str = option(
+        "{question}\n\nReason briefly, then end with one line: Answer: <a few words>",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = "Answer: <a few words>"
 

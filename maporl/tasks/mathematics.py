@@ -11,6 +11,7 @@ from maporl.tasks.grading.answers import label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.text import check_pattern, matches
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,12 @@ SUITES: dict[str, dict[str, Benchmark]] = {
 class Mathematics(ReadTask):
     """A mathematics benchmark, such as MATH, AIME or AMC.
 
-    ``source``: a data set on the hub, or a ``.jsonl`` file, with the columns ``question_column`` and ``answer_column``.
-
     If a row's answer is a worked solution, its last ``\\boxed{}`` is the label; what follows ``####`` is, where that is
     written. ``maporl check`` and ``maporl train`` say how many labels were taken so. A worked solution without either
     is refused.
 
     A column inside another one is named with a dot, such as ``reward_model.ground_truth``. If the question is a chat,
-    it is the text of the last message. What the regular expression ``remove`` finds in it is taken out, such as a data
-    set's own instruction.
-
-    The evaluation split comes from ``eval_source``, or else from the ``eval_split`` of the data set on the hub. Its
-    columns are ``eval_question_column`` and ``eval_answer_column``, by default the same as in training.
-
-    ``levels`` keeps the training rows of these difficulties only. A row's difficulty is the first number in its column
-    ``level_column``: 5 for MATH's "Level 5", and 3 for Polaris's "3/8", which is solved in 3 of 8 attempts. ``limit``
-    takes the first rows only.
+    it is the text of the last message.
 
     Raises:
         TaskError: a split cannot be read, a row's answer is a worked solution without a box, or no training row has one
@@ -71,21 +62,32 @@ class Mathematics(ReadTask):
         ValueError: ``remove`` is not a regular expression.
     """
 
-    source: str = "HuggingFaceH4/MATH-500"
-    eval_source: str | None = None
-    question_column: str = "question"
-    answer_column: str = "answer"
-    eval_question_column: str | None = None
-    eval_answer_column: str | None = None
-    remove: str | None = None
-    train_split: str = "train"
-    eval_split: str = "test"
-    levels: tuple[int, ...] = ()
-    level_column: str = "level"
-    limit: int | None = None
-    instruction: str = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option("HuggingFaceH4/MATH-500", "A data set on the hub, or a .jsonl file.")
+    eval_source: str | None = option(
+        None, "What evaluations ask. Default: the `eval_split` of the data set on the hub."
+    )
+    question_column: str = option("question", "The column of the questions.")
+    answer_column: str = option("answer", "The column of the answers.")
+    eval_question_column: str | None = option(None, "That of the questions of evaluations. Default: the same.")
+    eval_answer_column: str | None = option(None, "That of their answers. Default: the same.")
+    remove: str | None = option(
+        None, "What this regular expression finds in a question is taken out, such as a data set's own instruction."
+    )
+    train_split: str = option("train", "The split of the data set that is trained on.")
+    eval_split: str = option("test", "The split of the data set that is evaluated on.")
+    levels: tuple[int, ...] = option(
+        (),
+        "Train on rows of these difficulties only. A row's difficulty is the first number in its column: 5 for MATH's "
+        '"Level 5", and 3 for Polaris\'s "3/8", which is solved in 3 of 8 attempts.',
+    )
+    level_column: str = option("level", "The column of the difficulty.")
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    instruction: str = option(
+        "{question}\n\nReason step by step, and put your final answer within \\boxed{}.",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = r"\boxed{<final answer>}"
 

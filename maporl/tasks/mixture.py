@@ -10,26 +10,30 @@ from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons, lessons_of
 from maporl.tasks.registry import build_task
 from maporl.types import Call, Example, Grade, Message
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Mixture(Lessons, Task):
     """The questions of several tasks, asked and graded each as its own task does it.
 
-    ``tasks`` has their sections by a name of your choice: ``{sums: {name: toy_sum}, products: {name: toy_times}}``. The
-    name is the column ``task``, by which advantages can be compared apart (AgentRL, arXiv 2510.04206), and stands
-    before the ids of questions. ``balance`` says how often each is asked: all equally often (``even``: shorter ones are
-    repeated), or as many questions as each has (``size``).
-
     Raises:
         ValueError: there are fewer than two tasks, one of them is a mixture or has no questions, or only some have
             labels.
     """
 
-    tasks: dict[str, dict[str, Any]]
-    balance: Literal["even", "size"] = "even"
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    tasks: dict[str, dict[str, Any]] = option(
+        help="The sections of the tasks, by a name of your choice: {sums: {name: toy_sum}, products: {name: "
+        "toy_times}}. The name is the column `task`, by which advantages can be compared apart (AgentRL, arXiv "
+        "2510.04206), and stands before the ids of questions."
+    )
+    balance: Literal["even", "size"] = option(
+        "even",
+        "How often each is asked: all equally often (even: shorter ones are repeated), or as many questions as each "
+        "has (size).",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     mixed = True
 

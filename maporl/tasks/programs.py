@@ -20,6 +20,7 @@ from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, r
 from maporl.tasks.lessons import Lessons
 from maporl.text import code_of
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 if TYPE_CHECKING:
     from maporl.sandbox.outcomes import Outcome
@@ -191,22 +192,26 @@ class Programs(ReadTask, ProgramTask):
 class MBPP(Programs):
     """Short Python functions to write (MBPP).
 
-    ``source``: the hub's ``google-research-datasets/mbpp:full``, or a ``.jsonl`` file of rows with ``text`` or
-    ``question``, ``code`` or ``answer``, ``test_list``, and perhaps ``test_setup_code``, at the top or in ``meta``.
-
-    The question shows the first test, because the text names no function. The others are hidden. The evaluation split
-    comes from ``eval_source``, or else from the test split of the data set on the hub. ``limit`` takes the first rows
-    only. ``in_process_tests`` takes rows whose tests can only run in the program's process, where a program can read
-    them.
+    The question shows the first test, because the text names no function. The others are hidden.
     """
 
-    source: str = "google-research-datasets/mbpp:full"
-    eval_source: str | None = None
-    limit: int | None = None
-    in_process_tests: bool = False
-    instruction: str = "{question}\n\nWrite the whole function between ```python and ```."
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        "google-research-datasets/mbpp:full",
+        "The hub's google-research-datasets/mbpp:full, or a .jsonl file of rows with `text` or `question`, `code` or "
+        "`answer`, `test_list`, and perhaps `test_setup_code`, at the top or in `meta`.",
+    )
+    eval_source: str | None = option(
+        None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
+    )
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    in_process_tests: bool = option(
+        False, "Take rows whose tests can only run in the process of the program, where it can read them."
+    )
+    instruction: str = option(
+        "{question}\n\nWrite the whole function between ```python and ```.", "How agents are asked, with {question}."
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def _rows(self) -> Sequence[dict[str, Any]]:
         if self.split == "train":
@@ -239,26 +244,30 @@ class MBPP(Programs):
 class HumanEval(Programs):
     """Python functions to complete from a signature and a docstring (HumanEval).
 
-    ``source``: the hub's ``openai/openai_humaneval``, or a ``.jsonl`` file of rows with ``prompt`` or ``question``,
-    ``canonical_solution`` or ``answer``, ``test`` and ``entry_point``, at the top or in ``meta``.
-
-    The data set has 164 problems and one split. The last ``held_out`` rows are for evaluation and the others for
-    training. ``limit`` takes the first rows of either. ``in_process_tests`` takes rows whose tests can only run in the
-    program's process, where a program can read them. Each assert of ``check`` is a hidden test, and so is each loop
-    with asserts; where other statements depend on the program, the whole of ``check`` is one. A function of the prompt
-    that the tests use is the reference's.
+    The data set has 164 problems and one split. Each assert of ``check`` is a hidden test, and so is each loop with
+    asserts; where other statements depend on the program, the whole of ``check`` is one. A function of the prompt that
+    the tests use is the reference's.
 
     Raises:
         ValueError: ``held_out`` or ``limit`` is below 1, or ``instruction`` has no place for the question.
     """
 
-    source: str = "openai/openai_humaneval"
-    held_out: int = 64
-    limit: int | None = None
-    in_process_tests: bool = False
-    instruction: str = "{question}\n\nWrite the whole function, with what it imports, between ```python and ```."
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        "openai/openai_humaneval",
+        "The hub's openai/openai_humaneval, or a .jsonl file of rows with `prompt` or `question`, "
+        "`canonical_solution` or `answer`, `test` and `entry_point`, at the top or in `meta`.",
+    )
+    held_out: int = option(64, "Number of rows for evaluation, the last ones. The others are for training.")
+    limit: int | None = option(None, "Take the first rows of either split only, so many.")
+    in_process_tests: bool = option(
+        False, "Take rows whose tests can only run in the process of the program, where it can read them."
+    )
+    instruction: str = option(
+        "{question}\n\nWrite the whole function, with what it imports, between ```python and ```.",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

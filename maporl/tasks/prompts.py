@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from maporl.tasks.base import Task, TaskError, is_file, read_rows
 from maporl.types import Example, Grade, Message
+from trl_ext.ppo.options import option
 
 
 class _PromptRows(Task):
@@ -74,19 +75,22 @@ class Prompts(_PromptRows):
 class PromptDataset(_PromptRows):
     """The task ``prompts`` of a configuration: :class:`Prompts` that are read from a file or from the hub.
 
-    ``source`` is a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file, or the name of a data set on the hub, whose
-    split "train" is read. It has a column ``prompt``, and reward functions get the other columns. Evaluation takes
-    ``eval_source``, or else the split "test" of the data set on the hub. ``limit`` takes the first rows only.
+    The rows have a column ``prompt``, and reward functions get the other columns.
 
     Raises:
         TaskError: the source cannot be read or has no rows, a row has no prompt, or a file has nothing to evaluate on.
         ValueError: ``limit`` is below 1.
     """
 
-    source: str
-    eval_source: str | None = None
-    limit: int | None = None
-    split: Literal["train", "eval"] = "train"
+    source: str = option(
+        help='A .jsonl, .json, .csv or .parquet file, or the name of a data set on the hub, whose split "train" is '
+        "read."
+    )
+    eval_source: str | None = option(
+        None, 'What evaluations ask, in the same form. Default: the split "test" of the data set on the hub.'
+    )
+    limit: int | None = option(None, "Take the first rows only, so many.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:

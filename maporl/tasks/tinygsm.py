@@ -14,6 +14,7 @@ from maporl.sandbox.repeatable import repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 
 FUNCTION = "simple_math_problem"
 """The function that each program of the data set defines. What it returns is the label."""
@@ -31,32 +32,39 @@ Numbered = list[tuple[int, dict[str, Any]]]
 class TinyGSM(ReadTask):
     """Grade-school word problems, each labelled by a program that runs in the sandbox (TinyGSM).
 
-    ``source``: the hub's ``TinyGSM/TinyGSM``, or a ``.jsonl`` file of rows with ``question`` and ``code``.
-
-    ``code`` may also be in ``meta``. The program runs in the sandbox. What its ``simple_math_problem()`` returns is the
-    label, or what its only function returns, if that is a whole number. Other rows are dropped and counted in
-    :attr:`dropped`.
-
-    The first ``limit`` rows are for training and the next ``held_out`` for evaluation; of a file with fewer rows, the
-    last ones are held out. With ``eval_source``, evaluation takes the first ``held_out`` rows of that source. A
-    held-out question that is also trained on is dropped. These numbers count rows before any is dropped.
-
-    ``max_dropped`` is the largest share of rows that may be dropped. Language models wrote the programs, and about a
-    quarter of them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.
+    What a program's ``simple_math_problem()`` returns is the label, or what its only function returns, if that is a
+    whole number. Other rows are dropped and counted in :attr:`dropped`. A held-out question that is also trained on is
+    dropped. ``limit`` and ``held_out`` count rows before any is dropped.
 
     Raises:
         ValueError: an option is outside its range.
         TaskError: at the first use, if the rows cannot be read or too many of them are dropped.
     """
 
-    source: str = "TinyGSM/TinyGSM"
-    eval_source: str | None = None
-    limit: int | None = 100_000
-    held_out: int = 1000
-    max_dropped: float = 0.5
-    instruction: str = "{question}\n\nReason briefly, then end with one line: Answer: <number>"
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    source: str = option(
+        "TinyGSM/TinyGSM",
+        "The hub's TinyGSM/TinyGSM, or a .jsonl file of rows with `question` and `code`, which may also be in `meta`.",
+    )
+    eval_source: str | None = option(
+        None,
+        "Where the rows of evaluations stand, the first `held_out` of them. Default: in the source, after those of "
+        "training.",
+    )
+    limit: int | None = option(100_000, "Number of rows for training, the first ones.")
+    held_out: int = option(
+        1000, "Number of rows for evaluation, the next ones; of a file with fewer rows, the last ones."
+    )
+    max_dropped: float = option(
+        0.5,
+        "The largest share of rows that may be dropped. Language models wrote the programs, and about a quarter of "
+        "them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.",
+    )
+    instruction: str = option(
+        "{question}\n\nReason briefly, then end with one line: Answer: <number>",
+        "How agents are asked, with {question}.",
+    )
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -24,6 +24,7 @@ from maporl.sandbox.triplets import (
 from maporl.tasks.base import Task, TaskError, read_rows
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
+from trl_ext.ppo.options import option
 from trl_ext.process.waits import Threads, result
 
 PROGRAMS = {
@@ -57,16 +58,13 @@ _FENCE = re.compile(r"^```\w*\s*\n?(.*?)\n?```$", re.DOTALL)
 class Triplets(Task):
     """Questions on a program, an input and its output, of which one is to be found.
 
-    ``kind`` says what is asked for: the output (``deduction``), an input that gives the output (``abduction``), or the
-    program (``induction``), of which a message and half of ten input-output pairs are shown. An output and an input are
-    right if the program says so, and a program if it gives the hidden outputs. Programs are run in the sandbox. What
-    the tool ``triplet`` makes is graded under the limits of that tool, and the task's own questions under its default
-    ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands between ``<answer>`` and ``</answer>``.
+    An output and an input are right if the program says so, and a program if it gives the hidden outputs. Programs are
+    run in the sandbox. What the tool ``triplet`` makes is graded under the limits of that tool, and the task's own
+    questions under its default ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands between
+    ``<answer>`` and ``</answer>``.
 
-    ``source`` is a file of rows with a ``program`` that defines f, ten ``inputs`` and a ``message``; by default there
-    are short programs that come with maporl. The share ``held_out`` of the programs is the evaluation split. What a
-    proposer is told (``{document}``) is what kind of question to write, with ``references`` triplets of the split, or
-    for induction the program.
+    What a proposer is told (``{document}``) is what kind of question to write, with ``references`` triplets of the
+    split, or for induction the program.
 
     Raises:
         SandboxError: the kernel of this machine cannot hold a program.
@@ -74,12 +72,20 @@ class Triplets(Task):
         ValueError: a number is out of its range.
     """
 
-    kind: Literal["deduction", "abduction", "induction"] = "deduction"
-    source: str | None = None
-    references: int = 6
-    held_out: float = 0.25
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    kind: Literal["deduction", "abduction", "induction"] = option(
+        "deduction",
+        "What is asked for: the output (deduction), an input that gives the output (abduction), or the program "
+        "(induction), of which a message and half of ten input-output pairs are shown.",
+    )
+    source: str | None = option(
+        None,
+        "A file of rows with a `program` that defines f, ten `inputs` and a `message`. Default: short programs that "
+        "come with maporl.",
+    )
+    references: int = option(6, "Number of triplets that a proposer is shown.")
+    held_out: float = option(0.25, "The share of the programs that is the evaluation split.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = "<answer>...</answer>"
 

@@ -7,7 +7,7 @@ agents play here by a protocol of maporl, and only the tasks and their rewards a
 import inspect
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import islice
@@ -17,6 +17,7 @@ from maporl.config.imports import look_up
 from maporl.errors import one_line
 from maporl.tasks.base import Task, TaskError
 from maporl.types import Example, Grade, Message
+from trl_ext.ppo.options import option
 
 INSTALL = "pip install verifiers"
 """It needs exactly one version of the MCP SDK, so maporl names no extra for it."""
@@ -27,20 +28,18 @@ class Verifiers(Task):
     """The tasks of a ``Taskset`` of verifiers 0.4 or later. The reward source ``verifiers`` is the sum of their
     weighted rewards.
 
-    ``use`` names the class, as ``module:Taskset``, and ``config`` has the values of its configuration. The share
-    ``held_out`` of the first ``limit`` tasks, drawn by ``seed``, is the evaluation split. Rewards that need a runtime
-    are left out. Tasks that need a container or bring tool servers are refused.
+    Rewards that need a runtime are left out. Tasks that need a container or bring tool servers are refused.
 
     Raises:
         ValueError: ``limit`` is below 1, or ``held_out`` is not between 0 and 1.
     """
 
-    use: str
-    config: dict[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-    held_out: float = 0.1
-    split: Literal["train", "eval"] = "train"
-    seed: int = 0
+    use: str = option(help="The class, as module:Taskset.")
+    config: dict[str, Any] = option({}, "The values of its configuration.")
+    limit: int | None = option(None, "Take the first tasks only, so many.")
+    held_out: float = option(0.1, "The share of the tasks that is the evaluation split.")
+    split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
+    seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     labelled = False
 

@@ -18,6 +18,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
+from maporl.tasks import TASKS
 from maporl.validation.load import from_dict, load
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -62,12 +63,12 @@ def test_every_key_has_a_help_text_of_its_own():
     assert all(option.get("description") for option in shown) and len(shown) > 300
 
 
-def test_every_option_of_a_protocol_has_a_help_text_of_its_own():
-    kinds = [*PROTOCOLS.values(), StepJudge]
+def test_every_option_of_a_part_has_a_help_text_of_its_own():
+    kinds = {*PROTOCOLS.values(), StepJudge, *TASKS.values()}
     bare = [
         f"{kind.__name__}.{f.name}" for kind in kinds for f in dataclasses.fields(kind) if not f.metadata.get("help")
     ]
-    assert bare == [] and len(kinds) == 15
+    assert bare == [] and len(kinds) == 34
 
 
 def test_every_public_name_resolves():
