@@ -8,6 +8,7 @@ from maporl.rewards.counterfactual import worth, worths_without
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,20 @@ class Counterfactual(Rule):
     arXiv 2603.21563).
 
     The outcome of a dialogue is its last score R, and s is what it is without the agent. The agent turned the outcome
-    if R is above ``threshold`` and s below it, and spoilt it the other way round. ``baseline: question`` takes s as the
-    mean over all dialogues of the question, and ``paired`` takes that of the dialogue itself.
+    if R is above ``threshold`` and s below it, and spoilt it the other way round.
 
     With ``baseline: question`` s is the same for all dialogues of a question. After a group mean the bonus makes the
     agent's advantages larger by one factor, ``1 + weight / (right - wrong)`` of the two scores, or does nothing where s
     is at the threshold. After a division by the standard deviation nothing is left of it.
     """
 
-    weight: float = 0.2
-    threshold: float = 0.5
-    baseline: Literal["question", "paired"] = "question"
+    weight: float = option(0.2, "What turning or spoiling the outcome is worth.")
+    threshold: float = option(0.5, "The score that separates good outcomes from bad ones.")
+    baseline: Literal["question", "paired"] = option(
+        "question",
+        "What it is without the agent: the mean over all dialogues of the question, or that of the dialogue itself "
+        "(paired).",
+    )
 
     along = "question"
 

@@ -8,6 +8,7 @@ from maporl.rewards.named import along_names, named_reward, split_name
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Gate(Rule):
         ValueError: the order is empty, or names a reward after one that implies it.
     """
 
-    order: tuple[str, ...]
-    threshold: float = 0.0
+    order: tuple[str, ...] = option(help="The rewards, those of highest priority first.")
+    threshold: float = option(0.0, "What a reward must be above, so that those after it count.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,11 @@ class PublicGoods(Rule):
     Later speakers earn more for equal effort, so compare agents by position (``advantage.key`` with ``agent``).
     """
 
-    cost: float = 0.1
-    synergy: float = 0.5
-    multiplier: float = 1.8
-    penalty: float = 0.5
-    threshold: float = 0.7
+    cost: float = option(0.1, "The weight of the square of an utterance's own score, which it loses.")
+    synergy: float = option(0.5, "The weight of its score times the sum of all earlier ones, which it gains.")
+    multiplier: float = option(1.8, "The weight of the last score, which all utterances share.")
+    penalty: float = option(0.5, "What each loses if the last score is below the threshold.")
+    threshold: float = option(0.7, "The last score that is high enough.")
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         return [

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from maporl.rewards.rule import Credits, Rule, identity
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,10 @@ class TreeMargin(Rule):
         ValueError: ``siblings`` is not from 0 to 1.
     """
 
-    alpha: float = 0.5
-    siblings: float = 0.5
+    alpha: float = option(0.5, "The weight of the margin.")
+    siblings: float = option(
+        0.5, "The share of what the others scored in what an utterance is compared with, from 0 to 1."
+    )
 
     along = "utterance"
 

@@ -6,21 +6,28 @@ from typing import Literal
 
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Margin(Rule):
     """MARTI's margin shaping (after MAPoRL): ``R + alpha (R - Q)`` plus ``beta`` times the agent's last score.
 
-    R is the utterance's score, and Q is the mean of all scores in earlier turns. ``of: all`` takes Q over all agents,
-    as MARTI's code does in a debate; ``of: own`` takes it over the agent's own scores, as MARTI's documents say. The
-    first turn has no earlier scores, so it is not shaped. With a ``beta``, which is 0.5 there, the names are
-    margin_with_outcome and quality_with_outcome in MARTI, and the first turn gets that term too.
+    R is the utterance's score, and Q is the mean of all scores in earlier turns. The first turn has no earlier scores,
+    so it is not shaped.
     """
 
-    alpha: float = 0.5
-    beta: float = 0.0
-    of: Literal["all", "own"] = "all"
+    alpha: float = option(0.5, "The weight of the margin.")
+    beta: float = option(
+        0.0,
+        "The weight of the agent's last score. With 0.5, the names are margin_with_outcome and quality_with_outcome "
+        "in MARTI, and the first turn gets this term too.",
+    )
+    of: Literal["all", "own"] = option(
+        "all",
+        "Whose earlier scores count: those of all agents, as in MARTI's code, or the agent's own, as in MARTI's "
+        "documents.",
+    )
 
     @property
     def along(self) -> Along:  # type: ignore[override]  # it follows from the options

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from maporl.rewards.rule import Credits, Rule
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class LengthShare(Rule):
     """Adds ``weight`` times a dialogue's sampled tokens, as a share of those of its question's longest dialogue."""
 
-    weight: float = -0.5
+    weight: float = option(-0.5, "What the longest dialogue gets.")
 
     along = "question"
 
@@ -35,8 +36,8 @@ class Readability(Rule):
         ValueError: ``least`` is not above 0.
     """
 
-    weight: float = 0.8
-    least: float = 0.1
+    weight: float = option(0.8, "What is divided by the largest `nll`.")
+    least: float = option(0.1, "The smallest `nll` that counts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ from maporl.rewards.scoring import grade_answers
 from maporl.rounding import deviations
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,19 @@ class Prove(Rule):
 
     V is the logit of an utterance's score, and V' is V less its mean over the question's utterances in the same role. c
     is 1 if the answer is right, and h is 1 unless it was given in a ``sneaky`` role, whose task is to pass a wrong
-    answer. ``src`` pays ``(2c - 1)(2h - 1) V'`` where V' is above 0 by more than rounding, and -1 elsewhere. ``cgc``
-    pays V where c equals h, and ``otherwise`` elsewhere. An answer that cannot be graded counts as wrong.
+    answer. An answer that cannot be graded counts as wrong.
 
     Under ``src`` a helpful wrong answer with a small V' loses less than a helpful right one below the mean.
     """
 
-    form: Literal["src", "cgc"] = "src"
-    sneaky: tuple[str, ...] = ("sneaky",)
-    otherwise: float = -2.0
+    form: Literal["src", "cgc"] = option(
+        "src",
+        "How an answer is paid, where V is the verifier's logit, V' is V less its mean, c is 1 for a right answer and "
+        "h is 0 in a sneaky role. src pays (2c - 1)(2h - 1) V' where V' is above 0 by more than rounding, and -1 "
+        "elsewhere. cgc pays V where c equals h, and `otherwise` elsewhere.",
+    )
+    sneaky: tuple[str, ...] = option(("sneaky",), "The sneaky roles.")
+    otherwise: float = option(-2.0, "What cgc pays where c and h differ.")
 
     along = "question"
 
@@ -60,21 +65,20 @@ class Translate(Rule):
     """Pays a translation of an answer by what the verifier thinks of it (arXiv 2602.23248, section 2.3).
 
     A translation is an answer that was shown another one, such as a solver's. V' is the logit of its score, minus the
-    mean and divided by the standard deviation of all translations of the same answer in the same role; ``ddof`` is 1
-    for the unbiased one, 0 for the population's. The task of a ``sneaky`` role is to give a wrong answer, and that of
-    any other role to keep the answer that it was shown, by the reward ``faithful``. Who misses this task earns
-    ``misaligned``. Otherwise a translation earns ``unconvincing`` where V' is not above 0 by more than rounding. A
-    sneaky one above 0 earns V'. Any other one above 0 earns V' if the answer that it was shown is right, and -V' if it
-    is wrong.
+    mean and divided by the standard deviation of all translations of the same answer in the same role. The task of a
+    ``sneaky`` role is to give a wrong answer, and that of any other role to keep the answer that it was shown, by the
+    reward ``faithful``. Who misses this task earns ``misaligned``. Otherwise a translation earns ``unconvincing`` where
+    V' is not above 0 by more than rounding. A sneaky one above 0 earns V'. Any other one above 0 earns V' if the answer
+    that it was shown is right, and -V' if it is wrong.
 
     An answer that cannot be graded counts as wrong. The rule credits translations alone. A single translation of an
     answer is never convincing, so fork after the answer (``fork_every``).
     """
 
-    sneaky: tuple[str, ...] = ("sneaky",)
-    misaligned: float = -2.0
-    unconvincing: float = -2.0
-    ddof: Literal[0, 1] = 1
+    sneaky: tuple[str, ...] = option(("sneaky",), "The sneaky roles.")
+    misaligned: float = option(-2.0, "What a translation earns that misses its task.")
+    unconvincing: float = option(-2.0, "What one earns that does not convince the verifier.")
+    ddof: Literal[0, 1] = option(1, "1 for the unbiased standard deviation, 0 for the population's.")
 
     along = "question"
 

@@ -11,6 +11,7 @@ from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.rule import Credits, Rule
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -19,32 +20,36 @@ class Consistency(Rule):
     that times S.
 
     The verdicts are those of ``protocol.step_judge``. So a verdict is paid for agreeing with the outcome and with the
-    others. One that cannot be read earns ``unreadable``, and counts 0 in the mean. With ``rules: [last, consistency]``,
-    O is the outcome of the dialogue. ``failure``, a number below 1, makes it one of two: 1 where the credit is above 0,
-    and elsewhere ``failure``, which is -1 as published. None: O is the credit.
+    others. One that cannot be read counts 0 in the mean. With ``rules: [last, consistency]``, O is the outcome of the
+    dialogue.
 
-    A question teaches the team only if the share of its dialogues whose last judged utterance has a credit above 0 is
-    from ``least`` to ``most``, and the judge only if that share is from ``judge_least`` to ``judge_most``. Elsewhere
-    they earn 0, which teaches nothing if rows of a question are compared with each other. A question with one dialogue
-    always teaches both, because its share says nothing.
+    The team and the judge earn 0 where a question does not teach them, which teaches nothing if rows of a question are
+    compared with each other. A question with one dialogue always teaches both, because its share says nothing.
 
     With outcomes of 1 and -1, a good verdict never costs anything after a success, nor a bad one after a failure. With
     outcomes of 1 and 0, the majority of the verdicts decides where dialogues fail: if most call a step good, a good one
-    earns more there too, and a judge that begins so learns to call everything good. ``weight`` multiplies the mean of
-    the verdicts.
+    earns more there too, and a judge that begins so learns to call everything good.
 
     Raises:
         ValueError: two shares do not rise from 0 to 1, ``weight`` is below 0, ``failure`` is not below 1, or a number
             is not finite.
     """
 
-    weight: float = 1.0
-    unreadable: float = -2.0
-    least: float = 0.125
-    most: float = 0.875
-    judge_least: float = 0.2
-    judge_most: float = 0.8
-    failure: float | None = None
+    weight: float = option(1.0, "What the mean of the verdicts is multiplied by.")
+    unreadable: float = option(-2.0, "What a verdict earns that cannot be read.")
+    least: float = option(
+        0.125,
+        "A question teaches the team if at least this share of its dialogues has a last judged utterance with a "
+        "credit above 0.",
+    )
+    most: float = option(0.875, "And if at most this share has.")
+    judge_least: float = option(0.2, "The same share at which it teaches the judge, at least.")
+    judge_most: float = option(0.8, "And at most.")
+    failure: float | None = option(
+        None,
+        "A number below 1, -1 as published, in place of each credit that is not above 0; a credit above 0 is then 1. "
+        "None: credits stay.",
+    )
 
     needs = frozenset({"caller"})
     needs_verdicts = True

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from maporl.rewards.named import along_names, named_reward, split_name
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.types import Dialogue, Utterance
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Redistribute(Rule):
-    """Every utterance gets ``alpha`` times the reward named ``by``, an estimate of progress (SPA-RL, arXiv 2505.20732).
+    """Every utterance gets ``alpha`` times the reward ``by``, an estimate of progress (SPA-RL, arXiv 2505.20732)."""
 
-    If ``grounding`` names another reward, ``beta`` times that reward is added.
-    """
-
-    by: str
-    alpha: float = 1.0
-    grounding: str | None = None
-    beta: float = 0.5
+    by: str = option(help="The name of the reward.")
+    alpha: float = option(1.0, "Its weight.")
+    grounding: str | None = option(None, "The name of another reward that is added.")
+    beta: float = option(0.5, "The weight of that one.")
 
     @property
     def reads(self) -> frozenset[str]:

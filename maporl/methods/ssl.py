@@ -7,6 +7,7 @@ from maporl.rewards.named import along_names, named_reward, split_name
 from maporl.rewards.rule import Along, Credits, Rule
 from maporl.rounding import ROUNDING
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,12 @@ class Tier(Rule):
     """``credit + alpha * zone / zones`` with ``zone = ceil(zones * proximity)`` (SSL, arXiv 2601.22491, as
     reconstructed).
 
-    ``proximity`` names a reward in [0, 1]. Noise within a zone does not change the credit, so it causes no advantage.
+    Noise within a zone does not change the credit, so it causes no advantage.
     """
 
-    proximity: str
-    zones: int = 4
-    alpha: float = 0.5
+    proximity: str = option(help="The name of a reward from 0 to 1.")
+    zones: int = option(4, "Number of zones.")
+    alpha: float = option(0.5, "What the highest zone earns.")
 
     @property
     def reads(self) -> frozenset[str]:

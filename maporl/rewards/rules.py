@@ -17,16 +17,16 @@ from maporl.rewards.rule import Along, Credits, Rule, identity
 from maporl.rounding import difference
 from maporl.text import check_names
 from maporl.types import Dialogue, Utterance
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Own(Rule):
-    """Every utterance keeps its own score.
+    """Every utterance keeps its own score."""
 
-    If ``missing`` is given, utterances without a score, such as those of helpers, get this credit.
-    """
-
-    missing: float | None = None
+    missing: float | None = option(
+        None, "The credit of utterances without a score, such as those of helpers. None: they have none."
+    )
 
     along = "utterance"
 
@@ -41,9 +41,9 @@ class Own(Rule):
 
 @dataclass(frozen=True)
 class TeamMean(Rule):
-    """Every utterance gets the mean of the dialogue's scores, or of the scores of its turn (``over: turn``)."""
+    """Every utterance gets the mean of the dialogue's scores, or of the scores of its turn."""
 
-    over: Literal["dialogue", "turn"] = "dialogue"
+    over: Literal["dialogue", "turn"] = option("dialogue", "The scores of the dialogue, or of the turn.")
     total = False
 
     @property
@@ -76,15 +76,16 @@ class Sum(TeamMean):
 
 @dataclass(frozen=True)
 class Last(Rule):
-    """Every utterance gets the score of the last utterance that has one.
+    """Every utterance gets the score of the last utterance that has one."""
 
-    With ``to: itself`` the last utterance keeps its score and all others get 0 (MARFT). With ``to: ends`` the last
-    utterance of each agent gets it and all others get 0: it ends what each agent did, and ``advantage.returns`` carries
-    it back. If ``missing`` is given, it is what all get in a dialogue in which nobody answers.
-    """
-
-    to: Literal["all", "itself", "ends"] = "all"
-    missing: float | None = None
+    to: Literal["all", "itself", "ends"] = option(
+        "all",
+        "Who gets it: all, the last utterance itself (MARFT), or the last one of each agent (ends), which ends what "
+        "each agent did, so that `advantage.returns` carries it back. All others get 0.",
+    )
+    missing: float | None = option(
+        None, "What all get in a dialogue in which nobody answers. None: they have no credit."
+    )
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         result: Credits = []
@@ -104,7 +105,7 @@ class Last(Rule):
 class Complement(Rule):
     """An utterance in one of the ``roles`` gets 1 minus the mean credit of what it was shown (CoMAS's evaluators)."""
 
-    roles: tuple[str, ...]
+    roles: tuple[str, ...] = option(help="The roles.")
 
     along = "utterance"
 
@@ -142,13 +143,12 @@ class ZeroSum(Rule):
 class BackPropagate(Rule):
     """An utterance gets the mean credit of the utterances that were shown it directly (MHGPO, arXiv 2506.02718).
 
-    ``how`` may also be ``max`` or ``sum``. The rule works from the last utterance to the first, so credit passes back
-    through several steps. An utterance that was shown to nobody keeps its own score. ``keep_own`` adds an utterance's
-    own score to the credit that it gets.
+    The rule works from the last utterance to the first, so credit passes back through several steps. An utterance that
+    was shown to nobody keeps its own score.
     """
 
-    how: Literal["mean", "max", "sum"] = "mean"
-    keep_own: bool = False
+    how: Literal["mean", "max", "sum"] = option("mean", "How the credits are combined: mean, max or sum.")
+    keep_own: bool = option(False, "Add an utterance's own score to the credit that it gets.")
 
     def __call__(self, dialogues: list[Dialogue], credits: Credits) -> Credits:
         combine: Any = {"mean": fmean, "max": max, "sum": math.fsum}[self.how]
@@ -185,23 +185,26 @@ class TreeMean(Rule):
 class Mix(Rule):
     """The credit so far times ``credit``, plus ``constant``, plus a weighted sum of named rewards.
 
-    A name in ``weights`` is ``NAME`` for a reward of the utterance itself, ``caller/NAME`` for one of the utterance
-    that called it, ``callees/NAME`` for the mean over the utterances that it called, or ``called/NAME`` for the mean
-    over all utterances of the dialogue that were called. ``roles`` restricts the rule to utterances in these roles; by
-    default it changes all. With ``constant: -0.1`` and a weight of 0.1, what lacks a form costs 0.1, and what has it
-    costs nothing (:class:`maporl.Refine`'s ``verdict_form``). With ``fade`` the weights and the constant fall in a
-    straight line to 0 over so many updates, and ``credit`` stays: what helps at the beginning is paid less and less,
-    and in the end only the result is (PARL, Kimi K2.5).
+    With ``constant: -0.1`` and a weight of 0.1, what lacks a form costs 0.1, and what has it costs nothing
+    (:class:`maporl.Refine`'s ``verdict_form``).
 
     Raises:
         ValueError: ``fade`` is below 1.
     """
 
-    weights: dict[str, float]
-    credit: float = 1.0
-    roles: tuple[str, ...] = ()
-    fade: int | None = None
-    constant: float = 0.0
+    weights: dict[str, float] = option(
+        help="The rewards by name: NAME for a reward of the utterance itself, caller/NAME for one of the utterance "
+        "that called it, callees/NAME for the mean over the utterances that it called, or called/NAME for the "
+        "mean over all utterances of the dialogue that were called."
+    )
+    credit: float = option(1.0, "What the credit so far is multiplied by.")
+    roles: tuple[str, ...] = option((), "Change utterances in these roles only. Default: all.")
+    fade: int | None = option(
+        None,
+        "The updates over which the weights and the constant fall in a straight line to 0, while `credit` stays: what "
+        "helps at the beginning is paid less and less, and in the end only the result is (PARL, Kimi K2.5).",
+    )
+    constant: float = option(0.0, "What is added.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -242,10 +245,10 @@ class Mix(Rule):
 
 @dataclass(frozen=True)
 class Cost(Rule):
-    """Subtracts ``per_token`` for every sampled token, but at most ``most`` in all (None: no limit)."""
+    """Subtracts ``per_token`` for every sampled token, but at most ``most`` in all."""
 
-    per_token: float = 0.001
-    most: float | None = None
+    per_token: float = option(0.001, "The cost of a token.")
+    most: float | None = option(None, "The most that an utterance costs. None: no limit.")
 
     along = "utterance"
 

@@ -18,6 +18,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
+from maporl.rewards.rules import RULES
 from maporl.tasks import TASKS
 from maporl.validation.load import from_dict, load
 
@@ -64,11 +65,11 @@ def test_every_key_has_a_help_text_of_its_own():
 
 
 def test_every_option_of_a_part_has_a_help_text_of_its_own():
-    kinds = {*PROTOCOLS.values(), StepJudge, *TASKS.values()}
+    kinds = {*PROTOCOLS.values(), StepJudge, *RULES.values(), *TASKS.values()}
     bare = [
         f"{kind.__name__}.{f.name}" for kind in kinds for f in dataclasses.fields(kind) if not f.metadata.get("help")
     ]
-    assert bare == [] and len(kinds) == 34
+    assert bare == [] and len(kinds) == 59
 
 
 def test_every_public_name_resolves():
