@@ -145,7 +145,7 @@ class LearnerProcess:
         self.team = team
         self.learning = Learning(learners, args, accelerator.device, central)
         rows = args.local_rollout_forward_batch_size
-        self._untrained = UntrainedWeights(team, lambda name: learners[name].reference_model(), rows)
+        self._untrained = UntrainedWeights(team, lambda name: learners[name].policy.reference_model(), rows)
         return self.learning.trained_bytes()
 
     def _world(self, address: str, port: int, on_cpu: bool) -> dict[str, str]:

@@ -13,7 +13,7 @@ from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat.encoding import encode_prompt
-from trl_ext.learning.learner import starting_point
+from trl_ext.learning.policy import starting_point
 from trl_ext.models.adapters import shared_parameters
 from trl_ext.models.forward import base_of, completion_logprobs
 from trl_ext.sampling.options import Sampling
@@ -87,7 +87,7 @@ class UntrainedWeights:
                 opened[name] = policy.active
             elif policy.adapter is not None and not shared_parameters(policy.model, policy.adapter):
                 adapter = starting_point(policy.model, policy.adapter)
-                opened[name] = policy.without_adapter if adapter is None else policy.with_adapter(adapter)
+                opened[name] = policy.without_adapter if adapter is None else partial(policy.active, adapter)
             else:
                 with policy.active():
                     copied = copy.deepcopy(policy.model).requires_grad_(False)

@@ -18,6 +18,7 @@ from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
 from trl_ext.learning.learner import Learner, NonFiniteError
+from trl_ext.learning.policy import Policy
 
 
 def weights(trainer):
@@ -299,7 +300,7 @@ def test_quantised_weights_on_another_device_are_refused(tiny, tmp_path):
     model, tokenizer = tiny()
     model.is_quantized = True
     learner = Learner(
-        "ann", model, tokenizer, MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+        Policy("ann", model, tokenizer), MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
     )
     with pytest.raises(
         ValueError,

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from peft import PeftModel
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from trl_ext.learning.checkpoint import HEAD, load_head, load_weights
 from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.critics import load_head, save_head
 from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.policy import load_weights
 from trl_ext.models.forward import head_width, share_reading, states_of
 from trl_ext.models.randomness import quiet
 from trl_ext.models.value_head import ValueHead
@@ -112,7 +112,7 @@ class CentralCritic:
     def save(self, folder: Path) -> None:
         """Write the weights, the optimizer and the schedule into ``folder``."""
         self.model.save_pretrained(folder / "model")
-        save_file(self.head.state_dict(), folder / HEAD)
+        save_head(self.head, folder)
         more = {"scheduler": self.scheduler.state_dict()}
         save_optimizer(self.strategy.optimizer_entries(), self.strategy.optimizer_groups(), folder, more)
 

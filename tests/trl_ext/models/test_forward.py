@@ -7,7 +7,7 @@ from conformance import MORE, build
 from tiny_models import lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from trl_ext import Learner, PPOv2Config
+from trl_ext import Learner, Policy, PPOv2Config
 from trl_ext.models.forward import Reading, head_width, length_regimes, reading_of, trunk_of
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.prefix_tree import TreeLimits
@@ -31,7 +31,7 @@ def plain_logprobs(model, prompt, response):
 
 def learner_of(model, tokenizer, tmp_path, **more):
     args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, **more)
-    return Learner("p", model, tokenizer, args)
+    return Learner(Policy("p", model, tokenizer), args)
 
 
 @pytest.mark.parametrize(
