@@ -310,9 +310,9 @@ class LearnerProcess:
     def _strategies(self) -> dict[str, Replicated]:
         central = self.learning.central
         strategies: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
-        return strategies if central is None else strategies | {"central critic": central.strategy}
+        return strategies if central is None else strategies | {"central critic": central.trained.strategy}
 
     def _schedulers(self) -> dict[str, Any]:
         central = self.learning.central
         schedulers = {name: learner.scheduler for name, learner in self.learning.learners.items()}
-        return schedulers if central is None else schedulers | {"central critic": central.scheduler}
+        return schedulers if central is None else schedulers | {"central critic": central.trained.scheduler}

@@ -20,8 +20,9 @@ from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
-from trl_ext.learning.learner import Learner, NonFiniteError
+from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process import distributed
 

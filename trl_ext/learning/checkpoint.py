@@ -38,7 +38,7 @@ from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import load_everywhere
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerators
-from trl_ext.sharding.optimizer_files import RECORD, read_optimizer, save_optimizer
+from trl_ext.sharding.optimizer_files import RECORD
 from trl_ext.sharding.shards import SHARDS, Shards, ShardWriter
 
 OPTIMIZER = "optimizer"
@@ -261,16 +261,6 @@ def read_state(folder: Path) -> dict:
 # -- one learner --------------------------------------------------------------------------------------------------
 
 
-def save_policy(learner: Learner, folder: Path) -> None:
-    """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer and its critic.
-
-    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter. The critic is in its folder
-    ``critic``, because vLLM takes every safetensors file beside a model for its weights.
-    """
-    learner.policy.save(folder)
-    learner.critic.save(folder)
-
-
 def in_shards(learner: Learner) -> bool:
     """Return whether checkpoints hold a policy in shards.
 
@@ -292,24 +282,11 @@ def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
         if distributed.is_main():
             learner.tokenizer.save_pretrained(folder)
             learner.model.config.save_pretrained(folder)
-            (folder / OPTIMIZER).mkdir()
-            rest, groups = learner.strategy.optimizer_rest(), learner.strategy.optimizer_groups()
-            save_optimizer(rest.items(), groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
-        return
-    with learner.strategy.whole():
-        if distributed.is_main():
-            save_policy(learner, folder)
-    state, groups = learner.strategy.optimizer_entries(), learner.strategy.optimizer_groups()
-    if not distributed.is_main():
-        for _ in state:
-            pass  # the other processes only help to gather it
-        return
-    try:
-        (folder / OPTIMIZER).mkdir()
-        save_optimizer(state, groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
-    finally:
-        for _ in state:
-            pass  # the other processes go on to the end, also if the disk is full
+    else:
+        with learner.strategy.whole():
+            if distributed.is_main():
+                learner.save(folder)
+    learner.trained.save(folder / OPTIMIZER, in_shards(learner))
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
@@ -321,24 +298,12 @@ def load_learner(learner: Learner, folder: Path) -> None:
         CheckpointError: a file cannot be read, or it is not of this learner.
     """
     if (folder / SHARDS).is_dir():
-        state, record = read_optimizer(folder / OPTIMIZER)
-        groups = learner.strategy.optimizer_groups()
-        options = [{**old, "params": new["params"]} for old, new in zip(record["groups"], groups, strict=True)]
-        learner.strategy.load_shards(Shards(folder / SHARDS), state, options)
-        learner.scheduler.load_state_dict(record["scheduler"])
+        learner.trained.load(folder / OPTIMIZER, Shards(folder / SHARDS))
         return
     with learner.strategy.whole(write=True):
         load_everywhere(learner.model, learner.adapter, folder)
         learner.critic.load(folder)
-    state, record = read_optimizer(inner_folder(folder, OPTIMIZER, RECORD))
-    saved, groups = record["groups"], learner.strategy.optimizer_groups()
-    # older checkpoints have the critic's head in one group with the critic's other weights
-    source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
-    options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
-    learner.strategy.load_optimizer_state(state, options)
-    scheduler = record["scheduler"]
-    rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
-    learner.scheduler.load_state_dict({**scheduler, **rates})
+    learner.trained.load(inner_folder(folder, OPTIMIZER, RECORD))
 
 
 # -- random states ------------------------------------------------------------------------------------------------

@@ -9,19 +9,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import get_scheduler
 
-from trl_ext.errors import UserError
 from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.critics import CRITICS
 from trl_ext.learning.metrics import Metrics
 from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError, Trained, flat
 from trl_ext.models.adapters import (
     AdapterError,
     adapter_parameters,
@@ -50,17 +50,13 @@ from trl_ext.models.value_head import ValueHead
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
-from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.frozen import Frozen
 from trl_ext.sharding.master_weights import HALF_PRECISION
 from trl_ext.sharding.replicated import Replicated
 from trl_ext.sharding.spreading import place
 
 logger = logging.getLogger(__name__)
-
-
-class NonFiniteError(UserError, RuntimeError):
-    """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
 
 
 @dataclass
@@ -144,15 +140,13 @@ class Learner:
             quiet(module)  # also the adapters that were added here
         if policy.reference is not None:
             policy.reference.eval()  # it has no backward pass to recompute activations for
-        self.optimizer: Any = None
-        self.scheduler: Any = None
+        self._trained: Trained | None = None
         self.mixed_precision = False
         """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
         self.device = torch.device("cpu")
         """The device of this policy's token batches."""
         self.most_tokens = args.max_tokens_per_microbatch
         """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
-        self.strategy = Replicated({}, None, (), args, None)
         self.frozen = Frozen()
         """How the processes hold ``reference``, if this is a separate model."""
         self.checked = False
@@ -178,6 +172,32 @@ class Learner:
                 "resume or load the adapter elsewhere",
                 self.name, self.adapter, initialisation(options),
             )  # fmt: skip
+
+    @property
+    def trained(self) -> Trained:
+        """Return what is trained, with its optimizer.
+
+        Raises:
+            RuntimeError: :meth:`prepare` has not been called yet.
+        """
+        if self._trained is None:
+            raise RuntimeError(f"policy {self.name!r}: the learner is not prepared; call prepare(accelerator, updates)")
+        return self._trained
+
+    @property
+    def strategy(self) -> Replicated:
+        """Return how the processes hold the weights that are trained."""
+        return self.trained.strategy
+
+    @property
+    def optimizer(self) -> Any:
+        """Return the optimizer of the policy and of its critic."""
+        return self.trained.optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """Return the schedule of the learning rate."""
+        return self.trained.scheduler
 
     @property
     def reference(self) -> nn.Module | None:
@@ -224,25 +244,14 @@ class Learner:
         _narrow_adapters(self.model, [self.adapter, self.critic.adapter, self.policy.ref_adapter])
         if isinstance(self.critic.model, PeftModel):
             _narrow_adapters(self.critic.model, self.critic.model.active_adapters)
-        models = {"policy": self.model, "value_model": self.critic.model}
-        models = {name: model for name, model in models.items() if model is not None}
         if optimizer is not None:
             check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
-        self.strategy = kind(models, self.critic.head, _flat(self._groups(optimizer)), self.args, accelerator)
-        groups = self._groups(optimizer)  # sharding has replaced the parameters
-        # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
-        self.policy.let_learn(_flat(groups))
-        build = partial(build_optimizer, args=self.args, kind=kind)
-        self.optimizer = self.strategy.optimizer_of(groups, build if optimizer is None else lambda _: optimizer)
-        self.optimizer.zero_grad(set_to_none=True)  # of a warm start, which must not enter the first step
-        self.scheduler = scheduler or get_scheduler(
-            self.args.lr_scheduler_type,
-            self.optimizer,
-            num_warmup_steps=self.args.get_warmup_steps(updates),
-            num_training_steps=updates,
-            scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
-        )
-        self.strategy.attach(self.optimizer)
+        models, groups = {"policy": self.model, "value_model": self.critic.model}, partial(self._groups, optimizer)
+        self._trained = Trained(
+            f"policy {self.name!r}", models, self.critic.head, groups, self.args, accelerator, updates, optimizer,
+            scheduler,
+        )  # fmt: skip
+        self.policy.let_learn(self.trained.parameters)
         for module in filter(None, (self.model, self.critic.model)):
             quiet(module)  # and in the mode in which it recomputes activations, if it does
         if self.reference is not None and _is_quantized(self.reference):
@@ -255,7 +264,7 @@ class Learner:
         if optimizer is None:
             with self.policy.active():
                 return self._parameter_groups()
-        if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
+        if optimizer.state and any(p.dtype in HALF_PRECISION for p in flat(optimizer.param_groups)):
             raise ValueError(
                 f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and "
                 "this state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
@@ -480,11 +489,15 @@ class Learner:
         Raises:
             NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
         """
-        wanted = self.args.max_grad_norm
-        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
-        return norm
+        return self.trained.step()
+
+    def save(self, folder: Path) -> None:
+        """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer, and its critic in a folder of it.
+
+        The weights must be whole: the caller is inside of ``strategy.whole()``.
+        """
+        self.policy.save(folder)
+        self.critic.save(folder)
 
     def _check_vocabulary(self, rows: TokenBatch) -> None:
         """Check that the other models that read the policy's ids have them: the value model and the reference."""
@@ -536,10 +549,6 @@ def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
     full = flat.new_zeros(rows.sampled_mask.shape)
     full[order.to(row.device)[row], column] = flat
     return full
-
-
-def _flat(groups: list[dict]) -> list[nn.Parameter]:
-    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _is_quantized(module: Any) -> bool:

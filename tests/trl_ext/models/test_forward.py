@@ -4,6 +4,7 @@ sampled."""
 import pytest
 import torch
 from conformance import MORE, build
+from plain_layouts import Plain
 from tiny_models import lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -31,7 +32,9 @@ def plain_logprobs(model, prompt, response):
 
 def learner_of(model, tokenizer, tmp_path, **more):
     args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, **more)
-    return Learner(Policy("p", model, tokenizer), args)
+    learner = Learner(Policy("p", model, tokenizer), args)
+    learner.prepare(Plain(), updates=1)
+    return learner
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint, save_policy, write_checkpoint
+from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner, check_mixed_precision
 from trl_ext.learning.policy import Policy
 from trl_ext.process import distributed
@@ -380,7 +380,7 @@ def test_a_policys_folder_has_no_weights_but_its_own(tmp_path, critic):
     learner = learner_of(HALF, critic, tmp_path)
     take_steps(learner, 1)
     write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
-    save_policy(learner, tmp_path / "final")
+    learner.save(tmp_path / "final")
     for folder in (tmp_path / "checkpoint-1/policies/policy", tmp_path / "final"):
         weights = [path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth")]
         assert weights == ["adapter_model.safetensors" if critic == "adapter" else "model.safetensors"]

@@ -10,13 +10,14 @@ import torch
 from datasets import Dataset
 from one_policy import QUESTIONS, config, count_a
 from peft import LoraConfig, PeftModel, get_peft_model
+from plain_layouts import Plain
 from stopping import StopAfter
 from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
 from trl_ext.files.manifest import CheckpointError
-from trl_ext.learning.learner import NonFiniteError
 from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.sampling.options import Sampling, stop_ids_of
 from trl_ext.sampling.sample import generate
@@ -78,6 +79,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
         model, tokenizer = tiny()
         args = config(tmp_path, per_device_train_batch_size=micro)
         learner = Learner(Policy("p", model, tokenizer), args)
+        learner.prepare(Plain(), 1)
         rows = rows_of(learner)
         learner.annotate(rows)
         assign_advantages(rows, args)
@@ -349,6 +351,9 @@ def test_failing_rewards_are_errors_never_zero(tiny, tmp_path):
 def test_nan_weights_stop_the_run_and_name_the_rows(tiny, tmp_path):
     model, tokenizer = tiny()
     learner = Learner(Policy("p", model, tokenizer), config(tmp_path))
+    with pytest.raises(RuntimeError, match=r"policy 'p': the learner is not prepared; call prepare\(accelerator, up"):
+        learner.step()
+    learner.prepare(Plain(), 1)
     rows = rows_of(learner)
     learner.value_head.linear.bias.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="policy 'p': a value is not finite at row 0; row 1"):
