@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.policy import Policy, load_everywhere, save_adapter, save_weights
+from trl_ext.learning.policy import Policy, load_everywhere, save_weights
 from trl_ext.models.adapters import adapter_parameters, copy_adapter
 from trl_ext.models.forward import base_of, head_width, states_of
 from trl_ext.models.recomputation import recomputes
@@ -85,6 +85,8 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Save the critic into the policy's ``folder``."""
+        if (weights := self._weights()) is not None:
+            save_weights(*weights, folder / CRITIC)
         if self.head is not None:
             (folder / CRITIC).mkdir(exist_ok=True)
             save_head(self.head, folder / CRITIC)
@@ -95,8 +97,14 @@ class Critic:
         Raises:
             CheckpointError: a file cannot be read, or it is not of this critic.
         """
+        if (weights := self._weights()) is not None:
+            load_everywhere(*weights, folder / CRITIC)
         if self.head is not None:
             load_head(self.head, inner_folder(folder, CRITIC, HEAD))
+
+    def _weights(self) -> tuple[Any, str | None] | None:
+        """Return the model, and its adapter, with the critic's own weights below the head."""
+        return None
 
     def _head_of(self, hidden: Tensor, rows: TokenBatch) -> Tensor:
         assert self.head is not None
@@ -155,13 +163,8 @@ class AdapterCritic(Critic):
         with self.policy.active():
             return [*super().parameters(), trained]
 
-    def save(self, folder: Path) -> None:
-        save_adapter(self.policy.model, str(self.adapter), folder / CRITIC)
-        super().save(folder)
-
-    def load(self, folder: Path) -> None:
-        load_everywhere(self.policy.model, self.adapter, folder / CRITIC)
-        super().load(folder)
+    def _weights(self) -> tuple[Any, str | None]:
+        return self.policy.model, self.adapter
 
 
 class ModelCritic(Critic):
@@ -206,17 +209,8 @@ class ModelCritic(Critic):
         with torch.autocast(hidden.device.type, enabled=False):
             return base_of(self.model).score(hidden).squeeze(-1).float()
 
-    @property
-    def _adapter(self) -> Any:
-        return self.model.active_adapter if isinstance(self.model, PeftModel) else None
-
-    def save(self, folder: Path) -> None:
-        save_weights(self.model, self._adapter, folder / CRITIC)
-        super().save(folder)
-
-    def load(self, folder: Path) -> None:
-        load_everywhere(self.model, self._adapter, folder / CRITIC)
-        super().load(folder)
+    def _weights(self) -> tuple[Any, str | None]:
+        return self.model, self.model.active_adapter if isinstance(self.model, PeftModel) else None
 
 
 class CentralValues(Critic):

@@ -90,13 +90,11 @@ class Learner:
     Args:
         policy: the policy. Several learners may share its ``PeftModel``.
         args: the options.
-        critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
-            second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
-            the policy. ``central`` is a critic that several learners share: ``central_values``. ``none`` means no
-            critic.
-        central_values: the function that returns a central critic's values of rows. The critic is not part of this
-            learner, so the learner only adds gradients to it.
-        value_model: the separate critic. It may be a sequence-classification model, which has its own head.
+        critic: where values come from, a key of ``trl_ext.learning.critics.CRITICS``.
+        value_model: the critic ``model``. It may be a sequence classifier, which has its own head. By default it is a
+            copy of the policy.
+        central_values: the function that returns the values of rows by the critic ``central``, which is not part of
+            this learner: the learner only adds gradients to it.
         reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
             another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
         ref_adapter: the adapter of the model that serves as the reference, instead of adapters off.

@@ -213,11 +213,17 @@ def _start_of(model: Any, adapter: str) -> str:
 
 
 def save_weights(model: Any, adapter: Any, folder: Path) -> None:
-    """Save a model, or one ``adapter`` of a ``PeftModel``, directly in ``folder``."""
-    if isinstance(model, PeftModel):
-        save_adapter(model, adapter, folder)
-    else:
+    """Save a model, or one ``adapter`` of a ``PeftModel``, directly in ``folder``, whatever the adapter's name."""
+    if not isinstance(model, PeftModel):
         save_model(model, folder)
+        return
+    model.save_pretrained(str(folder), selected_adapters=[adapter])
+    # PEFT saves every adapter that is not called "default" in a subfolder of its name
+    nested = below(folder, adapter)
+    if nested.is_dir():
+        for path in nested.iterdir():
+            os.replace(path, folder / path.name)
+        nested.rmdir()
 
 
 def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
@@ -229,17 +235,6 @@ def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None =
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def save_adapter(model: Any, adapter: str, folder: Path) -> None:
-    """Save one adapter's configuration and weights directly in ``folder``, whatever the adapter's name."""
-    model.save_pretrained(folder, selected_adapters=[adapter])
-    # PEFT saves every adapter that is not called "default" in a subfolder of its name
-    nested = below(folder, adapter)
-    if nested.is_dir():
-        for path in nested.iterdir():
-            os.replace(path, folder / path.name)
-        nested.rmdir()
 
 
 def load_weights(model: Any, adapter: Any, folder: Path) -> None:
