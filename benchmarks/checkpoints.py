@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning.checkpoint import CheckpointWriter, Learners
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.ppo.batch import Completion, build_token_batch
 
 
@@ -32,7 +33,7 @@ def main() -> None:
         args = PPOv2Config(output_dir=folder, report_to=[], use_cpu=True, kl_coef=0.0)
         tokenizer = AutoTokenizer.from_pretrained(options.model)
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-        learner = Learner("policy", model, tokenizer, args)
+        learner = Learner(Policy("policy", model, tokenizer), args)
         learner.prepare(Accelerator(cpu=True), 1)
         rows = build_token_batch([Completion([1, 2, 3], [4, 5], True, "a row")], learner.device)
         learner.annotate(rows)

@@ -25,6 +25,7 @@ from torch._dynamo.utils import counters
 
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.models.forward import trunk_of
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 
@@ -50,7 +51,7 @@ def learner_of(options: argparse.Namespace, compiled: bool) -> Learner:
         output_dir=tempfile.mkdtemp(), use_cpu=True, kl_coef=0.0, learning_rate=1e-6, report_to=[], temperature=1.0,
         per_device_train_batch_size=options.rows,
     )  # fmt: skip
-    learner = Learner("policy", model, tokenizer, args, critic="head")
+    learner = Learner(Policy("policy", model, tokenizer), args, critic="head")
     learner.prepare(Accelerator(cpu=True), updates=1000)
     if compiled:
         trunk_of(model).compile()

@@ -325,7 +325,7 @@ class Way(Sampler):
         if self.way == "mixed" and mixes(model, adapter):
             return sample(model, prompts, sampling, keys, [adapter] * len(prompts))
         merge = self.way == "own" and merges(model, adapter)
-        with merged(model, adapter) if merge else self.learner.active() as base:
+        with merged(model, adapter) if merge else self.learner.policy.active() as base:
             return sample(base, prompts, sampling, keys)
 
 
@@ -390,7 +390,7 @@ def unmoved(cell: Cell, folder: Path, noise: bool) -> list[str]:
         faults.append(f"KL from the reference {kl:.2g}")
     if noise:
         trained = {n for n, p in learner.model.named_parameters() if p.requires_grad}
-        with learner.active() as base:
+        with learner.policy.active() as base:
             idle = tuple(unused(base, read[0].input_ids, read[0].tree.lengths))
         lost = {name for name in trained - learnt if not name.endswith(idle)}
         faults += [f"{len(lost)} parameters without a gradient, such as {min(lost)}"] if lost else []
@@ -421,7 +421,7 @@ def moved(cell: Cell, folder: Path) -> list[str]:
     trainer.train()
     still = {n for n, p in named.items() if torch.equal(p, before[n])}
     if still:
-        with learner.active() as base:
+        with learner.policy.active() as base:
             idle = tuple(unused(base, read[-1].input_ids, read[-1].tree.lengths))
         still = {name for name in still if not name.endswith(idle)}
     faults = [f"{len(still)} parameters never moved, such as {min(still)}"] if still else []
@@ -431,7 +431,7 @@ def moved(cell: Cell, folder: Path) -> list[str]:
     else:
         loaded = read_adapter(build(cell.architecture)[0], str(folder / "saved"), "default", False).get_base_model()
     ids = torch.arange(3, 15)[None]
-    with torch.no_grad(), learner.active() as base:
+    with torch.no_grad(), learner.policy.active() as base:
         base.eval()
         gap = float((base(input_ids=ids).logits - loaded.eval()(input_ids=ids).logits).abs().max())
     return faults + ([f"saved and loaded logits differ by {gap:.2g}"] if gap > 1e-3 else [])

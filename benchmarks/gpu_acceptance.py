@@ -52,6 +52,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning import learner
 from trl_ext.learning.learners import Learning
+from trl_ext.learning.policy import Policy
 from trl_ext.models.lora_merge import merged
 from trl_ext.ppo import maths
 from trl_ext.ppo.advantages import assign_advantages
@@ -200,7 +201,7 @@ def update_on(
         output_dir=run.folder, per_device_train_batch_size=4, num_ppo_epochs=2, learning_rate=1e-4, temperature=1.0,
         use_cpu=run.cpu, report_to=[], **options,
     )  # fmt: skip
-    policy = learner.Learner("policy", model, tokenizer(), args, critic="none")
+    policy = learner.Learner(Policy("policy", model, tokenizer()), args, critic="none")
     policy.prepare(Accelerator(cpu=run.cpu), updates=1, device=device)
     before = weights_of(model)
     learning = Learning({"policy": policy}, args, device)

@@ -84,6 +84,7 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
     from trl_ext import PPOv2Config
     from trl_ext.learning import learner
     from trl_ext.learning.learners import Learning
+    from trl_ext.learning.policy import Policy
     from trl_ext.ppo.batch import Completion
 
     if options.variants[0] == "rows":
@@ -94,7 +95,7 @@ def maporl_updates(options: argparse.Namespace) -> list[tuple[float, float]]:
         learning_rate=1e-6, temperature=1.0, kl_coef=KL, kl_in="loss", kl_estimator="k3", report_to=[], use_cpu=options.cpu,  # noqa: E501
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    policy = learner.Learner("policy", model, tokenizer, args, critic="none")
+    policy = learner.Learner(Policy("policy", model, tokenizer), args, critic="none")
     accelerator = Accelerator(cpu=options.cpu)
     policy.prepare(accelerator, updates=options.updates + 1)
     learning = Learning({"policy": policy}, args, accelerator.device)

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.sharding import master_weights
 
@@ -70,7 +71,7 @@ def measure(way: str, options: argparse.Namespace) -> dict:
         output_dir=options.folder, use_cpu=True, report_to=[], learning_rate=options.rate, kl_coef=0.0, temperature=1.0,
         lr_scheduler_type="constant", per_device_train_batch_size=options.rows, cliprange=1e6,
     )  # fmt: skip
-    learner = Learner("policy", model, AutoTokenizer.from_pretrained(options.model), args, critic="none")
+    learner = Learner(Policy("policy", model, AutoTokenizer.from_pretrained(options.model)), args, critic="none")
     learner.prepare(OneProcess(), 1)
     stepped = [p for group in learner.optimizer.param_groups for p in group["params"]]
     before, rows, seconds = [p.detach().clone() for p in stepped], rows_of(learner, options.rows, options.tokens), []

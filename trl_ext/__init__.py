@@ -14,6 +14,7 @@ _EXPORTS = {
     "PPOv2Config": "trl_ext.learning.config",
     "PPOv2Trainer": "trl_ext.trainer.ppov2",
     "Learner": "trl_ext.learning.learner",
+    "Policy": "trl_ext.learning.policy",
     "Sampler": "trl_ext.trainer.sampler",
     "UserError": "trl_ext.errors",
     "ValueHead": "trl_ext.models.value_head",

@@ -145,7 +145,7 @@ class LearnerProcess:
         self.team = team
         self.learning = Learning(learners, args, accelerator.device, central)
         rows = args.local_rollout_forward_batch_size
-        self._untrained = UntrainedWeights(team, lambda name: learners[name].reference_model(), rows)
+        self._untrained = UntrainedWeights(team, lambda name: learners[name].policy.reference_model(), rows)
         return self.learning.trained_bytes()
 
     def _world(self, address: str, port: int, on_cpu: bool) -> dict[str, str]:
@@ -310,9 +310,9 @@ class LearnerProcess:
     def _strategies(self) -> dict[str, Replicated]:
         central = self.learning.central
         strategies: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
-        return strategies if central is None else strategies | {"central critic": central.strategy}
+        return strategies if central is None else strategies | {"central critic": central.trained.strategy}
 
     def _schedulers(self) -> dict[str, Any]:
         central = self.learning.central
         schedulers = {name: learner.scheduler for name, learner in self.learning.learners.items()}
-        return schedulers if central is None else schedulers | {"central critic": central.scheduler}
+        return schedulers if central is None else schedulers | {"central critic": central.trained.scheduler}

@@ -45,6 +45,7 @@ from maporl.training.home import OWN_WEIGHTS, TeamHome
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
 from trl_ext.files import stacks
+from trl_ext.learning.critics import CRITICS
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.process.waits import Threads, result
 
@@ -170,7 +171,7 @@ class RayBackend(TeamHome):
             name: RemoteLearner(
                 name,
                 policy.tokenizer,
-                (policy.critic or args.critic) if critics else "none",
+                CRITICS[(policy.critic or args.critic) if critics else "none"],
                 args.learning_rate if policy.learning_rate is None else policy.learning_rate,
             )
             for name, policy in team.policies.items()

@@ -19,6 +19,7 @@ from maporl.backends.group import LearnerGroup
 from maporl.backends.messages import Assigned, Samples, dealt, numbers_of, put_numbers
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.learning.checkpoint import SavingLost
+from trl_ext.learning.critics import Critic
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 from trl_ext.process.waits import Threads, result
@@ -40,7 +41,7 @@ class RemoteLearner:
 
     name: str
     tokenizer: Tokenizer
-    critic: str
+    critic: type[Critic]
     learning_rate: float
     model: nn.Module = field(default_factory=nn.Module)
     optimizer: None = None

@@ -52,7 +52,7 @@ class RemotePast(PastPolicies):
         """Return the frozen policy with the text side alone. The engines of the group have a model for it."""
         policy = self.policy
         voice = replace(policy.voice, name=past_name(policy.name))
-        return Policy(voice, policy.model, policy.adapter, False, None, None, [self.section.agent])
+        return Policy(voice, policy.model, policy.adapter, False, agents=[self.section.agent])
 
     def take_snapshot(self) -> None:
         """Keep the weights that the policy has sent last, which are its present ones."""

@@ -3,19 +3,16 @@
 Only graders and the other agents read the restated answer. The tokens that are trained on stay as they were sampled.
 """
 
-import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.types import Dialogue, Message, Utterance
 from trl_ext.chat.encoding import encode_prompt
-from trl_ext.learning.learner import starting_point
-from trl_ext.models.adapters import shared_parameters
-from trl_ext.models.forward import base_of, completion_logprobs
+from trl_ext.learning.policy import starting_point
+from trl_ext.models.forward import completion_logprobs
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import generate
 
@@ -81,17 +78,11 @@ class UntrainedWeights:
 
         A new adapter does not change its base model, so the base with adapters off serves. Other weights are copied.
         """
-        opened: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
-        for name, policy in team.policies.items():
-            if not policy.trainable:
-                opened[name] = policy.active
-            elif policy.adapter is not None and not shared_parameters(policy.model, policy.adapter):
-                adapter = starting_point(policy.model, policy.adapter)
-                opened[name] = policy.without_adapter if adapter is None else policy.with_adapter(adapter)
-            else:
-                with policy.active():
-                    copied = copy.deepcopy(policy.model).requires_grad_(False)
-                opened[name] = partial(nullcontext, base_of(copied))
+        for policy in team.policies.values():
+            if policy.trainable:
+                start = starting_point(policy.model, policy.adapter) if policy.adapter else None
+                policy.refer_to(None, start, needed=True)
+        opened = {name: p.reference_model if p.trainable else p.active for name, p in team.policies.items()}
         return cls(team, lambda name: opened[name](), batch_size)
 
     def nll(self, utterances: list[Utterance]) -> list[float]:

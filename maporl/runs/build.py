@@ -30,7 +30,7 @@ from maporl.validation.preflight import training_arguments
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import write_manifest
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import CheckpointError, load_weights, save_policy_weights
+from trl_ext.learning.checkpoint import CheckpointError
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.process.allocator import reuse_memory
@@ -209,9 +209,9 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
                 raise CheckpointError(
                     f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
                 )
-            load_weights(policy.model, policy.adapter, folder)
+            policy.load(folder)
         elif has_weights(initial := below(checkpoint.parent / INITIAL, policy.name)):
-            load_weights(policy.model, policy.adapter, initial)
+            policy.load(initial)
 
 
 def _engine_options(config: Config) -> dict[str, Any]:
@@ -247,6 +247,6 @@ def _begin_once(run: ResolvedRun, team: Team, device: torch.device, quiet: bool)
         _warm_start(run, team, device, quiet)
     with new_folder(initial) as partial:
         for policy in team.policies.values():
-            save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(partial, policy.name))
+            policy.save(below(partial, policy.name))
         write_manifest(partial)
     distributed.barrier()

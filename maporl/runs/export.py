@@ -9,7 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from maporl.storage.run_folder import RunExists
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import verify
-from trl_ext.learning.checkpoint import CRITIC, OPTIMIZER, POLICY, save_model
+from trl_ext.learning.checkpoint import OPTIMIZER
+from trl_ext.learning.critics import CRITIC
+from trl_ext.learning.policy import SHARDED_POLICY, save_model
 from trl_ext.models.weights import read_pretrained
 from trl_ext.sharding.shards import SHARDS, Shards, load_model
 
@@ -38,6 +40,6 @@ def export(checkpoint: Path, target: Path) -> list[Path]:
             if (policy / SHARDS).is_dir():
                 config = read_pretrained(AutoConfig, policy)
                 model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-                load_model(model, Shards(policy / SHARDS), POLICY)
+                load_model(model, Shards(policy / SHARDS), SHARDED_POLICY)
                 save_model(model, partial / policy.name)
     return sorted(path for path in target.iterdir() if path.is_dir())

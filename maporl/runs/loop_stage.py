@@ -32,7 +32,6 @@ from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
 from maporl.team.team import Team
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import load_weights, save_policy_weights
 
 OTHERS = "others"
 """What stages hand on beside the policies, such as a verifier."""
@@ -44,14 +43,14 @@ def team_with(config: Config, weights: Path) -> Team:
     find_device(config)
     team = Team.from_config(config)
     for policy in team.policies.values():
-        load_weights(policy.model, policy.adapter, below(weights, policy.name))
+        policy.load(below(weights, policy.name))
     return team
 
 
 def save_team(team: Team, folder: Path) -> None:
     """Write the weights of all policies into ``folder``."""
     for policy in team.policies.values():
-        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(folder, policy.name))
+        policy.save(below(folder, policy.name))
 
 
 class StageRun:
@@ -137,9 +136,7 @@ class StageRun:
             below(folder, f"{policy.name}.rows.jsonl").write_text(written(mine), encoding="utf-8")
             with tempfile.TemporaryDirectory() as scratch:
                 figures[policy.name] |= train_turn_critic(self.config, section, policy, mine, Path(scratch), self.quiet)
-            save_policy_weights(
-                policy.model, policy.adapter, policy.tokenizer, below(folder / TURN_CRITIC, policy.name)
-            )
+            policy.save(below(folder / TURN_CRITIC, policy.name))
         del critics
         save_team(team_with(self.config, self.weights), folder)
         _write_manifest(folder, {"utterances": ""} | figures)
@@ -169,7 +166,7 @@ class StageRun:
                     critics.policies[name],
                     [r for r in states if r.policy == name],
                 )
-                load_weights(critic.model, critic.adapter, below(trained / TURN_CRITIC, name))
+                critic.load(below(trained / TURN_CRITIC, name))
                 key = (config.seed, "rank_halves", self.number, self.position)
                 groups = sample_candidates(
                     self.run, policy, [(row, said[row.place][1]) for row in mine], builder.candidates, key

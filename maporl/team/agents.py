@@ -1,8 +1,7 @@
 """Agents, and the policies that speak for them. Several agents may share one policy."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from peft import PeftModel
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 from maporl.decoding import Sampling
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.models.forward import base_of
+from trl_ext.learning.policy import Policy as Weights
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.request import Draw
 
@@ -115,27 +114,25 @@ class Voice:
         check_length(prompt, new, self.context, label, f"policy {self.name!r}", remedy)
 
 
-@dataclass
-class Policy:
-    """The weights that speak for ``agents``: a model, or one adapter of a shared base, with its :class:`Voice`."""
+class Policy(Weights):
+    """A policy of a team: its weights, its :class:`Voice`, and the ``agents`` for which it speaks.
 
-    voice: Voice
-    model: PreTrainedModel | PeftModel
-    adapter: str | None
-    trainable: bool
-    learning_rate: float | None
-    critic: str | None
-    agents: list[str] = field(default_factory=list)
+    ``trainable``, ``learning_rate`` and ``critic`` are those of :class:`Agent`.
+    """
 
-    @property
-    def name(self) -> str:
-        """Return the policy's name in metrics, errors and folders."""
-        return self.voice.name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the policy's tokenizer."""
-        return self.voice.tokenizer
+    def __init__(
+        self,
+        voice: Voice,
+        model: PreTrainedModel | PeftModel,
+        adapter: str | None,
+        trainable: bool,
+        learning_rate: float | None = None,
+        critic: str | None = None,
+        agents: Sequence[str] = (),
+    ):
+        super().__init__(voice.name, model, voice.tokenizer, adapter)
+        self.voice, self.trainable, self.learning_rate, self.critic = voice, trainable, learning_rate, critic
+        self.agents = list(agents)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -151,26 +148,3 @@ class Policy:
     def is_quantized(self) -> bool:
         """Return whether the weights are quantised. Quantised weights cannot be moved to another device."""
         return bool(getattr(self.model, "is_quantized", False))  # transformers sets it on quantised models only
-
-    @contextmanager
-    def active(self) -> Iterator[PreTrainedModel]:
-        """Yield the Hugging Face model with this policy's adapter switched on."""
-        if self.adapter is not None and self.model.active_adapters != [self.adapter]:
-            self.model.set_adapter(self.adapter)
-        yield base_of(self.model)
-
-    def with_adapter(self, adapter: str) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-        """Return a function that opens the model with another ``adapter`` of the same base switched on."""
-
-        @contextmanager
-        def opened() -> Iterator[PreTrainedModel]:
-            self.model.set_adapter(adapter)
-            yield base_of(self.model)
-
-        return opened
-
-    @contextmanager
-    def without_adapter(self) -> Iterator[PreTrainedModel]:
-        """Yield the Hugging Face model with all adapters switched off."""
-        with self.model.disable_adapter():  # type: ignore[operator]  # a PeftModel
-            yield base_of(self.model)

@@ -108,7 +108,7 @@ def past_of(policy: Policy, agents: list[str]) -> Policy:
         adapter = name
     else:
         model = copy.deepcopy(model).requires_grad_(False)
-    return Policy(replace(policy.voice, name=name), model, adapter, False, None, None, agents)
+    return Policy(replace(policy.voice, name=name), model, adapter, False, agents=agents)
 
 
 def past_name(policy: str) -> str:

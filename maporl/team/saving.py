@@ -21,7 +21,7 @@ from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import save_model, save_policy_weights
+from trl_ext.learning.policy import save_model
 from trl_ext.models.adapters import base_state, settled
 from trl_ext.models.attention import ATTENTIONS
 from trl_ext.models.forward import base_of
@@ -79,7 +79,7 @@ class SavedTeam:
             # the base that is saved below an adapter is the one that its initialisation has changed already
             settles = policy.adapter is not None and self._names[id(base)] is None
             with settled(policy.model, str(policy.adapter)) if settles else nullcontext():
-                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, below(weights, name))
+                policy.save(below(weights, name))
             if policy.adapter is not None and self._names[id(base)] is None and self._owners[id(base)] == name:
                 save_model(base, below(weights, name) / BASE, base_state(base))
 

@@ -23,7 +23,8 @@ from trl_ext.files.paths import fault_of_name
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checks import check_apart, check_policy_model
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.learner import Learner, starting_point
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import starting_point
 from trl_ext.models.adapters import adapter_parameters, check_company
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.options import PPOOptions
@@ -73,6 +74,8 @@ class Team:
                 raise ValueError(
                     f"agent {agent.name!r}: no adapter {adapter!r}; the model has {list(agent.model.peft_config)}"
                 )
+        elif adapter is not None:
+            raise ValueError(f"agent {agent.name!r}: no adapter {adapter!r}; the model has none: pass a PeftModel")
         check_policy_model(agent.model, agent.tokenizer, f"agent {agent.name!r}: model")
         for other in self.policies.values():
             if other.model is not agent.model:
@@ -155,13 +158,10 @@ class Team:
         kinds = {p.name: (p.critic or args.critic) if critics else "none" for p in self.policies.values()}
         learners = {
             policy.name: Learner(
-                policy.name,
-                policy.model,
-                policy.tokenizer,
+                policy,
                 args,
                 critic=kinds[policy.name],
                 central_values=central.values if central is not None and kinds[policy.name] == "central" else None,
-                adapter=policy.adapter,
                 ref_adapter=starting_point(policy.model, policy.adapter) if policy.adapter and args.kl_coef else None,
                 outputs=outputs,
                 learning_rate=policy.learning_rate,

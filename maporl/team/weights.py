@@ -8,7 +8,7 @@ from maporl.storage.run_folder import INITIAL
 from maporl.team.agents import Policy
 from trl_ext.files.manifest import DamagedCheckpoint, verify
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import CheckpointError, load_weights
+from trl_ext.learning.checkpoint import CheckpointError
 from trl_ext.models.forward import base_of
 
 
@@ -30,7 +30,7 @@ def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:
         weights = next((path for path in places if has_weights(path)), None)
         loaded = policy.adapter is None and policy.model.config._name_or_path == str(weights)
         if weights is not None and not loaded:
-            load_weights(policy.model, policy.adapter, weights)
+            policy.load(weights)
 
 
 def load_initial(policies: Iterable[Policy], initial: Path) -> None:
@@ -43,7 +43,7 @@ def load_initial(policies: Iterable[Policy], initial: Path) -> None:
 def load_unless_received(policy: Policy, folder: Path) -> None:
     """Load the weights of ``policy``, unless the main process loads its model and sends it to this one later."""
     if policy.adapter is not None or base_of(policy.model).device.type != "meta":
-        load_weights(policy.model, policy.adapter, folder)
+        policy.load(folder)
 
 
 def check_initial(initial: Path) -> None:

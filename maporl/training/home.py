@@ -123,7 +123,7 @@ class Local(TeamHome):
 
         def model_of(policy: str) -> AbstractContextManager[Any]:
             learner = self.learners.get(policy)
-            return team.policies[policy].active() if learner is None else learner.reference_model()
+            return team.policies[policy].active() if learner is None else learner.policy.reference_model()
 
         return UntrainedWeights(team, model_of, batch_size)
 

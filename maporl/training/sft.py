@@ -27,7 +27,6 @@ from trl_ext.files.atomic import new_folder
 from trl_ext.files.jsonl import whole_lines
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import save_policy_weights
 from trl_ext.process import distributed
 from trl_ext.sharding.master_weights import MasterAdamW
 
@@ -153,5 +152,5 @@ def _train_policies(
             losses[policy.name] = float(trainer.train().training_loss)
         if distributed.is_main():
             with new_folder(below(folder, policy.name)) as partial:
-                save_policy_weights(policy.model, policy.adapter, policy.tokenizer, partial)
+                policy.save(partial)
     return losses

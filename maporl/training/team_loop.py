@@ -229,7 +229,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             updates=self.state.global_step,
             episodes=self.episodes,
             objective=args.objective,
-            critic=learner.critic,
+            critic=learner.critic.kind,
             kl_coef=args.kl_coef,
             cliprange=args.cliprange,
             learning_rate=learner.learning_rate,

@@ -20,7 +20,7 @@ def trace(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners: Mappin
     """
     wanted = {id(u) for d in recorded for u in d.utterances}
     for policy, rows in batch.token_batches.items():
-        names = ["old_logprobs", "advantages", *(["values"] if learners[policy].critic != "none" else [])]
+        names = ["old_logprobs", "advantages", *(["values"] if learners[policy].critic.gives_values else [])]
         samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
         wanted_rows = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
         # all rows at once, to wait for the device once

@@ -133,7 +133,7 @@ class MultiAgentPPOTrainer(TeamLoop):
             source.follow(lambda: self.state)
         home.prepare(parts, self.player, self.past_policies, self.record)
         self.collector = Collector(self.player, parts.branching, args, frozenset(home.learners), self.past_policies)
-        with_critic = {name for name, learner in home.learners.items() if learner.critic != "none"}
+        with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)

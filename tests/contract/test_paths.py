@@ -7,6 +7,7 @@ from types import SimpleNamespace as Thing
 import pytest
 import yaml
 from folders import ROOT
+from peft import PeftModel
 
 from maporl import Team
 from maporl.backends.logs import log_of, write_stacks
@@ -29,6 +30,7 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from trl_ext.files.paths import UnsafeName, below, fault_of_name, within
 from trl_ext.files.stacks import Listener
 from trl_ext.learning import checkpoint
+from trl_ext.learning.policy import save_weights
 from trl_ext.trainer.loop import PPOLoop
 
 OUT = ("", ".", "..", "/", "/etc", "../x", "a/b", "a/../../b", "a\\b", ".hidden", "a\0b", "a\nb", "\u202ex", "a" * 201)
@@ -64,7 +66,8 @@ TOKENIZER = Thing(save_pretrained=print)
 
 
 def policy(**more):
-    return Thing(name=EVIL, trainable=True, agents=["ann"], model=None, adapter=None, tokenizer=TOKENIZER, **more)
+    parts = {"model": None, "adapter": None, "tokenizer": TOKENIZER, "save": print, "load": print}
+    return Thing(name=EVIL, trainable=True, agents=["ann"], **parts, **more)
 
 
 def of_class(cls, **attributes):
@@ -220,7 +223,7 @@ PLACES = {
     "trl_ext/learning/checkpoint.py:_SavingLearners.__init__": lambda folder, patch: checkpoint.Learners({EVIL: None}).begin_saving(folder),
     "trl_ext/learning/checkpoint.py:_save_rest": lambda folder, patch: checkpoint._save_rest(folder, {}, {EVIL: None}),
     "trl_ext/learning/checkpoint.py:load_checkpoint": lambda folder, patch: checkpoint.load_checkpoint(folder, Thing(load=print), {EVIL: Thing(load=print)}),
-    "trl_ext/learning/checkpoint.py:save_adapter": lambda folder, patch: checkpoint.save_adapter(Thing(save_pretrained=lambda *a, **k: None), EVIL, folder),
+    "trl_ext/learning/policy.py:save_weights": lambda folder, patch: save_weights(of_class(PeftModel, save_pretrained=lambda *a, **k: None), EVIL, folder),
     "trl_ext/trainer/loop.py:PPOLoop.save_learner_policy": lambda folder, patch: of_class(
         PPOLoop, learners={"a": 1, EVIL: 2}, learning=Thing(save_policy=lambda *a: None)
     ).save_learner_policy(EVIL, folder),
@@ -248,7 +251,7 @@ OTHERWISE = {
     "maporl/runs/export.py:export": {"policy.name"},
     "maporl/runs/loop.py:Loop._end": {"policy.name"},
     "maporl/hub/pack.py:pack": {"policy"},
-    "trl_ext/learning/checkpoint.py:save_adapter": {"path.name"},
+    "trl_ext/learning/policy.py:save_weights": {"path.name"},
     # names that stand in the code
     "maporl/report/read.py:RunReader._new": {"name"},
     "maporl/report/read.py:RunReader._take": {"name"},
@@ -261,7 +264,7 @@ OTHERWISE = {
     "maporl/training/run_record.py:RunRecord._write": {"name"},
     "maporl/training/run_record.py:RunRecord.keep_team": {"name"},
     "maporl/training/run_record.py:RunRecord.must_be_new": {"name"},
-    "trl_ext/learning/checkpoint.py:_inner": {"name"},
+    "trl_ext/learning/critics.py:inner_folder": {"name"},
 }
 """The joins without ``below``, and why they need none."""
 

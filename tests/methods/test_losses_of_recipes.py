@@ -382,7 +382,7 @@ def actor_critic(name, tmp_path):
 def test_maac_has_one_critic_that_reads_what_the_others_said(tmp_path):
     trainer = actor_critic("maac", tmp_path)
     ann, bob = trainer.learners.values()
-    assert ann.central_values == bob.central_values and ann.value_head is bob.value_head is None
+    assert ann.critic.central_values == bob.critic.central_values and ann.value_head is bob.value_head is None
     batch = played(trainer)
     samples = [s for s in batch.samples["ann"] if s.utterance.turn == 1]
     assert len(samples) == 4

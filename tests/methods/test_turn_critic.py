@@ -29,7 +29,6 @@ from maporl.storage.run_folder import RunFolder
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
-from trl_ext.learning.checkpoint import load_weights
 
 CANDIDATE = Row("coder", "coder", "coder", "q", [5, 6], [7], 0.0, (0, 0, 0))
 
@@ -289,7 +288,7 @@ def test_a_loop_trains_a_critic_of_turns_and_ranks_by_it(tmp_path):
     assert len(said) == 16 * len(places) and all(row.agent == "coder" for row in said)
     critics, first = (team_with(config, tmp_path / "run/initial") for _ in range(2))
     critic = critics.policies["coder"]
-    load_weights(critic.model, critic.adapter, round_1 / "train-1/others/turn_critic/coder")
+    critic.load(round_1 / "train-1/others/turn_critic/coder")
     dialogues = [json.loads(line) for line in (round_1 / "sample/dialogues.jsonl").read_text().splitlines()]
     answers = {(d["prompt"], d["rollout"]): Example(**d["example"]) for d in dialogues}
     text = config.loop.stages[0].privileged

@@ -20,7 +20,9 @@ from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
-from trl_ext.learning.learner import Learner, NonFiniteError
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process import distributed
 
@@ -41,7 +43,7 @@ def learner_of(dtype, critic, folder, **options):
         "per_device_train_batch_size": 2, "cliprange": 1e6, "cliprange_value": 1e6, "lr_scheduler_type": "constant", "use_cpu": "ACCELERATE_USE_DEEPSPEED" not in os.environ,
     }  # fmt: skip
     args = PPOv2Config(**{**defaults, **options})
-    learner = Learner("policy", model, tokenizer, args, critic=critic)
+    learner = Learner(Policy("policy", model, tokenizer), args, critic=critic)
     if learner.value_head is not None:
         torch.manual_seed(2)
         torch.nn.init.normal_(learner.value_head.linear.weight, std=0.02)
@@ -62,7 +64,7 @@ def rows_of(learner):
 
 def weights(learner):
     """All weights by name, as they are in memory when the policy samples."""
-    modules = {"model": learner.model, "value_model": learner.value_model, "head": learner.value_head}
+    modules = {"model": learner.model, "value_model": learner.critic.model, "head": learner.value_head}
     with learner.strategy.whole():
         return {
             f"{part}.{name}": parameter.detach().clone()
@@ -77,7 +79,7 @@ def trained(learner):
     found = weights(learner)
     names = list(found)
     if learner.adapter is not None:
-        adapters = ["head.linear"] * (learner.value_head is not None) + [f".{learner.critic_adapter}."]
+        adapters = ["head.linear"] * (learner.value_head is not None) + [f".{learner.critic.adapter}."]
         names = [n for part in (f".{learner.adapter}.", *adapters) for n in names if part in n]
     state = learner.strategy.optimizer_state()
     return {name: state.get(index, {}).get("master", found[name]).clone() for index, name in enumerate(names)}

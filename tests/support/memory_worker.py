@@ -20,9 +20,10 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
-from trl_ext.learning import checkpoint
+from trl_ext.learning import policy
 from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process import distributed
 
@@ -51,7 +52,7 @@ def learner_of(folder: Path, main_only: bool) -> Learner:
         output_dir=str(folder), report_to=[], kl_coef=0.05, temperature=1.0, per_device_train_batch_size=1, learning_rate=1e-3,
         use_cpu="ACCELERATE_USE_DEEPSPEED" not in os.environ, lr_scheduler_type="constant",
     )  # fmt: skip
-    return Learner("policy", model, tokenizer, args, critic="head")
+    return Learner(Policy("policy", model, tokenizer), args, critic="head")
 
 
 def rows_of(learner: Learner):
@@ -106,7 +107,7 @@ def main() -> None:
     learner.accumulate(rows, torch.arange(len(rows)))
     learner.step()
     reads = []
-    read, checkpoint.read_model = checkpoint.read_model, lambda *a, **k: (reads.append(a[1]), read(*a, **k))[1]
+    read, policy.read_model = policy.read_model, lambda *a, **k: (reads.append(a[1]), read(*a, **k))[1]
     read_checkpoint(folder / "checkpoint-1", Learners(policy=learner))
     with learner.strategy.whole():
         found["loaded"] = all(torch.equal(moved[n], p) for n, p in learner.model.named_parameters())

@@ -31,6 +31,7 @@ from trl_ext.learning.checkpoint import random_state, set_random_state
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.metrics import peak_memory
+from trl_ext.learning.policy import Policy
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process.devices import process_device
@@ -391,7 +392,7 @@ def learner_on(device, tiny, folder, critic="head", lora=False, half=False, **op
         model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
     defaults = {"output_dir": str(folder), "report_to": [], "temperature": 1.0, "kl_coef": 0.1}
     args = PPOv2Config(**{**defaults, "per_device_train_batch_size": 2, **options})
-    learner = Learner("policy", model, tokenizer, args, critic=critic)
+    learner = Learner(Policy("policy", model, tokenizer), args, critic=critic)
     learner.prepare(Plain(), updates=1, device=device)
     completions = [
         Completion(p, r, True, str(i), score=i % 3, trajectory=(t,)) for i, (p, r, t) in enumerate(CONVERSATIONS)
@@ -416,7 +417,7 @@ def test_an_update_waits_at_most_twice_for_a_micro_batch(sim, tiny, tmp_path, op
     learner, rows = learner_on(sim, tiny, tmp_path, **options)
     with waits() as before:
         learner.annotate(rows)
-        assign_advantages(rows, learner.args, learner.critic != "none")
+        assign_advantages(rows, learner.args, learner.critic.gives_values)
     parts = rows.microbatches(torch.arange(8), 2)
     forwards = 2 if options.get("critic") in ("model", "adapter") else 1
     assert len(parts) == 4

@@ -32,7 +32,7 @@ from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import RunFolder
 from maporl.team.agents import Policy
 from maporl.validation.load import from_dict
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 
 Keys = tuple[str | int, ...]
 Metrics = dict[str, float]

@@ -44,7 +44,7 @@ def filled(learner, completions, seed=4):
 
 def gradient_of(learner, rows, *more):
     measures = learner.accumulate(rows, torch.arange(len(rows)))
-    modules = [m for m in (learner.model, learner.value_head, learner.value_model, *more) if m is not None]
+    modules = [m for m in (learner.model, learner.value_head, learner.critic.model, *more) if m is not None]
     found = {id(p): p for module in modules for p in module.parameters() if p.grad is not None}
     return measures, torch.cat([p.grad.flatten().double() for p in found.values()])
 

@@ -253,7 +253,7 @@ def test_the_reference_of_an_adapter_that_is_not_fresh_is_a_frozen_copy_of_it(ti
             if "lora_B.bob" in name:
                 parameter.add_(torch.randn_like(parameter))
     trainer = trainer_of(Team(agents), tmp_path, kl_coef=0.1)
-    assert [trainer.learners[n].ref_adapter for n in ("ann", "bob")] == [None, "bob_start"]
+    assert [trainer.learners[n].policy.ref_adapter for n in ("ann", "bob")] == [None, "bob_start"]
     metrics = trainer.advantage(trainer.score(trainer.collect(trainer.next_batch()))).metrics
     assert abs(metrics["ann/objective/kl"]) < 1e-5 and abs(metrics["bob/objective/kl"]) < 1e-5
     start = {n: p.clone() for n, p in agents[0].model.named_parameters() if ".bob_start." in n}
@@ -269,10 +269,13 @@ def test_critic_models_of_adapters_on_one_base_are_their_own_and_resume(tiny, tm
         )
 
     trainer = build(tmp_path)
-    assert {n: list(x.value_model.peft_config) for n, x in trainer.learners.items()} == {"ann": ["ann"], "bob": ["bob"]}
+    assert {n: list(x.critic.model.peft_config) for n, x in trainer.learners.items()} == {
+        "ann": ["ann"],
+        "bob": ["bob"],
+    }
     trainer.train()
-    expected = {n: weights(x.value_model) for n, x in trainer.learners.items()}
+    expected = {n: weights(x.critic.model) for n, x in trainer.learners.items()}
     shutil.rmtree(tmp_path / "checkpoint-2")
     again = build(tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert all(torch.equal(expected[n], weights(x.value_model)) for n, x in again.learners.items())
+    assert all(torch.equal(expected[n], weights(x.critic.model)) for n, x in again.learners.items())

@@ -25,6 +25,7 @@ from maporl.validation.preflight import check_run
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.memory import SHARE, DoesNotFit, limit_microbatches
+from trl_ext.learning.policy import Policy
 from trl_ext.models.shape import Shape
 
 MODEL = {"alphabet": "0123456789+=;", "hidden_size": 768, "layers": 6, "heads": 12, "context": 256}
@@ -123,7 +124,7 @@ def learners_of(tiny, folder, **options):
     args = PPOv2Config(output_dir=str(folder), report_to=[], use_cpu=True, **options)
     learners = []
     for number in range(2):
-        learner = Learner(f"policy {number}", *tiny(seed=number), args)
+        learner = Learner(Policy(f"policy {number}", *tiny(seed=number)), args)
         learner.prepare(Accelerator(cpu=True), 1)
         learner.device = torch.device("meta")
         learners.append(learner)

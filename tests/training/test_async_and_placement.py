@@ -17,7 +17,9 @@ from maporl.team.loading import base_owners, load_agents
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from trl_ext.learning.learner import Learner, NonFiniteError
+from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError
 
 
 def weights(trainer):
@@ -189,9 +191,7 @@ def test_learners_of_one_device_or_with_a_central_critic_take_turns(tiny, tmp_pa
     monkeypatch.setattr(Learner, "accumulate", lambda *args: (threads.add(threading.current_thread()), inner(*args))[1])
     trainer_of(tiny, tmp_path / "one", False, total_episodes=8).train()
     apart = split_trainer(tiny, tmp_path / "central", monkeypatch, total_episodes=8)
-    apart.learning.central = type(
-        "Central", (), {"step": lambda self: 0.0, "scheduler": apart.learners["ann"].scheduler}
-    )()
+    apart.learning.central = type("Central", (), {"step": lambda self: 0.0, "trained": apart.learners["ann"].trained})()
     monkeypatch.setattr(apart, "checkpoint_others", dict)
     apart.train()
     assert threads == {threading.main_thread()}
@@ -299,7 +299,7 @@ def test_quantised_weights_on_another_device_are_refused(tiny, tmp_path):
     model, tokenizer = tiny()
     model.is_quantized = True
     learner = Learner(
-        "ann", model, tokenizer, MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+        Policy("ann", model, tokenizer), MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
     )
     with pytest.raises(
         ValueError,

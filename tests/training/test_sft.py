@@ -22,7 +22,6 @@ from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.source import checked
 from maporl.runs import train as run
 from maporl.storage.run_folder import RunExists
-from maporl.training import sft
 from maporl.training.sft import best_debates, solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance, to_record
@@ -30,6 +29,7 @@ from maporl.validation.load import from_dict
 from maporl.verifier.options import TrainOptions
 from maporl.verifier.train import train_verifier
 from trl_ext.files.lock import FolderInUse, RunLock
+from trl_ext.learning.policy import Policy
 
 TASK = Arithmetic(largest=4)
 CONFIG = {
@@ -106,19 +106,18 @@ def test_sft_that_is_killed_while_it_saves_leaves_no_half_policy_and_can_be_run_
             from_dict(CONFIG), team, solutions(team, TASK, "{question}", 4), folder, options, quiet=True
         )
 
-    save = sft.save_policy_weights
-
-    def killed(model, adapter, tokenizer, partial):
-        save(model, adapter, tokenizer, partial)
+    def killed(policy, partial):
+        save(policy, partial)
         shutil.copytree(partial, tmp_path / "left")  # as SIGKILL leaves it
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sft, "save_policy_weights", killed)
+    save = Policy.save
+    monkeypatch.setattr(Policy, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         learn()
     assert not (folder / "ann").exists()
     shutil.copytree(tmp_path / "left", folder / ".partial-ann")
-    monkeypatch.setattr(sft, "save_policy_weights", save)
+    monkeypatch.setattr(Policy, "save", save)
     learn()
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "ann"]
     with pytest.raises(RunExists, match="exists and is not empty; nothing was overwritten"):

@@ -25,7 +25,7 @@ from maporl.rollout.episode import SpeakerSpec
 from maporl.storage.run_folder import RunExists
 from maporl.types import Ask, Example, Grade, from_json, to_json
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.options import GREEDY
 
 

@@ -135,7 +135,7 @@ def test_forked_dialogues_continue_the_trunks_own_tokens(tmp_path):
         ppo={"response_length": 3, "num_ppo_epochs": 1, "kl_coef": 0.0},
     )  # fmt: skip
     trainer = build_trainer(settings, quiet=True)
-    assert trainer.args.critic == "head" and trainer.learners["ann"].critic == "none"
+    assert trainer.args.critic == "head" and trainer.learners["ann"].critic.kind == "none"
     batch = trainer.score(trainer.collect(trainer.next_batch()))
     answers = batch.dialogues
     assert len(answers) == 12

@@ -6,27 +6,22 @@ cannot do this, because its weights move with that policy.
 """
 
 import copy
-import math
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from peft import PeftModel
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import get_scheduler
 
-from trl_ext.learning.checkpoint import HEAD, load_head, load_weights
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.critics import load_head, save_head
+from trl_ext.learning.policy import load_weights
+from trl_ext.learning.trained import Trained
 from trl_ext.models.forward import head_width, share_reading, states_of
 from trl_ext.models.randomness import quiet
 from trl_ext.models.value_head import ValueHead
 from trl_ext.ppo.batch import TokenBatch
 from trl_ext.process.distributed import WorldError
-from trl_ext.sharding.choice import build_optimizer, strategy_of
-from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.spreading import place
 
 
@@ -57,9 +52,6 @@ class CentralCritic:
         quiet(self.model)
         self.head = ValueHead(head_width(self.model), outputs)
         self.args = args
-        parameters = [*self.model.parameters(), *self.head.parameters()]
-        self.strategy = Replicated({"critic": self.model}, self.head, parameters, args, None)
-        self.scheduler: Any = None
 
     def prepare(self, accelerator: Any, updates: int) -> None:
         """Move the critic to the accelerator's device, and build its optimizer and schedule over ``updates`` updates.
@@ -76,16 +68,9 @@ class CentralCritic:
         place(self.model, accelerator.device)
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
-        parameters = [*self.model.parameters(), *self.head.parameters()]
-        build = partial(build_optimizer, args=args, kind=Replicated)
-        optimizer = self.strategy.optimizer_of([{"params": parameters, "lr": rate}], build)
-        self.strategy.attach(optimizer)
-        self.scheduler = get_scheduler(
-            args.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=args.get_warmup_steps(updates),
-            num_training_steps=updates,
-            scheduler_specific_kwargs=cast(Any, args.lr_scheduler_kwargs) or None,
+        group = {"params": [*self.model.parameters(), *self.head.parameters()], "lr": rate}
+        self.trained = Trained(
+            "the central critic", {"critic": self.model}, self.head, lambda: [group], args, accelerator, updates
         )
 
     def values(self, rows: TokenBatch) -> Tensor:
@@ -101,20 +86,15 @@ class CentralCritic:
         Raises:
             NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
         """
-        wanted = self.args.max_grad_norm
-        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"the central critic: the gradient norm is {norm}; no step was taken")
-        return norm
+        return self.trained.step()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
         """Write the weights, the optimizer and the schedule into ``folder``."""
         self.model.save_pretrained(folder / "model")
-        save_file(self.head.state_dict(), folder / HEAD)
-        more = {"scheduler": self.scheduler.state_dict()}
-        save_optimizer(self.strategy.optimizer_entries(), self.strategy.optimizer_groups(), folder, more)
+        save_head(self.head, folder)
+        self.trained.save(folder)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote into ``folder``.
@@ -124,6 +104,4 @@ class CentralCritic:
         """
         load_weights(self.model, None, folder / "model")
         load_head(self.head, folder)
-        state, record = read_optimizer(folder)
-        self.strategy.load_optimizer_state(state, record["groups"])
-        self.scheduler.load_state_dict(record["scheduler"])
+        self.trained.load(folder)

@@ -14,9 +14,7 @@
 A checkpoint is written under a hidden name and renamed when it is complete.
 """
 
-import copy
 import json
-import os
 import random
 import shutil
 import sys
@@ -30,26 +28,21 @@ import numpy as np
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import nn
-from transformers.utils import logging
 
-from trl_ext.chat.encoding import Tokenizer
 from trl_ext.files.atomic import NoSpace, new_folder
 from trl_ext.files.checkpoints import discard
 from trl_ext.files.manifest import CheckpointError, verify, write_manifest
 from trl_ext.files.paths import below
+from trl_ext.learning.critics import inner_folder
 from trl_ext.learning.learner import Learner
-from trl_ext.models.weights import WeightsError, check_fit, load_adapter_weights, load_tensors, read_model
+from trl_ext.learning.policy import load_everywhere
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerators
-from trl_ext.sharding.optimizer_files import RECORD, read_optimizer, save_optimizer
-from trl_ext.sharding.shards import SHARDS, Shards, ShardWriter, load_model
+from trl_ext.sharding.optimizer_files import RECORD
+from trl_ext.sharding.shards import SHARDS, Shards, ShardWriter
 
-CRITIC, OPTIMIZER = "critic", "optimizer"
-"""The folders in a policy's folder that hold its critic and its optimizer."""
-HEAD = "value_head.safetensors"
-POLICY = "models.policy."
-"""What the names of a policy's own parameters begin with in shards."""
+OPTIMIZER = "optimizer"
+"""The folder in a policy's folder that holds its optimizer."""
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -268,63 +261,13 @@ def read_state(folder: Path) -> dict:
 # -- one learner --------------------------------------------------------------------------------------------------
 
 
-def save_policy(learner: Learner, folder: Path) -> None:
-    """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer and its critic.
-
-    The folder is a model folder, or a PEFT adapter folder if the policy is an adapter. The critic is in its folder
-    ``critic``, because vLLM takes every safetensors file beside a model for its weights.
-    """
-    save_policy_weights(learner.model, learner.adapter, learner.tokenizer, folder)
-    if learner.critic == "adapter":
-        save_adapter(learner.model, str(learner.critic_adapter), folder / CRITIC)
-    if isinstance(learner.value_model, PeftModel):
-        save_adapter(learner.value_model, str(learner.value_model.active_adapter), folder / CRITIC)
-    elif learner.value_model is not None:
-        save_model(learner.value_model, folder / CRITIC)
-    if learner.value_head is not None:
-        (folder / CRITIC).mkdir(exist_ok=True)
-        save_file(_contiguous(learner.value_head.state_dict()), folder / CRITIC / HEAD)
-
-
-def save_policy_weights(model: Any, adapter: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save a model, or one ``adapter`` of a ``PeftModel``, together with its tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, PeftModel):
-        save_adapter(model, adapter, folder)
-    else:
-        save_model(model, folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
-    """Save a model, with the tensors in ``state`` in place of its own, without the progress bar of transformers."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder, state_dict=state)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def save_adapter(model: Any, adapter: str, folder: Path) -> None:
-    """Save one adapter's configuration and weights directly in ``folder``, whatever the adapter's name."""
-    model.save_pretrained(folder, selected_adapters=[adapter])
-    # PEFT saves every adapter that is not called "default" in a subfolder of its name
-    nested = below(folder, adapter)
-    if nested.is_dir():
-        for path in nested.iterdir():
-            os.replace(path, folder / path.name)
-        nested.rmdir()
-
-
 def in_shards(learner: Learner) -> bool:
     """Return whether checkpoints hold a policy in shards.
 
     They do if all weights are trained, and processes share the weights or the checkpoint is written while training goes
     on. Adapters are small, and are always written at once as plain folders.
     """
-    adapted = any(isinstance(model, PeftModel) for model in (learner.model, learner.value_model))
+    adapted = any(isinstance(model, PeftModel) for model in (learner.model, learner.critic.model))
     return not adapted and (learner.strategy.sharded or learner.args.async_save)
 
 
@@ -339,24 +282,11 @@ def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
         if distributed.is_main():
             learner.tokenizer.save_pretrained(folder)
             learner.model.config.save_pretrained(folder)
-            (folder / OPTIMIZER).mkdir()
-            rest, groups = learner.strategy.optimizer_rest(), learner.strategy.optimizer_groups()
-            save_optimizer(rest.items(), groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
-        return
-    with learner.strategy.whole():
-        if distributed.is_main():
-            save_policy(learner, folder)
-    state, groups = learner.strategy.optimizer_entries(), learner.strategy.optimizer_groups()
-    if not distributed.is_main():
-        for _ in state:
-            pass  # the other processes only help to gather it
-        return
-    try:
-        (folder / OPTIMIZER).mkdir()
-        save_optimizer(state, groups, folder / OPTIMIZER, {"scheduler": learner.scheduler.state_dict()})
-    finally:
-        for _ in state:
-            pass  # the other processes go on to the end, also if the disk is full
+    else:
+        with learner.strategy.whole():
+            if distributed.is_main():
+                learner.save(folder)
+    learner.trained.save(folder / OPTIMIZER, in_shards(learner))
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
@@ -368,78 +298,12 @@ def load_learner(learner: Learner, folder: Path) -> None:
         CheckpointError: a file cannot be read, or it is not of this learner.
     """
     if (folder / SHARDS).is_dir():
-        state, record = read_optimizer(folder / OPTIMIZER)
-        groups = learner.strategy.optimizer_groups()
-        options = [{**old, "params": new["params"]} for old, new in zip(record["groups"], groups, strict=True)]
-        learner.strategy.load_shards(Shards(folder / SHARDS), state, options)
-        learner.scheduler.load_state_dict(record["scheduler"])
+        learner.trained.load(folder / OPTIMIZER, Shards(folder / SHARDS))
         return
     with learner.strategy.whole(write=True):
-        _load_everywhere(learner.model, learner.adapter, folder)
-        if learner.critic == "adapter":
-            _load_everywhere(learner.model, learner.critic_adapter, folder / CRITIC)
-        if learner.value_model is not None:
-            active = learner.value_model.active_adapter if isinstance(learner.value_model, PeftModel) else None
-            _load_everywhere(learner.value_model, active, folder / CRITIC)
-        if learner.value_head is not None:
-            load_head(learner.value_head, _inner(folder, CRITIC, HEAD))
-    state, record = read_optimizer(_inner(folder, OPTIMIZER, RECORD))
-    saved, groups = record["groups"], learner.strategy.optimizer_groups()
-    # older checkpoints have the critic's head in one group with the critic's other weights
-    source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
-    options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
-    learner.strategy.load_optimizer_state(state, options)
-    scheduler = record["scheduler"]
-    rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
-    learner.scheduler.load_state_dict({**scheduler, **rates})
-
-
-def _inner(folder: Path, name: str, file: str) -> Path:
-    """Return the folder ``name`` in ``folder``, or ``folder`` itself if ``file`` is there, as in older versions."""
-    older = (folder / file).is_file() and not (folder / name / file).is_file()
-    return folder if older else folder / name
-
-
-def _load_everywhere(model: Any, adapter: Any, folder: Path) -> None:
-    """Load weights into the model of every process. Only the main process reads a whole model, and sends it."""
-    if isinstance(model, PeftModel):
-        load_weights(model, adapter, folder)
-        return
-    distributed.on_main(lambda: load_weights(model, adapter, folder))
-    distributed.broadcast_weights(model.state_dict().values())
-
-
-def load_weights(model: Any, adapter: Any, folder: Path) -> None:
-    """Load weights that :func:`save_policy_weights` wrote into a model, or into one of its adapters.
-
-    Raises:
-        CheckpointError: the weights cannot be read, or they are not exactly those of the model or of the adapter.
-    """
-    if (folder / SHARDS).is_dir():
-        load_model(model, Shards(folder / SHARDS), POLICY)
-        return
-    try:
-        if isinstance(model, PeftModel):
-            load_adapter_weights(model, adapter, folder)
-            return
-        # by its own configuration: without a config.json, a model of the default size would be built, perhaps of 7B
-        loaded = read_model(type(model), folder, config=copy.deepcopy(model.config), dtype=model.dtype)
-        check_fit(model.state_dict(), loaded.state_dict(), folder)
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from error
-    model.load_state_dict(loaded.state_dict())
-
-
-def load_head(head: nn.Module, folder: Path) -> None:
-    """Load the critic's head that was saved in ``folder``.
-
-    Raises:
-        CheckpointError: it cannot be read, or it is not a head of this shape.
-    """
-    try:
-        load_tensors(head, folder / HEAD)
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from error
+        load_everywhere(learner.model, learner.adapter, folder)
+        learner.critic.load(folder)
+    learner.trained.load(inner_folder(folder, OPTIMIZER, RECORD))
 
 
 # -- random states ------------------------------------------------------------------------------------------------

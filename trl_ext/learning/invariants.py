@@ -53,7 +53,7 @@ def check_unmoved(learner: Learner, rows: TokenBatch, index: Tensor, measures: M
         return
     parts = learner.microbatches(rows, index)
     microbatch = rows.take(parts[0]) if parts else placeholder(rows.input_ids.device)
-    with learner.active():
+    with learner.policy.active():
         layer = first_difference(learner.model, lambda: learner.strategy.call(partial(learner.forward, microbatch)))
     layers = [name for name in distributed.all_gather(layer) if name is not None]
     if not layers and learner.rounded and kl <= ROUNDED_KL:
@@ -78,7 +78,7 @@ def _check_gradients(learner: Learner, rows: TokenBatch) -> None:
     elsewhere = learner.strategy.sharded or learner.strategy.half or distributed.size() > 1
     if rows.critic_only or elsewhere or not len(rows):
         return
-    named = {name: p for name, p in learner.policy_parameters().items() if p.requires_grad}
+    named = {name: p for name, p in learner.policy.parameters().items() if p.requires_grad}
     lost = [name for name, parameter in named.items() if parameter.grad is None]
     unreached = [name for name in lost if "expert" in name]  # a small minibatch does not reach every expert
     if 2 * (len(lost) - len(unreached)) > len(named) - len(unreached):

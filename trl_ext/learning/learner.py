@@ -4,71 +4,59 @@
 share one base model, each with its own adapter.
 """
 
-import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, get_scheduler
 
-from trl_ext.chat.encoding import Tokenizer
-from trl_ext.errors import UserError, one_line
 from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.learning.config import PPOv2Config
+from trl_ext.learning.critics import CRITICS
 from trl_ext.learning.metrics import Metrics
+from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError, Trained, flat
 from trl_ext.models.adapters import (
     AdapterError,
     adapter_parameters,
     adapter_state,
     base_parameters,
-    changes_base,
     check_adapters,
-    copy_adapter,
     initialisation,
     repeats,
     shaken,
-    shared_parameters,
     strays,
 )
 from trl_ext.models.forward import (
     base_of,
-    head_width,
     in_regimes,
     length_regimes,
     read_actions,
     room_of,
     rounds,
     share_reading,
-    states_of,
     tree_limits,
 )
 from trl_ext.models.liger import use_liger
 from trl_ext.models.randomness import quiet
-from trl_ext.models.recomputation import recomputes, set_recomputation
+from trl_ext.models.recomputation import set_recomputation
 from trl_ext.models.value_head import ValueHead
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
-from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.frozen import Frozen
 from trl_ext.sharding.master_weights import HALF_PRECISION
 from trl_ext.sharding.replicated import Replicated
 from trl_ext.sharding.spreading import place
 
 logger = logging.getLogger(__name__)
-
-CRITICS = ("head", "adapter", "model", "central", "none")
-
-
-class NonFiniteError(UserError, RuntimeError):
-    """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
 
 
 @dataclass
@@ -100,76 +88,43 @@ class Learner:
     """One policy with its critic, reference, optimizer and scheduler.
 
     Args:
-        name: the policy's name in metrics, errors and checkpoints.
-        model: a causal language model, or a ``PeftModel``, which several learners may share.
-        tokenizer: the policy's own tokenizer.
+        policy: the policy. Several learners may share its ``PeftModel``.
         args: the options.
-        critic: where values come from. ``head`` is a float32 linear head on the policy's own trunk. ``adapter`` is a
-            second adapter on the same trunk, with a head. ``model`` is a separate trunk: ``value_model``, or a copy of
-            the policy. ``central`` is a critic that several learners share: ``central_values``. ``none`` means no
-            critic.
-        central_values: the function that returns a central critic's values of rows. The critic is not part of this
-            learner, so the learner only adds gradients to it.
-        value_model: the separate critic. It may be a sequence-classification model, which has its own head.
-        adapter: the adapter of ``model`` to train. It is needed if ``model`` has several adapters.
+        critic: where values come from, a key of ``trl_ext.learning.critics.CRITICS``.
+        value_model: the critic ``model``. It may be a sequence classifier, which has its own head. By default it is a
+            copy of the policy.
+        central_values: the function that returns the values of rows by the critic ``central``, which is not part of
+            this learner: the learner only adds gradients to it.
         reference: the reference model of the KL penalty. By default a ``PeftModel`` is read with its adapters off, and
             another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
-        ref_adapter: the adapter of ``model`` that serves as the reference, instead of adapters off.
+        ref_adapter: the adapter of the model that serves as the reference, instead of adapters off.
         outputs: the number of critic outputs, such as one for each turn.
         learning_rate: this policy's learning rate. By default it is ``args.learning_rate``.
 
     Raises:
         ValueError: the parts do not fit each other. The message says which, and what to do.
-        AdapterError: the adapter cannot be trained or copied as it is, or several are active.
+        AdapterError: the adapter cannot be trained or copied as it is.
     """
 
     def __init__(
         self,
-        name: str,
-        model: PreTrainedModel | PeftModel,
-        tokenizer: Tokenizer,
+        policy: Policy,
         args: PPOv2Config,
         *,
         critic: str = "head",
         value_model: nn.Module | None = None,
         central_values: Callable[[TokenBatch], Tensor] | None = None,
-        adapter: str | None = None,
         reference: nn.Module | None = None,
         ref_adapter: str | None = None,
         outputs: int = 1,
         learning_rate: float | None = None,
     ):
+        name, model = policy.name, policy.model
         if critic not in CRITICS:
             raise ValueError(f"policy {name!r}: critic must be one of {', '.join(CRITICS)}, got {critic!r}")
-        if critic == "adapter" and not isinstance(model, PeftModel):
-            raise ValueError(f"policy {name!r}: critic 'adapter' needs a PEFT model; use 'head', or add a LoRA")
-        if (critic == "central") != (central_values is not None):
-            raise ValueError(f"policy {name!r}: critic 'central' and central_values go together; pass both or neither")
-        if critic == "adapter" and (args.gradient_checkpointing or recomputes(base_of(model))):
-            raise ValueError(
-                f"policy {name!r}: critic 'adapter' with gradient_checkpointing would recompute activations under the "
-                "wrong adapter; use critic 'head', or turn gradient_checkpointing off, in the arguments and by "
-                "model.gradient_checkpointing_disable()"
-            )
-        self.name, self.tokenizer, self.args = name, tokenizer, args
-        self._trainable: list[nn.Parameter] = []
-        self.critic_adapter: str | None = None
-        self.model: Any = model
-        self.critic, self.ref_adapter, self.central_values = critic, ref_adapter, central_values
-        self.adapter: Any = None
-        self._frozen_parts: list[nn.Parameter] = []
-        """What the user has frozen of the adapter, which PEFT would let learn again when it is switched on."""
-        if isinstance(model, PeftModel):
-            if adapter is None and len(model.active_adapters) > 1:
-                raise AdapterError(
-                    f"policy {name!r}: several adapters are active, {', '.join(map(repr, model.active_adapters))}, and "
-                    "one is trained; name it (model_adapter_name, Agent(adapter=...)), or call set_adapter with one"
-                )
-            self.adapter = adapter or model.active_adapter
-            if self.adapter in model.peft_config:
-                parts = list(adapter_parameters(model, self.adapter).values())
-                if any(p.requires_grad for p in parts):
-                    self._frozen_parts = [p for p in parts if not p.requires_grad]
+        self.policy, self.args = policy, args
+        self.name, self.model, self.tokenizer, self.adapter = name, model, policy.tokenizer, policy.adapter
+        policy.keep_frozen()
         self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
         for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
             check_adapters(module, f"policy {name!r}: its {part}")
@@ -177,22 +132,19 @@ class Learner:
             check_causal(value_model, f"policy {name!r}: value_model")
         if self.adapter is not None:
             self._check_adapter()
-        self.value_model: Any = self._build_value_model(value_model)
-        self.value_head = self._build_value_head(outputs)
-        self.reference = self._build_reference(reference)
-        for module in filter(None, (model, self.value_model, self.reference)):
+        self.critic = CRITICS[critic](policy, args, outputs, value_model, central_values)
+        policy.refer_to(reference, ref_adapter, needed=args.kl_coef != 0)
+        for module in filter(None, (model, self.critic.model, policy.reference)):
             quiet(module)  # also the adapters that were added here
-        if self.reference is not None:
-            self.reference.eval()  # it has no backward pass to recompute activations for
-        self.optimizer: Any = None
-        self.scheduler: Any = None
+        if policy.reference is not None:
+            policy.reference.eval()  # it has no backward pass to recompute activations for
+        self._trained: Trained | None = None
         self.mixed_precision = False
         """Whether forward passes convert float32 weights to bfloat16 (``bf16``)."""
         self.device = torch.device("cpu")
         """The device of this policy's token batches."""
         self.most_tokens = args.max_tokens_per_microbatch
         """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
-        self.strategy = Replicated({}, None, (), args, None)
         self.frozen = Frozen()
         """How the processes hold ``reference``, if this is a separate model."""
         self.checked = False
@@ -205,7 +157,7 @@ class Learner:
     def _check_adapter(self) -> None:
         """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded again."""
         options = self.model.peft_config[self.adapter]
-        with self.active(), shaken(self.model, [self.adapter]):
+        with self.policy.active(), shaken(self.model, [self.adapter]):
             if sees_later_tokens(self.model):
                 raise AdapterError(
                     f"policy {self.name!r}: with its adapter {self.adapter!r} ({type(options).__name__}) the model "
@@ -219,65 +171,41 @@ class Learner:
                 self.name, self.adapter, initialisation(options),
             )  # fmt: skip
 
-    # -- building -------------------------------------------------------------------------------------------------
+    @property
+    def trained(self) -> Trained:
+        """Return what is trained, with its optimizer.
 
-    def _build_value_model(self, value_model: Any) -> nn.Module | None:
-        if self.critic != "model":
-            return None
-        if value_model is None:
-            with self.active():
-                value_model = self._copied_model()
-            if isinstance(value_model, PeftModel):
-                for other in set(value_model.peft_config) - {self.adapter}:
-                    value_model.delete_adapter(other)
-        return value_model
+        Raises:
+            RuntimeError: :meth:`prepare` has not been called yet.
+        """
+        if self._trained is None:
+            raise RuntimeError(f"policy {self.name!r}: the learner is not prepared; call prepare(accelerator, updates)")
+        return self._trained
 
-    def _copied_model(self) -> Any:
-        try:
-            return copy.deepcopy(self.model)
-        except RuntimeError as error:  # torch copies no tensor that another one was computed from, as PEFT ties some
-            raise ValueError(
-                f"policy {self.name!r}: its model cannot be copied ({one_line(error, 100)}); use critic 'head' and "
-                "kl_coef 0, or pass value_model= and ref_model="
-            ) from error
+    @property
+    def strategy(self) -> Replicated:
+        """Return how the processes hold the weights that are trained."""
+        return self.trained.strategy
 
-    def _build_value_head(self, outputs: int) -> ValueHead | None:
-        if self.critic in ("none", "central"):
-            return None
-        if self.critic == "adapter":
-            self.critic_adapter = f"{self.adapter}_critic"
-            copy_adapter(self.model, self.adapter, self.critic_adapter, trainable=True)
-        trunk = self.model if self.value_model is None else self.value_model
-        if not hasattr(trunk, "score") and "Classification" in type(base_of(trunk)).__name__:
-            raise ValueError(
-                f"policy {self.name!r}: value_model: {type(base_of(trunk)).__name__} has a head of another name than "
-                "'score', which would not be read; pass its transformer, a language model, or an architecture whose "
-                "classifier has a score"
-            )
-        if hasattr(trunk, "score"):  # a sequence-classification model has its own head
-            if trunk.config.num_labels != outputs:
-                raise ValueError(
-                    f"policy {self.name!r}: value_model has {trunk.config.num_labels} outputs for each token, and the "
-                    f"critic needs {outputs}; load it with num_labels={outputs}"
-                )
-            return None
-        return ValueHead(head_width(trunk), outputs)
+    @property
+    def optimizer(self) -> Any:
+        """Return the optimizer of the policy and of its critic."""
+        return self.trained.optimizer
 
-    def _build_reference(self, reference: nn.Module | None) -> nn.Module | None:
-        if reference is None and self.ref_adapter is None and self.args.kl_coef != 0:
-            if self.adapter is None or shared_parameters(self.model, self.adapter):
-                with self.active():
-                    reference = self._copied_model()
-            elif changes_base(self.model.peft_config[self.adapter]):
-                self.ref_adapter = _start_of(self.model, self.adapter)
-        if reference is not None:
-            if reference is self.model:
-                raise ValueError(
-                    f"policy {self.name!r}: the reference is the policy itself; pass a separate copy, or None to have "
-                    "one made"
-                )
-            reference.requires_grad_(False).eval()
-        return reference
+    @property
+    def scheduler(self) -> Any:
+        """Return the schedule of the learning rate."""
+        return self.trained.scheduler
+
+    @property
+    def reference(self) -> nn.Module | None:
+        """Return the reference of the KL penalty, or None if it is not a model of its own."""
+        return self.policy.reference
+
+    @property
+    def value_head(self) -> ValueHead | None:
+        """Return the critic's head, if it has one."""
+        return self.critic.head
 
     def prepare(self, accelerator, updates: int, optimizer=None, scheduler=None, device=None) -> None:
         """Move the models to their device, and build the optimizer and its learning-rate schedule.
@@ -292,48 +220,37 @@ class Learner:
         Raises:
             ValueError: ``optimizer`` does not step everything that is trained.
         """
-        for module in filter(None, (self.model, self.value_model, self.reference)):
+        for module in filter(None, (self.model, self.critic.model, self.reference)):
             share_reading(base_of(module))  # now, because processes may share the weights from here on
         self.mixed_precision = check_mixed_precision(accelerator.mixed_precision)
         self.device = accelerator.device if device is None else device
         kind = strategy_of(accelerator)
-        for module in filter(None, (self.model, self.value_model, self.value_head)):
+        for module in filter(None, (self.model, self.critic.model, self.critic.head)):
             if _is_quantized(module):
                 _check_device(self.name, module, self.device)
             elif not kind.distributes(accelerator):
                 place(module, self.device)
         if self.args.use_liger_kernel:
             # the reference too, because its probabilities must be the policy's where their weights are equal
-            for module in filter(None, (self.model, self.value_model, self.reference)):
+            for module in filter(None, (self.model, self.critic.model, self.reference)):
                 use_liger(module, self.args.liger_kernel_config)  # type: ignore[arg-type]  # a text was parsed
         if self.args.gradient_checkpointing:
             kwargs = self.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
-            for module in filter(None, (self.model, self.value_model)):
+            for module in filter(None, (self.model, self.critic.model)):
                 set_recomputation(base_of(module), kwargs)  # type: ignore[arg-type]  # a text was parsed
                 base_of(module).enable_input_require_grads()
-        _narrow_adapters(self.model, [self.adapter, self.critic_adapter, self.ref_adapter])
-        if isinstance(self.value_model, PeftModel):
-            _narrow_adapters(self.value_model, self.value_model.active_adapters)
-        models = {"policy": self.model, "value_model": self.value_model}
-        models = {name: model for name, model in models.items() if model is not None}
+        _narrow_adapters(self.model, [self.adapter, self.critic.adapter, self.policy.ref_adapter])
+        if isinstance(self.critic.model, PeftModel):
+            _narrow_adapters(self.critic.model, self.critic.model.active_adapters)
         if optimizer is not None:
             check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
-        self.strategy = kind(models, self.value_head, _flat(self._groups(optimizer)), self.args, accelerator)
-        groups = self._groups(optimizer)  # sharding has replaced the parameters
-        self._trainable = _flat(groups)
-        self._let_learn()  # DeepSpeed leaves out what takes no gradient now, such as the critic's adapter
-        build = partial(build_optimizer, args=self.args, kind=kind)
-        self.optimizer = self.strategy.optimizer_of(groups, build if optimizer is None else lambda _: optimizer)
-        self.optimizer.zero_grad(set_to_none=True)  # of a warm start, which must not enter the first step
-        self.scheduler = scheduler or get_scheduler(
-            self.args.lr_scheduler_type,
-            self.optimizer,
-            num_warmup_steps=self.args.get_warmup_steps(updates),
-            num_training_steps=updates,
-            scheduler_specific_kwargs=cast(Any, self.args.lr_scheduler_kwargs) or None,
-        )
-        self.strategy.attach(self.optimizer)
-        for module in filter(None, (self.model, self.value_model)):
+        models, groups = {"policy": self.model, "value_model": self.critic.model}, partial(self._groups, optimizer)
+        self._trained = Trained(
+            f"policy {self.name!r}", models, self.critic.head, groups, self.args, accelerator, updates, optimizer,
+            scheduler,
+        )  # fmt: skip
+        self.policy.let_learn(self.trained.parameters)
+        for module in filter(None, (self.model, self.critic.model)):
             quiet(module)  # and in the mode in which it recomputes activations, if it does
         if self.reference is not None and _is_quantized(self.reference):
             _check_device(self.name, self.reference, self.device)
@@ -343,9 +260,9 @@ class Learner:
     def _groups(self, optimizer: Any) -> list[dict]:
         """Return the parameter groups of ``optimizer``, or those of an optimizer that is still to be built."""
         if optimizer is None:
-            with self.active():
+            with self.policy.active():
                 return self._parameter_groups()
-        if optimizer.state and any(p.dtype in HALF_PRECISION for p in _flat(optimizer.param_groups)):
+        if optimizer.state and any(p.dtype in HALF_PRECISION for p in flat(optimizer.param_groups)):
             raise ValueError(
                 f"policy {self.name!r}: the optimizer has made steps already, or keeps a state from its start, and "
                 "this state cannot move to float32 master weights; pass a new optimizer, or name one by args.optim"
@@ -356,20 +273,15 @@ class Learner:
         """Return everything in the models of this learner that requires gradients, by names that a user knows."""
         others: set[int] = set()  # adapters of other learners on the same base
         if self.adapter is not None:
-            for name in set(self.model.peft_config) - {self.adapter, self.critic_adapter}:
+            for name in set(self.model.peft_config) - {self.adapter, self.critic.adapter}:
                 others |= {id(p) for p in adapter_parameters(self.model, name).values()}
-        parts = {"model": self.model, "value_model": self.value_model, "value_head": self.value_head}
+        parts = {"model": self.model, "value_model": self.critic.model, "value_head": self.critic.head}
         named = [(f"{part}.{n}", p) for part, m in parts.items() if m is not None for n, p in m.named_parameters()]
-        with self.active():
+        with self.policy.active():
             return {name: p for name, p in named if p.requires_grad and id(p) not in others}
 
     def _parameter_groups(self) -> list[dict]:
-        policy = [p for p in self.policy_parameters().values() if p.requires_grad]
-        value_model, head = (
-            [] if m is None else [p for p in m.parameters() if p.requires_grad]
-            for m in (self.value_model, self.value_head)
-        )
-        adapter = [] if self.critic_adapter is None else self._critic_parameters()
+        policy = [p for p in self.policy.parameters().values() if p.requires_grad]
         if not policy:
             raise ValueError(f"policy {self.name!r}: no parameter requires a gradient; load the adapter as trainable")
         if self.adapter is not None and (lost := strays(self.model)):
@@ -380,59 +292,8 @@ class Learner:
             )
         rate = self.args.value_learning_rate
         rate = self.learning_rate if rate is None else rate
-        # the head is a group of its own, because DeepSpeed flattens each group into one tensor of one dtype
-        critics = [{"params": params, "lr": rate} for params in (value_model, head, adapter) if params]
-        return [{"params": policy, "lr": self.learning_rate}, *critics]
-
-    def policy_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the policy, whether they learn or not."""
-        return (
-            dict(self.model.named_parameters())
-            if self.adapter is None
-            else adapter_parameters(self.model, self.adapter)
-        )
-
-    def _critic_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the critic's adapter that PEFT trains: those that it trains while active."""
-        with self.active(self.critic_adapter):
-            trained = [p for p in adapter_parameters(self.model, str(self.critic_adapter)).values() if p.requires_grad]
-        with self.active():
-            return trained
-
-    # -- which adapter is on --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def active(self, adapter: str | None = None) -> Iterator[Any]:
-        """Yield the Hugging Face model with this policy's adapter, or another ``adapter``, switched on."""
-        wanted = adapter or self.adapter
-        if wanted is not None and self.model.active_adapters != [wanted]:
-            self.model.set_adapter(wanted)
-            for parameter in self._frozen_parts:
-                parameter.requires_grad_(False)
-            # set_adapter turns off gradients of other adapters, but the critic's learns in the same backward pass
-            self._let_learn()
-        yield base_of(self.model)
-
-    @contextmanager
-    def reference_model(self) -> Iterator[Any]:
-        """Yield the reference model: a frozen copy, another adapter, or the base with its adapters off.
-
-        Raises:
-            ValueError: this learner has no reference, because all its weights train and ``kl_coef`` is 0.
-        """
-        if self.reference is not None:
-            yield base_of(self.reference)
-        elif self.ref_adapter is not None:
-            with self.active(self.ref_adapter) as model:
-                yield model
-        elif isinstance(self.model, PeftModel):
-            with self.model.disable_adapter():
-                yield base_of(self.model)
-        else:
-            raise ValueError(
-                f"policy {self.name!r}: no reference is kept, because all weights train and kl_coef is 0; set kl_coef "
-                "above 0, or train a LoRA"
-            )
+        critic = [{"params": params, "lr": rate} for params in self.critic.parameters() if params]
+        return [{"params": policy, "lr": self.learning_rate}, *critic]
 
     # -- forward --------------------------------------------------------------------------------------------------
 
@@ -442,9 +303,11 @@ class Learner:
         ``entropies`` asks for entropies. They have a gradient if ``entropy_coef`` is not 0.
         """
         wanted = entropies and self.args.entropy_coef != 0
-        with self.active() as model:
+        with self.policy.active() as model:
             hidden, logprobs, entropy = self._read(model, rows, entropies, wanted)
-        return PolicyOutput(logprobs, self.values_of(rows, hidden), entropy)
+        with self.autocast():
+            values = self.critic.values(rows, hidden)
+        return PolicyOutput(logprobs, values, entropy)
 
     def _read(self, model: Any, rows: TokenBatch, entropies: bool = False, entropy_gradient: bool = False):
         """Return hidden states, log-probabilities and entropies at the sampled tokens of ``rows`` under ``model``."""
@@ -473,37 +336,9 @@ class Learner:
         base = base_of(model)
         return in_regimes(rows, length_regimes(base), tree_limits(base), read)
 
-    def values_of(self, rows: TokenBatch, hidden: Tensor) -> Tensor | None:
-        """Return the critic's values [M] at the sampled tokens of ``rows``, or None without a critic.
-
-        ``hidden`` [M, H] are the hidden states of the policy's own forward there. A critic with other weights or
-        another context runs its own forward.
-        """
-        if self.critic == "none":
-            return None
-        if self.central_values is not None:
-            with self.autocast():
-                return self.central_values(rows)
-        if self.critic == "head" and rows.critic is None:
-            hidden = hidden.detach() if self.args.detach_critic or rows.critic_only else hidden
-        else:
-            hidden = self._critic_states(rows)
-        if self.value_head is None:
-            return base_of(self.value_model).score(hidden).squeeze(-1).float()
-        return self.value_head(hidden, rows.head[rows.sampled[0]])
-
-    def _critic_states(self, rows: TokenBatch) -> Tensor:
-        """Return hidden states [M, H] of the critic's own forward, because its weights or its context differ."""
-        adapter = self.critic_adapter if self.critic == "adapter" else None
-        detach = self.critic == "head" and (self.args.detach_critic or rows.critic_only)
-        gradients = torch.no_grad() if detach else nullcontext()
-        with self.active(adapter) if self.value_model is None else nullcontext(), self.autocast(), gradients:
-            model: Any = self.model if self.value_model is None else self.value_model
-            return states_of(model, rows)
-
     def reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return log-probabilities [M] of the sampled tokens under the reference, at the same temperature."""
-        with self.reference_model() as model:
+        with self.policy.reference_model() as model:
             return self._read(model, rows)[1]
 
     def autocast(self) -> Any:
@@ -596,7 +431,7 @@ class Learner:
         for number in range(rounds):
             last = number + 1 == rounds
             if number >= len(parts):
-                with self.active():
+                with self.policy.active():
                     self.strategy.backward(self.strategy.call(lambda: self._zero_loss(device, rows.critic_only)), last)
                 continue
             microbatch = rows.take(parts[number])
@@ -605,7 +440,7 @@ class Learner:
             else:
                 out = forward.output
             loss, measures = micro_batch_loss(microbatch, out, totals, args, self.objective)
-            with self.active():  # the adapter must stay on, because backward may recompute activations
+            with self.policy.active():  # the adapter must stay on, because backward may recompute activations
                 self.strategy.backward(loss, last)
             microbatches.append((microbatch, out.logprobs.detach(), measures))
         return self._summed(microbatches)
@@ -628,11 +463,6 @@ class Learner:
                 self._report_not_finite(rows, logprobs, sums["loss"])
         parts = distributed.all_gather(sums)
         return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
-
-    def _let_learn(self) -> None:
-        """Turn on gradients for all parameters that this learner trains, whichever adapter is active."""
-        for parameter in self._trainable:
-            parameter.requires_grad_(True)
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
         """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""
@@ -657,16 +487,20 @@ class Learner:
         Raises:
             NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
         """
-        wanted = self.args.max_grad_norm
-        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"policy {self.name!r}: the gradient norm is {norm}; no step was taken")
-        return norm
+        return self.trained.step()
+
+    def save(self, folder: Path) -> None:
+        """Save the policy as a plain ``from_pretrained`` folder, with its tokenizer, and its critic in a folder of it.
+
+        The weights must be whole: the caller is inside of ``strategy.whole()``.
+        """
+        self.policy.save(folder)
+        self.critic.save(folder)
 
     def _check_vocabulary(self, rows: TokenBatch) -> None:
         """Check that the other models that read the policy's ids have them: the value model and the reference."""
         read = rows if rows.critic is None else rows.critic
-        readers = [("value model", self.value_model, read)]
+        readers = [("value model", self.critic.model, read)]
         if self.args.kl_coef != 0:
             readers.append(("reference", self.reference, rows))
         for name, model, ids in readers:
@@ -707,43 +541,12 @@ def check_mixed_precision(given: str) -> bool:
     return given == "bf16"
 
 
-def starting_point(model: Any, adapter: str) -> str | None:
-    """Return the name of a frozen copy of ``adapter`` that serves as the reference, or None if no copy is needed.
-
-    A new LoRA has B matrices of 0 and does not change the model. The model with its adapters off is then the reference.
-    Any other adapter changes the model, or may, so its present weights are copied to another adapter. An adapter that
-    trains biases of its base cannot be copied, and :class:`Learner` copies the whole model.
-    """
-    if shared_parameters(model, adapter) or _changes_nothing(model, adapter):
-        return None
-    return _start_of(model, adapter)
-
-
-def _changes_nothing(model: Any, adapter: str) -> bool:
-    """Return whether an adapter is a LoRA of matrices whose products are all 0."""
-    config, weights = model.peft_config[adapter], adapter_parameters(model, adapter)
-    # the half that begins with 0: B of linear layers, A of embeddings
-    products = {name: w for name, w in weights.items() if ".lora_B" in name or ".lora_embedding_A" in name}
-    others = [n for n in weights.keys() - products.keys() if ".lora_A" not in n and ".lora_embedding_B" not in n]
-    kind = type(config) is LoraConfig and not config.use_dora and not changes_base(config)
-    return kind and not others and all(not bool(w.any()) for w in products.values())
-
-
-def _start_of(model: Any, adapter: str) -> str:
-    copy_adapter(model, adapter, name := f"{adapter}_start")
-    return name
-
-
 def _scatter(flat: Tensor, rows: TokenBatch, order: Tensor) -> Tensor:
     """Put the values [M] of the sampled tokens of ``rows``, in ``order`` [N], back to [N, T], with zeros elsewhere."""
     row, column = rows.take(order).sampled
     full = flat.new_zeros(rows.sampled_mask.shape)
     full[order.to(row.device)[row], column] = flat
     return full
-
-
-def _flat(groups: list[dict]) -> list[nn.Parameter]:
-    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _is_quantized(module: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trl_ext.learning.central_critic import CentralCritic
-from trl_ext.learning.checkpoint import Learners, Saving, save_policy
+from trl_ext.learning.checkpoint import Learners, Saving
 from trl_ext.learning.invariants import check_samples, check_unmoved
 from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
@@ -144,7 +144,7 @@ class Learning:
             for learner in self.learners.values():
                 learner.scheduler.step()
             if self.central is not None:
-                self.central.scheduler.step()
+                self.central.trained.scheduler.step()
         merged = {name: update_metrics(entries) for name, entries in collected.items()}
         if args.target_kl is not None:
             for name in merged:
@@ -205,7 +205,7 @@ class Learning:
 
     def save_policy(self, name: str, folder: Path) -> None:
         """Save a policy as a ``from_pretrained`` folder, inside of :meth:`whole_weights`."""
-        save_policy(self.learners[name], folder)
+        self.learners[name].save(folder)
 
     def trained_bytes(self) -> int:
         """Return the bytes of all weights that are trained, which a checkpoint takes at the least."""

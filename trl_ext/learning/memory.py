@@ -42,8 +42,7 @@ def fitting_tokens(learners: Collection[Learner], free: int, device: torch.devic
         )
     each = 0.0
     for learner, shape in shapes:
-        trunks = 2 if learner.critic in ("model", "adapter", "central") else 1
-        each += trunks * shape.activations(1, bool(learner.args.gradient_checkpointing))
+        each += learner.critic.trunks * shape.activations(1, bool(learner.args.gradient_checkpointing))
         each += shape.logits(1) if chunk is None else 0.0
     return 2 ** max(0, int(math.log2(max(1.0, left / each))))
 

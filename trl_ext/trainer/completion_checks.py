@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion
 
 

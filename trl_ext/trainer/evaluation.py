@@ -127,7 +127,7 @@ class PPOv2Evaluation:
         facts = {
             "updates": self.state.global_step,
             "episodes": self.episodes,
-            "critic": learner.critic,
+            "critic": learner.critic.kind,
             "kl_coef": args.kl_coef,
             "cliprange": args.cliprange,
             "learning_rate": learner.learning_rate,

@@ -19,6 +19,7 @@ from trl_ext.learning.config import PPOv2Config, check_args
 from trl_ext.learning.home import Home
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.metrics import Clock, mean
+from trl_ext.learning.policy import Policy
 from trl_ext.models.adapters import fault
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.advantages import assign_advantages
@@ -134,17 +135,14 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             for function in self._sources.functions:
                 check_parameters(function, columns)
         learner = Learner(
-            "policy",
-            model,
-            processing_class,
+            Policy("policy", model, processing_class, args.model_adapter_name),
             args,
             critic="model" if value_model is not None else args.critic,
             value_model=value_model,
-            adapter=args.model_adapter_name,
             reference=ref_model,
             ref_adapter=args.ref_adapter_name,
         )
-        if args.critic_warmup and learner.critic == "none":
+        if args.critic_warmup and not learner.critic.gives_values:
             raise ValueError(
                 "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
             )
@@ -237,7 +235,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         check_completions(batch.completions, self._vocabulary())
         critic_only = batch.number <= self.args.critic_warmup
         batches, metrics = self.learning.token_batches({"policy": batch.completions}, critic_only)
-        has_critic = self.learners["policy"].critic != "none"
+        has_critic = self.learners["policy"].critic.gives_values
         gathered = GlobalBatch.of(batches["policy"])
         metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
         batch.token_batches = {"policy": gathered.back(batches["policy"])}

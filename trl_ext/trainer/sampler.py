@@ -40,5 +40,5 @@ class OwnWeights(Sampler):
         """Return one completion of each prompt, in order. Each depends only on its prompt, its key and the weights."""
         learner = self.learner
         merge = merges(learner.model, learner.adapter) and learner.device.type == "cpu"
-        with merged(learner.model, learner.adapter) if merge else learner.active() as model:
+        with merged(learner.model, learner.adapter) if merge else learner.policy.active() as model:
             return sample(model, prompts, sampling, keys)

@@ -19,7 +19,7 @@ from trl_ext.chat.control_tokens import encode_pieces, encode_text
 from trl_ext.chat.encoding import RenderedChat, Tokenizer
 from trl_ext.errors import UserError
 from trl_ext.learning.checks import sees_later_tokens
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.models.forward import angles_depend_on_length, base_of, room_of, trunk_of
 from trl_ext.ppo.batch import Completion
 from trl_ext.process.waits import SLICE, Threads, check, result

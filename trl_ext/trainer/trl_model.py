@@ -19,9 +19,9 @@ class PolicyAndValue(nn.Module):
     def __init__(self, learner: Learner):
         super().__init__()
         self.policy = learner.model
-        self.critic = learner.critic
-        if learner.value_model is not None:
-            self.value_model = learner.value_model
+        self.critic = learner.critic.kind
+        if learner.critic.model is not None:
+            self.value_model = learner.critic.model
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of this module, or else of the policy.

@@ -31,7 +31,6 @@ from maporl.engines.vllm.whole_weights import WeightSender
 from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import save_policy_weights
 from trl_ext.models.forward import base_of
 from trl_ext.ppo.options import Decoding
 from trl_ext.process import distributed
@@ -242,7 +241,7 @@ class VLLMEngine(Engine):
     def _send_adapter(self, name: str, policy: Policy, old: str | None) -> None:
         section, new = self.sections[name], self._names[name]
         folder = below(Path(section.folder or self.folder).resolve(), new)
-        save_policy_weights(policy.model, policy.adapter, policy.tokenizer, folder)
+        policy.save(folder)
         rank = getattr(policy.model.peft_config[str(policy.adapter)], "r", "unknown")
         for url in self._places[name]:
             server = self._servers[url]

@@ -37,7 +37,7 @@ class VLLMSampler(Sampler):
     def attach(self, learner: Learner, args: Any) -> None:
         """Build the engine for the policy. Its weights are sent when the first completion is asked for."""
         self.voice = Voice(learner.name, learner.tokenizer, context_of(base_of(learner.model).config))
-        policy = Policy(self.voice, learner.model, learner.adapter, True, None, None)
+        policy = Policy(self.voice, learner.model, learner.adapter, True)
         folder = Path(args.output_dir) / "adapters"
         self.engine = VLLMEngine(
             {learner.name: policy}, {learner.name: self.section}, args.response_length, args.temperature, folder

@@ -23,7 +23,7 @@ from maporl.rewards.verifier.encoding import TooLong, chat_of, encode
 from maporl.rewards.verifier.model import Verifier, last_outputs
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
-from trl_ext.learning.checkpoint import load_weights
+from trl_ext.learning.policy import load_weights
 from trl_ext.process import distributed
 from trl_ext.sharding.master_weights import MasterAdamW
 from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import dropout
 from transformers import BertConfig, BertForSequenceClassification
 
-from trl_ext import Learner, PPOv2Config, PPOv2Trainer
+from trl_ext import Learner, Policy, PPOv2Config, PPOv2Trainer
 from trl_ext.learning.invariants import ForwardsDiffer
 from trl_ext.models.randomness import evaluating, first_difference, quiet
 from trl_ext.models.recomputation import recomputes
@@ -78,7 +78,11 @@ def test_layers_recompute_in_training_mode_and_all_that_they_hold_is_in_evaluati
 def test_a_critics_own_adapter_has_no_dropout(tmp_path):
     model, tokenizer = build("llama")
     model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], lora_dropout=0.5, task_type="CAUSAL_LM"))
-    Learner("p", model, tokenizer, PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True), critic="adapter")
+    Learner(
+        Policy("p", model, tokenizer),
+        PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True),
+        critic="adapter",
+    )
     dropouts = {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
     assert any("default_critic" in name for name in dropouts)
     assert all(m.p == 0.0 and not m.training for m in dropouts.values())

@@ -54,7 +54,7 @@ def rows_with_old_logprobs(learner, together=True):
 def gradients(learner, rows):
     measures = learner.accumulate(rows, torch.arange(len(rows)))
     found = [
-        p for m in (learner.model, learner.value_head, learner.value_model) if m is not None for p in m.parameters()
+        p for m in (learner.model, learner.value_head, learner.critic.model) if m is not None for p in m.parameters()
     ]
     return measures, torch.cat([p.grad.flatten() for p in found if p.grad is not None])
 

@@ -19,7 +19,7 @@ from maporl.errors import ConfigError
 from maporl.rollout.restate import UntrainedWeights
 from maporl.team.past_policies import past_of
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
-from trl_ext.learning.learner import starting_point
+from trl_ext.learning.policy import Policy, starting_point
 from trl_ext.models.adapters import (
     AdapterError,
     adapter_parameters,
@@ -96,12 +96,12 @@ def test_an_initialisation_that_has_changed_the_base_is_not_made_twice(init, tmp
     model = get_peft_model(model, LoraConfig(init_lora_weights=init, **CHANGED))
     torch.testing.assert_close(logits(model), plain, atol=1e-4, rtol=0)
     weights = {name: tensor.clone() for name, tensor in base_state(model).items()}
-    learner = Learner("p", model, tokenizer, args(tmp_path), critic="adapter")
+    learner = Learner(Policy("p", model, tokenizer), args(tmp_path), critic="adapter")
     starting_point(model, "default")
     assert all(torch.equal(tensor, weights[name]) for name, tensor in base_state(model).items())
-    with learner.reference_model() as reference:
+    with learner.policy.reference_model() as reference:
         torch.testing.assert_close(logits(reference), plain, atol=1e-4, rtol=0)
-    with learner.active("default_critic") as critic:
+    with learner.policy.active("default_critic") as critic:
         torch.testing.assert_close(logits(critic), plain, atol=1e-4, rtol=0)
     with model.disable_adapter():
         assert (logits(model) - plain).abs().max() > 0.01, (
@@ -113,9 +113,9 @@ def test_of_a_trained_bias_the_reference_is_a_copy_of_the_model(tmp_path):
     model = adapted(build("gpt_neox")[0], "LoRA, bias all")
     assert any(name.endswith("mlp.dense_4h_to_h.base_layer.bias") for name in shared_parameters(model, "default"))
     start = logits(model)
-    learner = Learner("p", model, build("gpt_neox")[1], args(tmp_path))
+    learner = Learner(Policy("p", model, build("gpt_neox")[1]), args(tmp_path))
     moved(model)
-    with learner.reference_model() as reference:
+    with learner.policy.reference_model() as reference:
         torch.testing.assert_close(logits(reference), start, atol=1e-5, rtol=0)
     untrained = Team([Agent("ann", model, build("gpt_neox")[1])])
     kept = UntrainedWeights.before_training(untrained, 2)
@@ -192,7 +192,7 @@ def test_adapters_that_need_pefts_own_forward_are_refused(tmp_path):
     model, tokenizer = build("llama")
     activated = get_peft_model(model, LoraConfig(alora_invocation_tokens=[3], **CHANGED))
     with pytest.raises(ValueError, match=r"alora_invocation_tokens=...\) works only through PEFT's own forward"):
-        Learner("p", activated, tokenizer, args(tmp_path))
+        Learner(Policy("p", activated, tokenizer), args(tmp_path))
     mixed = peft.PeftMixedModel(build("llama")[0], LoraConfig(**CHANGED))
     with pytest.raises(ValueError, match="PeftMixedModel mixes adapters of several kinds"):
         Team([Agent("ann", mixed, tokenizer)])
@@ -381,12 +381,15 @@ def test_a_later_run_uses_the_copies_of_an_earlier_one_with_the_weights_of_now(t
     for _ in range(2):
         now = logits(model)
         learner = Learner(
-            "p", model, tokenizer, args(tmp_path), critic="adapter", ref_adapter=starting_point(model, "default")
+            Policy("p", model, tokenizer),
+            args(tmp_path),
+            critic="adapter",
+            ref_adapter=starting_point(model, "default"),
         )
         past = past_of(Team([Agent("ann", model, tokenizer, adapter="default")]).policies["ann"], [])
-        with learner.active(learner.critic_adapter) as critic:
+        with learner.policy.active(learner.critic.adapter) as critic:
             assert torch.equal(logits(critic), now)
-        with learner.reference_model() as reference:
+        with learner.policy.reference_model() as reference:
             assert torch.equal(logits(reference), now)
         with past.active() as speaking:
             assert torch.equal(logits(speaking), now)
@@ -442,7 +445,7 @@ def test_adalora_on_a_half_precision_base_trains_its_matrices(tmp_path):
     options = peft.AdaLoraConfig(total_step=10, **CHANGED)
     model = get_peft_model(model.to(torch.bfloat16), options)
     learner = trainer(model, tokenizer, tmp_path).learners["policy"]
-    assert not any("ranknum" in name for name in learner.policy_parameters())
+    assert not any("ranknum" in name for name in learner.policy.parameters())
 
 
 def test_a_failed_copy_leaves_nothing_behind():

@@ -77,7 +77,7 @@ def test_the_implementation_reaches_every_model_of_a_run(folder, verifier, tmp_p
     trainer = build_trainer(config)
     found = {}
     for name, learner in trainer.learners.items():
-        parts = {"policy": learner.model, "reference": learner.reference, "critic": learner.value_model}
+        parts = {"policy": learner.model, "reference": learner.reference, "critic": learner.critic.model}
         found |= {f"{name}'s {what}": kind_of(part) for what, part in parts.items() if part is not None}
     if trainer.learning.central is not None:
         found["central critic"] = kind_of(trainer.learning.central.model)

@@ -4,10 +4,11 @@ sampled."""
 import pytest
 import torch
 from conformance import MORE, build
+from plain_layouts import Plain
 from tiny_models import lively
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from trl_ext import Learner, PPOv2Config
+from trl_ext import Learner, Policy, PPOv2Config
 from trl_ext.models.forward import Reading, head_width, length_regimes, reading_of, trunk_of
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.prefix_tree import TreeLimits
@@ -31,7 +32,9 @@ def plain_logprobs(model, prompt, response):
 
 def learner_of(model, tokenizer, tmp_path, **more):
     args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, temperature=1.0, **more)
-    return Learner("p", model, tokenizer, args)
+    learner = Learner(Policy("p", model, tokenizer), args)
+    learner.prepare(Plain(), updates=1)
+    return learner
 
 
 @pytest.mark.parametrize(

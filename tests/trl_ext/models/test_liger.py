@@ -16,6 +16,7 @@ from maporl.errors import ConfigError
 from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.models import liger
 from trl_ext.models.liger import use_liger
 
@@ -88,10 +89,12 @@ def test_a_policy_its_critic_and_its_reference_use_the_kernels(tiny, package, tm
     monkeypatch.setattr(liger, "accelerator", lambda: torch.device("meta"))
     args = PPOv2Config(output_dir=str(tmp_path), use_liger_kernel=True, liger_kernel_config={"rope": False}, **OPTIONS)
     (model, tokenizer), value, reference = (build_any(tiny, "qwen3", dtype=torch.float32) for _ in range(3))
-    policy = Learner("policy", model, tokenizer, args, critic="model", value_model=value[0], reference=reference[0])
+    policy = Learner(
+        Policy("policy", model, tokenizer), args, critic="model", value_model=value[0], reference=reference[0]
+    )
     policy.prepare(Accelerator(cpu=True), 1)
     assert [(found, rope) for found, rope, *_ in package.applied] == [
-        (policy.model, False), (policy.value_model, False), (policy.reference, False),
+        (policy.model, False), (policy.critic.model, False), (policy.reference, False),
     ]  # fmt: skip
 
 

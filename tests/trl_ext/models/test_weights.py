@@ -34,7 +34,9 @@ from maporl.team.memory import shape_of
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.validation.load import from_dict
-from trl_ext.learning.checkpoint import CheckpointError, load_head, load_weights, save_policy_weights
+from trl_ext.files.manifest import CheckpointError
+from trl_ext.learning.critics import load_head
+from trl_ext.learning.policy import Policy, load_weights
 from trl_ext.models.value_head import ValueHead
 from trl_ext.models.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained
 
@@ -76,7 +78,7 @@ def damages(name):
 def folder(tiny, tmp_path):
     """A model as ``save_pretrained`` writes it, with its tokenizer."""
     model, tokenizer = tiny()
-    save_policy_weights(model, None, tokenizer, tmp_path / "model")
+    Policy("p", model, tokenizer).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -262,7 +264,7 @@ def with_adapters(model, *names, targets="all-linear"):
 def adapter(tiny, tmp_path):
     """A saved LoRA adapter of the model in ``folder``."""
     model, tokenizer = tiny()
-    save_policy_weights(with_adapters(model, "cat"), "cat", tokenizer, tmp_path / "adapter")
+    Policy("p", with_adapters(model, "cat"), tokenizer).save(tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
@@ -282,7 +284,7 @@ def test_a_damaged_adapter_is_refused_wherever_it_is_read(tiny, folder, adapter,
 
 def test_an_adapter_for_other_layers_is_refused(tiny, folder, tmp_path):
     model, tokenizer = tiny()
-    save_policy_weights(with_adapters(model, "cat", targets=["q_proj"]), "cat", tokenizer, tmp_path / "few")
+    Policy("p", with_adapters(model, "cat", targets=["q_proj"]), tokenizer).save(tmp_path / "few")
     with pytest.raises(CheckpointError, match="24 are missing"):
         load_weights(with_adapters(tiny()[0], "ann"), "ann", tmp_path / "few")
     assert load_agent(model=str(folder), adapter=str(tmp_path / "few")).adapter == "ann", "it brings its own layers"
@@ -324,7 +326,7 @@ def test_whole_adapters_of_every_kind_are_read(tiny, tmp_path, kind):
     """Some kinds have tensors that PEFT never saves, or that lie outside of the adapter."""
     model, tokenizer = tiny()
     saved = get_peft_model(model, KINDS[kind], adapter_name="cat")
-    save_policy_weights(saved, "cat", tokenizer, tmp_path)
+    Policy("p", saved, tokenizer, "cat").save(tmp_path)
     read = read_adapter(tiny()[0], str(tmp_path), "ann", True).state_dict()
     assert all(torch.equal(value, read[name.replace(".cat", ".ann")]) for name, value in saved.state_dict().items())
     load_weights(saved, "cat", tmp_path)
@@ -356,7 +358,7 @@ def test_adapters_of_one_base_come_back_each_with_its_own_weights(tiny, tmp_path
     model, tokenizer = tiny()
     shared = with_adapters(model, *names)
     for name in names:
-        save_policy_weights(shared, name, tokenizer, tmp_path / name)
+        Policy("p", shared, tokenizer, name).save(tmp_path / name)
     kept = {name: value.clone() for name, value in shared.state_dict().items()}
     other = with_adapters(tiny()[0], *names)
     for name in names:

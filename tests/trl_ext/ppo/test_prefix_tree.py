@@ -13,6 +13,7 @@ from trl_ext import PPOv2Config
 from trl_ext.learning import learner as learner_module
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.learner import Learner
+from trl_ext.learning.policy import Policy
 from trl_ext.models import tree_attention
 from trl_ext.models.forward import base_of, tree_limits
 from trl_ext.models.tree_attention import TreeMask
@@ -241,7 +242,7 @@ def test_trees_and_rows_agree_for_every_critic(tiny, tmp_path, rows_only, critic
         )  # fmt: skip
         central = CentralCritic(model, args, outputs=3)
         torch.nn.init.normal_(central.head.linear.weight)
-        learner = Learner("policy", adapted, tokenizer, args, critic="central", central_values=central.values)
+        learner = Learner(Policy("policy", adapted, tokenizer), args, critic="central", central_values=central.values)
         learner.prepare(Plain(), updates=1)
         return [learner, central.model, central.head]
 

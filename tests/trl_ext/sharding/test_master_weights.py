@@ -32,8 +32,9 @@ from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Example, Grade, Utterance
 from maporl.validation.load import from_dict
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint, save_policy, write_checkpoint
+from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner, check_mixed_precision
+from trl_ext.learning.policy import Policy
 from trl_ext.process import distributed
 from trl_ext.sharding.master_weights import MasterAdamW
 from trl_ext.sharding.replicated import working_dtype
@@ -169,7 +170,7 @@ def test_a_warm_starts_gradients_do_not_enter_the_first_step(tiny, tmp_path):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     args = PPOv2Config(output_dir=str(tmp_path), use_cpu=True, report_to=[], kl_coef=0.0)
-    learner = Learner("policy", model, tokenizer, args)
+    learner = Learner(Policy("policy", model, tokenizer), args)
     learner.prepare(Accelerator(cpu=True), 1)
     assert learner.step() == 0.0
 
@@ -379,7 +380,7 @@ def test_a_policys_folder_has_no_weights_but_its_own(tmp_path, critic):
     learner = learner_of(HALF, critic, tmp_path)
     take_steps(learner, 1)
     write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
-    save_policy(learner, tmp_path / "final")
+    learner.save(tmp_path / "final")
     for folder in (tmp_path / "checkpoint-1/policies/policy", tmp_path / "final"):
         weights = [path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth")]
         assert weights == ["adapter_model.safetensors" if critic == "adapter" else "model.safetensors"]
@@ -457,7 +458,7 @@ def test_a_second_learner_of_the_same_weights_learns_too(tmp_path):
     """A warm start and a run, or two runs of a script, train the same model one after the other."""
     first = learner_of(HALF, "none", tmp_path)
     take_steps(first, 1)
-    second = Learner("policy", first.model, first.tokenizer, first.args, critic="none")
+    second = Learner(Policy("policy", first.model, first.tokenizer), first.args, critic="none")
     second.prepare(Accelerator(cpu=True), 1)
     before = trained(second)
     take_steps(second, 1)

@@ -192,13 +192,13 @@ def test_in_the_first_updates_only_the_critic_learns(tiny, tmp_path, critic, lor
     def policy():
         named = learner.model.named_parameters()
         return {
-            n: p.detach().clone() for n, p in named if learner.critic_adapter is None or learner.critic_adapter not in n
+            n: p.detach().clone() for n, p in named if learner.critic.adapter is None or learner.critic.adapter not in n
         }
 
     def values():
         named = dict(learner.value_head.named_parameters())
-        if learner.value_model is not None:
-            named |= {f"model.{n}": p for n, p in learner.value_model.named_parameters()}
+        if learner.critic.model is not None:
+            named |= {f"model.{n}": p for n, p in learner.critic.model.named_parameters()}
         return {n: p.detach().clone() for n, p in named.items()}
 
     with trainer.training():

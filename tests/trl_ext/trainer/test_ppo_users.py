@@ -18,7 +18,7 @@ from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.chat.encoding import PromptTooLong
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.arguments import COUNTS, DECIDING, REFUSED
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion
 from trl_ext.trainer.prompts import MOST_READ, longest_first
 

@@ -10,12 +10,14 @@ import torch
 from datasets import Dataset
 from one_policy import QUESTIONS, config, count_a
 from peft import LoraConfig, PeftModel, get_peft_model
+from plain_layouts import Plain
 from stopping import StopAfter
 from transformers import AutoModelForCausalLM, DataCollatorWithPadding, LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import Learner, PPOv2Config, PPOv2Trainer
 from trl_ext.files.manifest import CheckpointError
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.policy import Policy
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.sampling.options import Sampling, stop_ids_of
 from trl_ext.sampling.sample import generate
@@ -51,7 +53,7 @@ def test_defaults_are_those_of_trl_1_12():
 def test_log_probabilities_equal_a_plain_forward_of_each_row_alone(tiny, tmp_path):
     for architecture in ("llama", "gpt_neox", "qwen3"):
         model, tokenizer = tiny(architecture)
-        learner = Learner("p", model, tokenizer, config(tmp_path))
+        learner = Learner(Policy("p", model, tokenizer), config(tmp_path))
         rows = rows_of(learner)
         got = learner.forward(rows, entropies=True)
         position = 0
@@ -76,7 +78,8 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
     for micro in (5, 2, 1):
         model, tokenizer = tiny()
         args = config(tmp_path, per_device_train_batch_size=micro)
-        learner = Learner("p", model, tokenizer, args)
+        learner = Learner(Policy("p", model, tokenizer), args)
+        learner.prepare(Plain(), 1)
         rows = rows_of(learner)
         learner.annotate(rows)
         assign_advantages(rows, args)
@@ -170,7 +173,7 @@ def test_every_kind_of_critic_trains_and_is_saved(tiny, tmp_path, critic):
     if critic != "none":
         assert learner.value_head.linear.weight.abs().sum() > 0
     if critic == "model":
-        trunk = copy.deepcopy(learner.value_model.model.state_dict())
+        trunk = copy.deepcopy(learner.critic.model.model.state_dict())
         assert any(not torch.equal(v, model.model.state_dict()[k]) for k, v in trunk.items())
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, value in model.state_dict().items():
@@ -347,7 +350,10 @@ def test_failing_rewards_are_errors_never_zero(tiny, tmp_path):
 
 def test_nan_weights_stop_the_run_and_name_the_rows(tiny, tmp_path):
     model, tokenizer = tiny()
-    learner = Learner("p", model, tokenizer, config(tmp_path))
+    learner = Learner(Policy("p", model, tokenizer), config(tmp_path))
+    with pytest.raises(RuntimeError, match=r"policy 'p': the learner is not prepared; call prepare\(accelerator, up"):
+        learner.step()
+    learner.prepare(Plain(), 1)
     rows = rows_of(learner)
     learner.value_head.linear.bias.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="policy 'p': a value is not finite at row 0; row 1"):
@@ -356,7 +362,7 @@ def test_nan_weights_stop_the_run_and_name_the_rows(tiny, tmp_path):
 
 def test_gradients_are_clipped_and_their_norm_is_logged(tiny, tmp_path):
     model, tokenizer = tiny()
-    learner = Learner("p", model, tokenizer, config(tmp_path, max_grad_norm=0.1))
+    learner = Learner(Policy("p", model, tokenizer), config(tmp_path, max_grad_norm=0.1))
     from accelerate import Accelerator
 
     learner.prepare(Accelerator(cpu=True), 1)

@@ -11,7 +11,7 @@ from one_policy import QUESTIONS, config
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from trl_ext import PPOv2Trainer
-from trl_ext.learning.learner import NonFiniteError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.advantages import assign_advantages, token_rewards
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.options import PPOOptions

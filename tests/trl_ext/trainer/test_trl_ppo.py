@@ -266,7 +266,7 @@ def test_a_head_is_no_value_model_and_the_error_says_where_it_is(tiny, tmp_path)
     own = PPOv2Trainer(
         config(tmp_path, critic="model"), tokenizer, model, train_dataset=QUESTIONS, reward_funcs=count_a
     )
-    assert own.model.value_model is own.learners["policy"].value_model
+    assert own.model.value_model is own.learners["policy"].critic.model
 
 
 def test_completions_are_shown_and_need_no_evaluation_set(tiny, tmp_path, capsys):

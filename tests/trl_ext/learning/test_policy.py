@@ -1,0 +1,40 @@
+"""A policy: which adapter of a shared base is on, and what learns then (trl_ext/learning/policy.py)."""
+
+import pytest
+from peft import LoraConfig, get_peft_model
+
+from maporl import Agent, MultiAgentPPOConfig, Team
+from trl_ext.learning.policy import Policy
+from trl_ext.models.adapters import adapter_parameters
+
+
+def test_what_is_frozen_or_learns_stays_so_when_another_policy_of_the_base_has_spoken(tiny):
+    model, tokenizer = tiny()
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    shared = get_peft_model(model, lora, adapter_name="ann")
+    shared.add_adapter("bob", lora)
+    ann, bob = (Policy(name, shared, tokenizer, name) for name in ("ann", "bob"))
+    frozen, *trained = ann.parameters().values()
+    assert len(trained) == 3 and trained == list(adapter_parameters(shared, "ann").values())[1:]
+    frozen.requires_grad_(False)
+    ann.keep_frozen()
+    ann.let_learn([*trained, head := next(iter(bob.parameters().values()))])
+    for _ in range(2):
+        with bob.active():
+            assert not any(p.requires_grad for p in ann.parameters().values())
+        with ann.active():
+            assert [p.requires_grad for p in (frozen, *trained, head)] == [False, True, True, True, True]
+
+
+def test_a_team_and_its_learners_have_the_same_policies(tiny, tmp_path):
+    team = Team([Agent("ann", *tiny()), Agent("bob", *tiny(), trainable=False)])
+    args = MultiAgentPPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    learners = team.build_learners(args, 1)
+    assert {name: learner.policy is team.policies[name] for name, learner in learners.items()} == {"ann": True}
+    with learners["ann"].policy.reference_model() as reference, team.policies["ann"].active() as model:
+        assert reference is not model
+
+
+def test_an_adapter_of_a_model_without_any_is_refused(tiny):
+    with pytest.raises(ValueError, match="agent 'ann': no adapter 'ann'; the model has none: pass a PeftModel"):
+        Team([Agent("ann", *tiny(), adapter="ann")])

@@ -1,0 +1,129 @@
+"""What is trained together: weights, how the processes hold them, their optimizer and its schedule."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from transformers import get_scheduler
+
+from trl_ext.errors import UserError
+from trl_ext.process import distributed
+from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
+from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.shards import Shards
+
+
+class NonFiniteError(UserError, RuntimeError):
+    """A reward, log-probability, value, loss or gradient is NaN or infinite. The last checkpoint is unchanged."""
+
+
+class Trained:
+    """Weights that one optimizer steps, under the strategy that the launcher was configured for.
+
+    Args:
+        label: whose weights these are, in errors.
+        models: the trained models by name, as shards call them.
+        head: the critic's head, which is in float32, or None.
+        groups: returns the parameter groups of the optimizer. It is called again when sharding has replaced them.
+        args: the options.
+        accelerator: accelerate's ``Accelerator``.
+        updates: the number of updates of the run, over which the schedule runs.
+        optimizer: an optimizer of these groups to use. By default ``args.optim`` names one.
+        scheduler: a schedule to use. By default ``args.lr_scheduler_type`` names one.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        models: Mapping[str, nn.Module | None],
+        head: nn.Module | None,
+        groups: Callable[[], list[dict]],
+        args: Any,
+        accelerator: Any,
+        updates: int,
+        optimizer: Any = None,
+        scheduler: Any = None,
+    ):
+        self.label, self.args = label, args
+        kind = strategy_of(accelerator)
+        present = {name: model for name, model in models.items() if model is not None}
+        self.strategy: Replicated = kind(present, head, flat(groups()), args, accelerator)
+        final = groups()
+        self.parameters = flat(final)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)  # DeepSpeed leaves out what takes none now, such as the critic's adapter
+        build = partial(build_optimizer, args=args, kind=kind)
+        self.optimizer = self.strategy.optimizer_of(final, build if optimizer is None else lambda _: optimizer)
+        self.optimizer.zero_grad(set_to_none=True)  # of a warm start, which must not enter the first step
+        self.scheduler = scheduler or get_scheduler(
+            args.lr_scheduler_type,
+            self.optimizer,
+            num_warmup_steps=args.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=cast(Any, args.lr_scheduler_kwargs) or None,
+        )
+        self.strategy.attach(self.optimizer)
+
+    def step(self) -> float:
+        """Clip the gradients, step the optimizer and clear the gradients.
+
+        Returns:
+            The gradient norm before clipping.
+
+        Raises:
+            NonFiniteError: the gradient norm is NaN or infinite. The weights are unchanged.
+        """
+        wanted = self.args.max_grad_norm
+        norm = self.strategy.step(wanted if wanted and wanted > 0 else float("inf"))
+        if not math.isfinite(norm):
+            raise NonFiniteError(f"{self.label}: the gradient norm is {norm}; no step was taken")
+        return norm
+
+    def save(self, folder: Path, in_shards: bool = False) -> None:
+        """Write the optimizer and the schedule into ``folder``. All processes that share the weights call this
+        together.
+
+        ``in_shards`` leaves out what the strategy's shards have.
+        """
+        if in_shards:
+            entries = iter(self.strategy.optimizer_rest().items()) if distributed.is_main() else iter(())
+        else:
+            entries = self.strategy.optimizer_entries()
+        groups = self.strategy.optimizer_groups()
+        try:
+            if distributed.is_main():
+                folder.mkdir(exist_ok=True)
+                save_optimizer(entries, groups, folder, {"scheduler": self.scheduler.state_dict()})
+        finally:
+            for _ in entries:
+                pass  # the other processes help to gather it, and go on to the end also if the disk is full
+
+    def load(self, folder: Path, shards: Shards | None = None) -> None:
+        """Read what :meth:`save` wrote into ``folder``, after the weights were loaded, or with them from ``shards``.
+
+        All processes that share the weights call this together. Another strategy may have written it.
+
+        Raises:
+            CheckpointError: the files cannot be read, or they are not those of these weights.
+        """
+        state, record = read_optimizer(folder)
+        saved, groups = record["groups"], self.strategy.optimizer_groups()
+        # older checkpoints have the critic's head in one group with the critic's other weights
+        source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
+        options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
+        if shards is None:
+            self.strategy.load_optimizer_state(state, options)
+        else:
+            self.strategy.load_shards(shards, state, options)
+        scheduler = record["scheduler"]
+        rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
+        self.scheduler.load_state_dict({**scheduler, **rates})
+
+
+def flat(groups: list[dict]) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer's groups, in order."""
+    return [parameter for group in groups for parameter in group["params"]]
