@@ -161,13 +161,10 @@ def entries(registry: Mapping[str, Any], place: str, indent: int, shown: dict[ty
         if fields and part in shown:
             preset = ", ".join(f"{key}: {flow(value)}" for key, value in PRESETS[name].items())
             yield from comment(f"{words} Its options are those of {shown[part]}, with {preset}.", indent, 2, 6)
-        elif fields and all("help" in field.metadata for field in fields):
+        else:
             shown[part] = name
             yield from comment(words, indent, 2, 6)
             yield from rows(fields, place, indent, 6, shown)
-        else:
-            listed = [option(field) for field in fields]
-            yield from comment(f"{words} Options: {', '.join(listed)}." if listed else words, indent, 2, 6)
 
 
 def options_of(part: Any) -> list[dataclasses.Field]:
@@ -176,15 +173,6 @@ def options_of(part: Any) -> list[dataclasses.Field]:
         return []
     hidden = {"split", "seed"} if issubclass(part, Task) else set()
     return [field for field in dataclasses.fields(part) if field.name not in hidden]
-
-
-def option(field: dataclasses.Field) -> str:
-    """Return the name of an option, and its default if that is short."""
-    name = field.name.removesuffix("_")
-    value = None if needed(field) else default_of(field)
-    if needed(field) or dataclasses.is_dataclass(value) or not len(flow(value)) <= 16:
-        return name
-    return f"{name}: {flow(value)}"
 
 
 def sections(hint: Any) -> list[type]:

@@ -21,6 +21,7 @@ from maporl.config.imports import Parts
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
 from maporl.text import check_choices
+from trl_ext.ppo.options import option
 
 
 class Transform:
@@ -69,12 +70,15 @@ class Transform:
 class Whiten(Transform):
     """Subtract the mean of the advantages of the rows with equal ``key``, and divide by their standard deviation.
 
-    Without a key it is that of the whole batch, as GDPO (arXiv 2601.05242) does in the end. ``over: tokens`` counts
-    each row as often as it has tokens. ``advantage.ddof`` and ``advantage.eps`` apply. A group of one gets 0.
+    ``advantage.ddof`` and ``advantage.eps`` apply. A group of one gets 0.
     """
 
-    key: tuple[str, ...] = ()
-    over: Literal["rows", "tokens"] = "rows"
+    key: tuple[str, ...] = option(
+        (),
+        "The columns whose rows form a group. Without one it is the whole batch, as GDPO (arXiv 2601.05242) does in "
+        "the end.",
+    )
+    over: Literal["rows", "tokens"] = option("rows", "Whether each row counts once, or as often as it has tokens.")
     compares_turns = True
 
     @property
@@ -100,22 +104,32 @@ class Whiten(Transform):
 class EqualShares(Transform):
     """Let each agent count alike in each dialogue, however often or how much it speaks.
 
-    With ``within: prompt`` it counts alike in all dialogues of a question together. A proposer whose questions are not
-    all asked then counts no more than the one who answers them (SPICE, arXiv 2510.24684, trains on as many answers as
-    proposals).
-
-    ``of: turns`` gives each of an agent's k utterances in a dialogue the weight 1/k. With ``aggregation:
-    sequence_mean`` the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). ``of:
-    tokens`` divides by the number of its tokens there. With ``aggregation: token_mean`` an agent that says more then
-    counts no more. ``agents: share`` divides by the number of agents of the dialogue too, so that each dialogue counts
-    1 (WideSeek-R1, arXiv 2602.04634). With ``calls: apart`` each turn that was called counts as an agent of its own, as
-    the sub-agents there do; where callers are not recorded, nobody was called. Statistics of groups are not changed.
+    Statistics of groups are not changed.
     """
 
-    of: Literal["turns", "tokens"] = "turns"
-    agents: Literal["each", "share"] = "each"
-    calls: Literal["together", "apart"] = "together"
-    within: Literal["dialogue", "prompt"] = "dialogue"
+    of: Literal["turns", "tokens"] = option(
+        "turns",
+        "turns gives each of an agent's k utterances in a dialogue the weight 1/k. With `aggregation: sequence_mean` "
+        "the loss is then the mean over turns and, after it, over dialogues (ReMA, arXiv 2503.09501). tokens divides "
+        "by the number of its tokens there. With `aggregation: token_mean` an agent that says more then counts no "
+        "more.",
+    )
+    agents: Literal["each", "share"] = option(
+        "each",
+        "share divides by the number of agents of the dialogue too, so that each dialogue counts 1 (WideSeek-R1, "
+        "arXiv 2602.04634).",
+    )
+    calls: Literal["together", "apart"] = option(
+        "together",
+        "With apart, each turn that was called counts as an agent of its own, as the sub-agents there do; where "
+        "callers are not recorded, nobody was called.",
+    )
+    within: Literal["dialogue", "prompt"] = option(
+        "dialogue",
+        "With prompt, an agent counts alike in all dialogues of a question together. A proposer whose questions are "
+        "not all asked then counts no more than the one who answers them (SPICE, arXiv 2510.24684, trains on as many "
+        "answers as proposals).",
+    )
     needs = ("agent", "rollout", "tokens")
     compares_turns = True
 
@@ -159,7 +173,7 @@ class Duration(Transform):
         ValueError: ``token_seconds`` is negative.
     """
 
-    token_seconds: float = 0.0
+    token_seconds: float = option(0.0, "The seconds of a sampled token.")
     needs = ("seconds", "tokens")
     compares_turns = True
 

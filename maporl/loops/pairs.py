@@ -13,17 +13,19 @@ from maporl.loops.rows import Comparison, Pair, Row
 from maporl.rewards.verifier.encoding import joint_text
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @section()
 class Siblings(Builder):
     """Pairs of utterances that were sampled after the same words (MALT's data for DPO, arXiv 2412.01928).
 
-    The value of the chosen one is greater than ``above``, and that of the rejected one is not. All such pairs of one
-    parent are made, except pairs of equal completions.
+    All such pairs of one parent are made, except pairs of equal completions.
     """
 
-    above: Finite = 0.5
+    above: Finite = option(
+        0.5, "What the value of the chosen one is greater than, and that of the rejected one is not."
+    )
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:
@@ -45,20 +47,18 @@ class Gap(Builder):
     """Pairs of dialogues of one question, of which one is worth more than the other (MADPO's joint answers, CoMLRL).
 
     The worth of a dialogue is the mean of its utterances' values. A pair of dialogues makes a pair of answers for each
-    agent, unless both are equal. At most ``per_question`` pairs of dialogues are taken; None takes all. ``select`` says
-    which:
-
-    - ``reward_gap``: those with the largest difference in worth first.
-    - ``random``: any.
-    - ``first_right``: the first dialogue of the best against each that is worth less, in their order, if the best are
-        worth at least 1 (SWEET-RL).
-    - ``comparator_reward``: the k-th dialogue of the first half against the k-th of the second half, the comparator's;
-      those whose comparator is worth most first, and of equal ones those with the largest difference (the iterated
-      forms of MADPO and MARLHF).
+    agent, unless both are equal.
     """
 
-    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "reward_gap"
-    per_question: Positive | None = 16
+    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = option(
+        "reward_gap",
+        "Which pairs are taken. reward_gap: those with the largest difference in worth first. random: any. "
+        "first_right: the first dialogue of the best against each that is worth less, in their order, if the best are "
+        "worth at least 1 (SWEET-RL). comparator_reward: the k-th dialogue of the first half against the k-th of the "
+        "second half, the comparator's; those whose comparator is worth most first, and of equal ones those with the "
+        "largest difference (the iterated forms of MADPO and MARLHF).",
+    )
+    per_question: Positive | None = option(16, "Most pairs of dialogues. None: all.")
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:

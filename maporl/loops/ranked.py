@@ -15,6 +15,7 @@ from maporl.loops.pairs import Gap
 from maporl.loops.rows import Pair, Row, TrajectoryPair
 from maporl.rounding import ROUNDING
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @section()
@@ -25,8 +26,10 @@ class TrajectoryPairs(Gap):
     SWEET-RL takes ``first_right``.
     """
 
-    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = "random"
-    per_question: Positive | None = 3
+    select: Literal["reward_gap", "random", "first_right", "comparator_reward"] = option(
+        "random", "Which pairs are taken, as for `gap`. SWEET-RL takes first_right."
+    )
+    per_question: Positive | None = option(3, "Most pairs of dialogues. None: all.")
     makes = "trajectory pairs"  # type: ignore[assignment]  # it is chosen alike, and made into something else
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[TrajectoryPair]:  # type: ignore[override]
@@ -44,18 +47,22 @@ class RankHalves(Builder):
     """States, in each of which a policy says ``candidates`` things; those that a critic of turns ranks highest are
     preferred.
 
-    A state is what an agent saw before it said something. ``share`` is the share of the round's dialogues all of whose
-    states are taken, at least one: the first dialogues of the questions in their order, then their second ones, and so
-    on, as the published code stores them. The stage samples the candidates with the weights at which it starts, and
-    :meth:`paired` makes pairs of them. They are ranked by the critic's log-probability less the reference's. The critic
-    reads the right answer; the reference reads the ``answer`` too, as in training, or only the ``prompt`` (SWEET-RL's
-    published code).
+    A state is what an agent saw before it said something. The stage samples the candidates with the weights at which it
+    starts, and :meth:`paired` makes pairs of them. They are ranked by the critic's log-probability less the
+    reference's. The critic reads the right answer.
     """
 
-    candidates: Annotated[int, Field(ge=2)] = 16
-    pairs: Positive = 4
-    share: PositiveShare = 1.0
-    reference_reads: Literal["answer", "prompt"] = "answer"
+    candidates: Annotated[int, Field(ge=2)] = option(16, "Number of candidates of a state.")
+    pairs: Positive = option(4, "Number of pairs of a state.")
+    share: PositiveShare = option(
+        1.0,
+        "The share of the round's dialogues all of whose states are taken, at least one: the first dialogues of the "
+        "questions in their order, then their second ones, and so on, as the published code stores them.",
+    )
+    reference_reads: Literal["answer", "prompt"] = option(
+        "answer",
+        "What the reference reads: the answer too, as in training, or only the prompt (SWEET-RL's published code).",
+    )
     makes = "states"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:

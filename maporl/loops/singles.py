@@ -12,19 +12,20 @@ from maporl.loops.replay import drawn
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @section()
 class Threshold(Builder):
-    """Every utterance whose value is greater than ``above`` (MALT's data for SFT, arXiv 2412.01928).
+    """Every utterance whose value is greater than ``above`` (MALT's data for SFT, arXiv 2412.01928)."""
 
-    With ``turn``, only what agents said in this turn of theirs, from 0. ``share`` is the share of these utterances that
-    is taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the answers that were right without help).
-    """
-
-    above: Finite = 0.5
-    turn: Natural | None = None
-    share: PositiveShare = 1.0
+    above: Finite = option(0.5, "What the value must be greater than.")
+    turn: Natural | None = option(None, "Only what agents said in this turn of theirs, from 0.")
+    share: PositiveShare = option(
+        1.0,
+        "The share of these utterances that is taken, at random (Agent-RLVR, arXiv 2506.11425, takes a fifth of the "
+        "answers that were right without help).",
+    )
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         rows = [row for row, _ in said(dialogues, roles, self.turn) if exceeds(row.value, self.above)]
@@ -35,7 +36,7 @@ class Threshold(Builder):
 class Signs(Builder):
     """Every utterance. It is good if its value is greater than ``above``, and otherwise bad (KTO, arXiv 2402.01306)."""
 
-    above: Finite = 0.5
+    above: Finite = option(0.5, "What the value of a good utterance is greater than.")
     makes = "signed rows"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
@@ -47,13 +48,11 @@ class BestOf(Builder):
     """The best dialogue of every question (Optima's data for iSFT, arXiv 2410.08115).
 
     The worth of a dialogue is the mean of its utterances' values. The best dialogues of all questions are sorted by it.
-    The first ``skip`` of them are left out, as a share, and those after the share ``keep``. Of the rest, those are
-    taken that are worth at least ``at_least``.
     """
 
-    keep: PositiveShare = 0.7
-    skip: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    at_least: Finite = 0.0
+    keep: PositiveShare = option(0.7, "The share of the best dialogues after which the others are left out.")
+    skip: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "The share of them that is left out at the beginning.")
+    at_least: Finite = option(0.0, "What a dialogue must be worth.")
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         best: dict[int, tuple[float, Dialogue]] = {}

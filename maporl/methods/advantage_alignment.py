@@ -8,20 +8,19 @@ from torch import Tensor
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.transforms import Transform
 from maporl.config.schema import AdvantageConfig
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class OpponentShaping(Transform):
     """Advantage alignment (arXiv 2406.14662; with group baselines 2511.19405), for two agents on one grid of turns:
 
-    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's. By
-    default ``gamma`` is that of the returns. ``extra_gamma`` multiplies the sum by gamma once more, as the published
-    code does.
+    ``A*_t = A_t + beta (sum_{k<t} gamma^(t-k) A_k) B_t``, where A is the agent's own advantage and B the other's.
     """
 
-    beta: float = 1.0
-    gamma: float | None = None
-    extra_gamma: bool = False
+    beta: float = option(1.0, "The weight of the other's advantage.")
+    gamma: float | None = option(None, "The discount of the sum. Default: that of the returns.")
+    extra_gamma: bool = option(False, "Multiply the sum by gamma once more, as the published code does.")
     needs = ("agent", "rollout", "turn")
     needs_untrained_rows = True
     compares_turns = True

@@ -14,6 +14,7 @@ from maporl.loops.pairs import differ, same_prompt
 from maporl.loops.rows import Pair, Row
 from maporl.rounding import exceeds
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @section()
@@ -25,7 +26,7 @@ class Repair(Builder):
     answer alone. Each wrong first answer makes one pair, with the right answers of its agent in turn.
     """
 
-    above: Finite = 0.5
+    above: Finite = option(0.5, "What the value of a right answer is greater than.")
     makes = "pairs"
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Pair]:

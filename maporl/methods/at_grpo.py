@@ -11,6 +11,7 @@ from torch import Tensor
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.transforms import Transform
 from maporl.rounding import ROUNDING, mean_rank
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class DropGroups(Transform):
         ValueError: ``share`` is not from 0 to below 1, or ``key`` names no column.
     """
 
-    key: tuple[str, ...] = ("prompt",)
-    share: float = 0.5
+    key: tuple[str, ...] = option(("prompt",), "The columns whose rows form a group, as in `advantage.key`.")
+    share: float = option(0.5, "The share of the groups that is left out.")
     drops = True
 
     def __post_init__(self) -> None:

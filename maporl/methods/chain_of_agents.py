@@ -15,27 +15,26 @@ from maporl.loops.rows import Row
 from maporl.rounding import exceeds
 from maporl.text import check_placeholders
 from maporl.types import Dialogue
+from trl_ext.ppo.options import option
 
 
 @section()
 class Flatten(Builder):
     """Whole dialogues as one text of one policy, which learns to play all roles (Chain-of-Agents, arXiv 2508.13167).
 
-    Everything that was said stands in ``form``, in the order of speaking, and what calls returned stands in
-    ``observation`` after the words that called. What calls returned bears no loss. With ``roles`` only what was said in
-    them bears loss. The text answers the question as the task puts it, after the system prompt of the agent that speaks
-    with the policy.
-
-    Taken are dialogues whose last answer is worth more than ``above`` and that have at least ``least`` utterances, and
-    of each question at most ``per_question``, the first ones. None takes all.
+    What calls returned bears no loss. With ``roles`` only what was said in them bears loss. The text answers the
+    question as the task puts it, after the system prompt of the agent that speaks with the policy.
     """
 
-    into: str
-    form: str = "<{name}>{text}</{name}>"
-    observation: str = "<observation>{text}</observation>"
-    above: Finite = 0.5
-    least: Positive = 2
-    per_question: Positive | None = None
+    into: str = option(help="The policy.")
+    form: str = option("<{name}>{text}</{name}>", "What was said, with {name} and {text}, in the order of speaking.")
+    observation: str = option(
+        "<observation>{text}</observation>",
+        "What calls returned, with {name} and {text}. It stands after the words that called.",
+    )
+    above: Finite = option(0.5, "What the last answer of a dialogue must be worth more than.")
+    least: Positive = option(2, "The smallest number of utterances of a dialogue.")
+    per_question: Positive | None = option(None, "Most dialogues of a question, the first ones. None: all.")
 
     def __post_init__(self):
         check_placeholders(self.form, ("name", "text"))

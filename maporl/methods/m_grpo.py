@@ -10,26 +10,28 @@ from torch import Tensor
 
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.transforms import Transform
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
 class Align(Transform):
     """Let every dialogue count ``to`` turns of each agent, however often it was called (M-GRPO, arXiv 2511.13288).
 
-    A turn is one utterance, or all segments of a turn in which the agent called tools. There are three ways to do this
-    if an agent has k turns in a dialogue. ``weight`` lets each count ``to / k`` times, which is the expectation of the
-    other two ways. ``duplicate`` repeats random ones. ``drop`` leaves out random ones if there are too many and repeats
-    random ones if there are too few, as the paper does. By default ``to`` is the number that at most 1% of the
-    dialogues exceed.
+    A turn is one utterance, or all segments of a turn in which the agent called tools.
 
     Only turns that were called are aligned. The k turns of an agent that nobody called, such as the planner's or those
     of a debate, are one trajectory. Each counts ``1 / k`` times, so a dialogue counts once. In a batch without the
     column ``caller``, which training never makes, all turns are aligned.
     """
 
-    how: Literal["weight", "duplicate", "drop"] = "weight"
-    to: int | None = None
-    seed: int = 0
+    how: Literal["weight", "duplicate", "drop"] = option(
+        "weight",
+        "What is done if an agent has k turns in a dialogue. weight: each counts `to / k` times, which is the "
+        "expectation of the other two ways. duplicate: random ones are repeated. drop: random ones are left out if "
+        "there are too many, and repeated if there are too few, as the paper does.",
+    )
+    to: int | None = option(None, "The number of turns. Default: the one that at most 1% of the dialogues exceed.")
+    seed: int = option(0, "Seed of what is drawn.")
     needs = ("agent", "rollout")
     compares_turns = True
 

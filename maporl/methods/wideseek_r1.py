@@ -7,6 +7,7 @@ from torch import Tensor
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.transforms import Transform
 from maporl.rounding import exceeds
+from trl_ext.ppo.options import option
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class EndOfFailures(Transform):
     that stay.
     """
 
-    above: float = 0.0
+    above: float = option(0.0, "What a dialogue must earn more than to be trained on as a whole.")
     needs = ("rollout", "order")
     compares_turns = True
 

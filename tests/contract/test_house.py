@@ -16,10 +16,6 @@ import maporl
 from maporl.config.parse import json_schema, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
-from maporl.protocols import PROTOCOLS
-from maporl.protocols.judging import StepJudge
-from maporl.rewards.rules import RULES
-from maporl.tasks import TASKS
 from maporl.validation.load import from_dict, load
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -65,11 +61,9 @@ def test_every_key_has_a_help_text_of_its_own():
 
 
 def test_every_option_of_a_part_has_a_help_text_of_its_own():
-    kinds = {*PROTOCOLS.values(), StepJudge, *RULES.values(), *TASKS.values()}
-    bare = [
-        f"{kind.__name__}.{f.name}" for kind in kinds for f in dataclasses.fields(kind) if not f.metadata.get("help")
-    ]
-    assert bare == [] and len(kinds) == 59
+    parts = {part for _, named in itertools.chain(*make_base.REGISTRIES.values()) for part in named.values()}
+    options = [(part.__name__, field) for part in parts for field in make_base.options_of(part)]
+    assert [f"{name}.{f.name}" for name, f in options if not f.metadata.get("help")] == [] and len(options) > 350
 
 
 def test_every_public_name_resolves():

@@ -1,13 +1,14 @@
 """Environments of Gymnasium (https://gymnasium.farama.org), which needs the package ``gymnasium``. Imports no torch."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from maporl.environments.games.base import Game
 from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
 from maporl.errors import ConfigError, install_command, one_line
+from trl_ext.ppo.options import option
 
 DEFAULT = "FrozenLake-v1"
 
@@ -26,11 +27,11 @@ class Gymnasium(Game):
     """
 
     players = 1
-    env: str = DEFAULT
-    options: dict[str, Any] = field(default_factory=dict)
-    actions: list[str] = field(default_factory=list)
-    show: str | None = None
-    longest: int = 100
+    env: str = option(DEFAULT, "The name of the environment.")
+    options: dict[str, Any] = option({}, "The environment's own options.")
+    actions: list[str] = option([], "Names of the actions of a Discrete space. Default: their numbers.")
+    show: str | None = option(None, "A function `(observation, agent) -> text` for other texts, as MODULE:FUNCTION.")
+    longest: int = option(100, "Most moves of the agent. An episode that would take longer ends.")
 
     def __post_init__(self) -> None:
         self._show = shower(self.show)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maporl.environments.games.base import Game
+from trl_ext.ppo.options import option
 
 OVER = ("pp", "bp", "bb", "pbp", "pbb")
 """The moves of a round that end it."""
@@ -30,9 +31,11 @@ class KuhnPoker(Game):
         ValueError: ``rounds`` is below 1.
     """
 
-    scale: float = 1.0
-    rounds: int = 1
-    pays: Literal["chips", "winner"] = "chips"
+    scale: float = option(1.0, "What the payments are multiplied by.")
+    rounds: int = option(1, "Number of rounds.")
+    pays: Literal["chips", "winner"] = option(
+        "chips", "chips: each round pays. winner: the last move of the game pays."
+    )
     interests = "opposed"
 
     def __post_init__(self):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from maporl.environments.games.plan_path import STEPS, Cell, distances, drawn, step_to
 from maporl.environments.games.plans import Plans
+from trl_ext.ppo.options import option
 
 
 @dataclass
@@ -26,8 +27,8 @@ class PathPlans(Plans):
         ValueError: an option is outside its range.
     """
 
-    size: int = 10
-    blocked: float = 0.22
+    size: int = option(10, "Rows and columns of the grid.")
+    blocked: float = option(0.22, "The probability that a cell is blocked.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from maporl.config.imports import look_up, must_take, told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.environments.games.spaces import check_names, in_words, legal_moves, mask_of, shower, spoken
 from maporl.errors import ConfigError, install_command, one_line
+from trl_ext.ppo.options import option
 
 DEFAULT = "classic/tictactoe-v3"
 ALL = "__all__"
@@ -44,13 +45,19 @@ class PettingZoo(Game):
     interests = "mixed"
     illegal = -1.0
     players = (1, 64)
-    env: str = DEFAULT
-    api: Literal["aec", "parallel"] = "aec"
-    options: dict[str, Any] = field(default_factory=dict)
-    actions: list[str] = field(default_factory=list)
-    show: str | None = None
-    parse: str | None = None
-    longest: int = 100
+    env: str = option(DEFAULT, "The name of the environment.")
+    api: Literal["aec", "parallel"] = option(
+        "aec", "aec: the agents of the environment move one at a time. parallel: those that are left move at once."
+    )
+    options: dict[str, Any] = option({}, "The environment's own options.")
+    actions: list[str] = option([], "Names of the actions of a Discrete space. Default: their numbers.")
+    show: str | None = option(None, "A function `(observation, agent) -> text` for other texts, as MODULE:FUNCTION.")
+    parse: str | None = option(
+        None,
+        "A function `(words, actions) -> action`, as MODULE:FUNCTION, which is told the legal actions if the "
+        "environment says them, and raises ValueError for an illegal move.",
+    )
+    longest: int = option(100, "Most moves of a player. A game that asks it for another one ends there.")
 
     def __post_init__(self) -> None:
         self._show = shower(self.show)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from maporl.environments.games.base import Game
+from trl_ext.ppo.options import option
 
 Cell = tuple[int, int]
 """The row and the column of a cell, from 0."""
@@ -54,10 +55,10 @@ class PlanPath(Game):
     interests = "common"
     pays_every_move = True
     skips = True
-    size: int = 4
-    walls: int = 2
-    limit: int = 6
-    progress: float = 0.1
+    size: int = option(4, "Rows and columns of the grid.")
+    walls: int = option(2, "Number of walls.")
+    limit: int = option(6, "Most moves to the goal.")
+    progress: float = option(0.1, "What a step nearer to the goal pays.")
 
     def __post_init__(self):
         if self.size < 2 or self.limit < 1 or not 0 <= self.walls <= self.size**2 - 2:

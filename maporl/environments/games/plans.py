@@ -11,6 +11,7 @@ from typing import Any
 
 from maporl.environments.games.base import MARKS, Game, IllegalMove
 from maporl.sandbox.sandbox import Limits, Sandbox
+from trl_ext.ppo.options import option
 
 # blank lines belong to the program: two parts of the pattern that take them would try every division between the two
 PROGRAM = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -42,7 +43,7 @@ class Plans(Game):
     interests = "common"
     pays_every_move = True
     illegal = -2.0
-    rounds: int = 4
+    rounds: int = option(4, "Number of rounds.")
 
     def __post_init__(self):
         if self.rounds < 1:

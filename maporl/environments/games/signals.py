@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 
 from maporl.environments.games.base import Game
+from trl_ext.ppo.options import option
 
 
 @dataclass
@@ -16,7 +17,7 @@ class CodeGame(Game):
     """
 
     interests = "common"
-    states: int = 4
+    states: int = option(4, "Number of numbers and letters, from 2 to 9.")
 
     def __post_init__(self):
         if not 2 <= self.states <= 9:
@@ -38,7 +39,11 @@ class Signals(CodeGame):
         ValueError: ``states`` is outside 2 to 9.
     """
 
-    code: bool = False
+    code: bool = option(
+        False,
+        "Let a warm start teach player 1 to take `a` for 1, `b` for 2 and so on, and player 0 nothing, so that a "
+        "signal has a worth from the beginning.",
+    )
     longest = 1
 
     def reset(self, rng: random.Random) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from maporl.environments.games.plan_path import STEPS, Cell, drawn
 from maporl.environments.games.plans import Plans
+from trl_ext.ppo.options import option
 
 State = tuple[Cell, frozenset[Cell]]
 """The cell of the player, and the cells of the boxes."""
@@ -96,10 +97,10 @@ class Sokoban(Plans):
         ValueError: an option is outside its range.
     """
 
-    size: int = 6
-    boxes: int = 1
-    walls: float = 0.15
-    progress: float = 0.1
+    size: int = option(6, "Rows and columns of the room.")
+    boxes: int = option(1, "Number of boxes.")
+    walls: float = option(0.15, "The probability that an inner cell is a wall.")
+    progress: float = option(0.1, "What a cell pays by which boxes came nearer to their goals.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from maporl.environments.games.plans import Plans
+from trl_ext.ppo.options import option
 
 Numbers = tuple[int, ...]
 """The numbers of the 16 cells, row by row; 0 where a cell is empty."""
@@ -87,7 +88,7 @@ class Sudoku(Plans):
         ValueError: an option is outside its range.
     """
 
-    empty: int = 10
+    empty: int = option(10, "Number of empty cells.")
 
     def __post_init__(self):
         super().__post_init__()

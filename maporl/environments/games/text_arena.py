@@ -3,13 +3,14 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from maporl.config.imports import told
 from maporl.environments.games.base import Game, IllegalMove
 from maporl.errors import ConfigError, install_command, one_line
+from trl_ext.ppo.options import option
 from trl_ext.process.random_states import forked_generators
 
 
@@ -39,11 +40,15 @@ class TextArena(Game):
     interests = "opposed"
     replaces = False
     players = (2, 15)
-    env: str = "TicTacToe-v0"
-    longest: int = 30
-    examples: list[str] = field(default_factory=list)
-    forgive: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
+    env: str = option("TicTacToe-v0", "The name of the environment.")
+    longest: int = option(30, "Most moves of a player. A game that asks it for another one ends there and pays nobody.")
+    examples: list[str] = option([], "Moves of which a warm start teaches a random one.")
+    forgive: bool = option(
+        True,
+        "Forgive an invalid move once, as TextArena does. If not, an invalid move that ends the game is paid as any "
+        "illegal move, as in SPIRAL.",
+    )
+    options: dict[str, Any] = option({}, "The environment's own options, such as its number of rounds.")
 
     def reset(self, rng: random.Random) -> None:
         """Begin a new game.

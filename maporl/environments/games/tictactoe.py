@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from maporl.environments.games.base import Game
+from trl_ext.ppo.options import option
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
@@ -12,14 +13,12 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 class TicTacToe(Game):
     """The first player plays X and the other O. Cells are numbered 1 to 9 by rows.
 
-    ``random_opening`` random moves (rounded down to an even number) are made before the first player's.
-
     Payments: only the last move of a game pays. The winner gets 1 and the loser -1, or each gets ``draw``. After an
     illegal move its author gets -1.5 and the other 0.5, as in SPIRAL.
     """
 
-    draw: float = 0.0
-    random_opening: int = 0
+    draw: float = option(0.0, "What each player gets for a draw.")
+    random_opening: int = option(0, "Number of random moves before the first player's, rounded down to an even number.")
     interests = "opposed"
     longest = 5
 
