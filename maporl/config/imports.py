@@ -38,6 +38,7 @@ _FOLDERS: set[Path] = set()
 _ROOT = Path(__file__).parents[2]
 _OTHERS = (_ROOT / "maporl", _ROOT / "trl_ext", *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
 """The folders of code that is not the user's."""
+_INSTALLED = {Path(path).resolve() for path in sysconfig.get_paths().values()}
 
 Part = TypeVar("Part")
 
@@ -96,8 +97,7 @@ def import_folder(name: str) -> str | None:
     root = None if spec is None else _root(spec)
     if root is None:
         return None
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return None if root in installed or "site-packages" in root.parts else str(root)
+    return None if root in _INSTALLED or "site-packages" in root.parts else str(root)
 
 
 def named_imports(config: Config) -> dict[str, str]:

@@ -5,6 +5,7 @@ what a user types after ``python``. This saves the seconds in which each process
 test whose subject is the start itself uses :mod:`subprocess`.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -115,6 +116,7 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, files: list[st
     os.environ.update(environment)
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # collecting garbage would copy the memory of the server's imports
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, cwd)

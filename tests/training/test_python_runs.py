@@ -4,10 +4,10 @@ import dataclasses
 import importlib
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 
+import processes
 import pytest
 import torch
 import yaml
@@ -434,9 +434,9 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
     assert written["protocol"]["loud"] is True
     assert written["reward"]["sources"] == {"my_parts:length": 0.5, "format": 1.0}
     assert written["reward"]["rules"] == ["own", {"my_parts:Half": {"share": 0.25}}]
-    elsewhere = subprocess.run(
-        [sys.executable, "-m", "maporl", "eval", run, "--json"], cwd=tmp_path, capture_output=True, text=True
-    )
+    with monkeypatch.context() as elsewhere_only:
+        elsewhere_only.setattr(sys, "path", [place for place in sys.path if place != str(folder)])
+        elsewhere = processes.run(["-m", "maporl", "eval", run, "--json"], cwd=tmp_path)
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert json.loads(elsewhere.stdout.splitlines()[-1])["turns"] == trainer.after.to_json()["turns"]
     assert list(json.loads((run / FINGERPRINTS).read_text())) == ["my_parts"]
