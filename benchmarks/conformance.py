@@ -38,6 +38,8 @@ from trl_ext.models.adapters import adapter_parameters
 from trl_ext.models.lora_merge import merged, merges
 from trl_ext.models.mixed_adapters import mixes
 from trl_ext.models.weights import read_adapter
+from trl_ext.sampling.engine import Ready
+from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
 from trl_ext.trainer.sampler import Sampler
 
@@ -320,7 +322,12 @@ class Way(Sampler):
     def attach(self, learner, args):
         self.learner = learner
 
-    def sample(self, prompts, sampling, keys):
+    def submit(self, requests):
+        return [Ready(completion) for completion in self._sampled(requests)]
+
+    def _sampled(self, requests):
+        prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
+        sampling = Sampling.of(requests[0].draw, None, len(requests))
         model, adapter = self.learner.model, self.learner.adapter
         if self.way == "mixed" and mixes(model, adapter):
             return sample(model, prompts, sampling, keys, [adapter] * len(prompts))

@@ -60,9 +60,10 @@ def once(options: argparse.Namespace) -> dict:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-    from maporl.engines.transformers import TransformersEngine
+    from maporl.engines.text import TextEngine
     from trl_ext.models.forward import tree_limits
     from trl_ext.ppo.prefix_tree import PrefixTree
+    from trl_ext.sampling.own_weights import OwnWeights
 
     torch.set_num_threads(options.threads)
     variant = VARIANTS[options.variants[0]]
@@ -89,9 +90,8 @@ def once(options: argparse.Namespace) -> dict:
     task = Arithmetic(operation="times", largest=99, template="What is {a}*{b}? Think, then answer with the number.")
     odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 7) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(args, team, task, Debate(turns=options.turns), None, RewardSection(), sources=odd)
-    trainer.engines["transformers"] = TransformersEngine(
-        team.policies, options.new_tokens, 64, keep_states=variant["states"], adapters=variant["adapters"]
-    )
+    tokens = OwnWeights(team.policies, 64, keep_states=variant["states"], adapters=variant["adapters"])
+    trainer.engines["transformers"] = TextEngine(team.policies, tokens, options.new_tokens)
     read: list[int] = []
     build = trainer.learning.token_batches
 

@@ -16,48 +16,51 @@ import json
 import statistics
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from quickstart import QUICKSTART, about
 
-from maporl.engines.base import Reply, Request
-from maporl.engines.transformers import TransformersEngine
+from maporl.engines.text import TextEngine
 from maporl.runs.build import build_trainer
 from maporl.validation.load import load
-from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.engine import Ready
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.own_weights import OwnWeights
+from trl_ext.sampling.request import TokenRequest
 
 
-class OldWeights(TransformersEngine):
+class OldWeights(OwnWeights):
     """Answers with weights that are ``age`` updates old while ``old`` is set, and with the newest otherwise."""
 
     remote = True
 
-    def __init__(self, policies, age: int, max_new_tokens: int, batch_size: int):
+    def __init__(self, policies, age: int, batch_size: int):
         copies = {name: copy.copy(policy) for name, policy in policies.items()}
         for own in copies.values():
             own.model = copy.deepcopy(own.model)
-        super().__init__(copies, max_new_tokens, batch_size)
+        super().__init__(copies, batch_size)
         self.trained = policies
         self.kept: dict[str, deque] = {name: deque(maxlen=age + 1) for name in policies}
         self.old = False
 
-    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
-        """Answer, and say how many updates the weights had had."""
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Ready[Sampled]]:
+        """Sample, and say how many updates the weights had had."""
         versions = {}
         for name, own in self.policies.items():
             versions[name], weights = self.kept[name][0 if self.old else -1]
             own.model.load_state_dict(weights)
         self.release()
-        replies = super().generate(requests, decoding)
-        for request, reply in zip(requests, replies, strict=True):
-            reply.version = versions[request.policy]
-        return replies
+        completions = super().submit(requests)
+        for request, completion in zip(requests, completions, strict=True):
+            completion.value.version = versions[request.policy]
+        return completions
 
-    def sync(self, policy: str) -> None:
+    def sync(self, policy: str, version: int) -> None:
         """Keep a copy of the present weights."""
         weights = {name: value.detach().clone() for name, value in self.trained[policy].model.state_dict().items()}
-        self.kept[policy].append((self.version, weights))
+        self.kept[policy].append((version, weights))
 
 
 MODES = ("token_truncate", "token_mask", "sequence_mask")
@@ -76,10 +79,8 @@ def final_turn(seed: int, age: int, mode: str | None, updates: int, folder: Path
         sets |= {"ppo.engine_tis_cap": 2.0, "ppo.engine_tis_mode": mode}
     config = load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
     trainer = build_trainer(config, quiet=True)
-    engine = OldWeights(
-        trainer.team.policies, age, config.ppo.response_length, config.ppo.local_rollout_forward_batch_size
-    )
-    trainer.engines["transformers"] = engine
+    engine = OldWeights(trainer.team.policies, age, config.ppo.local_rollout_forward_batch_size)
+    trainer.engines["transformers"] = TextEngine(trainer.team.policies, engine, config.ppo.response_length)
     play = trainer.collector.collect
 
     def collect(batch) -> None:

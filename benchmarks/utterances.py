@@ -20,6 +20,7 @@ from maporl.backends.remote_engine import RemoteEngine
 from maporl.backends.spec import GroupSpec
 from maporl.config.cluster import FailuresSection
 from maporl.config.schema import TinySection
+from maporl.engines.text import TextEngine
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols.debate import Debate
 from maporl.rollout.driver import RolloutDriver
@@ -66,7 +67,7 @@ def main() -> None:
     task = Arithmetic(largest=99)
     protocol = Debate(turns=options.turns, later="{others};{question}", quote="{text}", separator=";")
     for flow in (False, True):
-        engine = RemoteEngine(team.policies, {"ann": pool, "bob": pool}, 8, lambda policy, version: None, flow, True)
+        engine = TextEngine(team.policies, RemoteEngine({"ann": pool, "bob": pool}, lambda *sent: None, flow, True), 8)
         specs = {name: SpeakerSpec("all", (name,)) for name in ("ann", "bob")}
         times = []
         for _ in range(3):

@@ -117,7 +117,8 @@ GROUPS: list[tuple[str, str, str]] = [
         "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae "
         "trl_ext.ppo.maths.clipped_policy_loss trl_ext.ppo.maths.clipped_value_loss trl_ext.ppo.maths.kl_estimate "
         "trl_ext.ppo.maths.token_logprobs trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler "
-        "trl_ext.sampling.options.Sampling trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",
+        "trl_ext.sampling.engine.TokenEngine trl_ext.sampling.engine.Ready trl_ext.sampling.request.TokenRequest "
+        "trl_ext.sampling.request.Draw trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",
     ),
 ]
 """The groups of the page: a heading, what it is for, and its names. A name without a dot is one of ``maporl``."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,6 @@ from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A completion, and the number of updates that the weights had had. It is 0 for a policy that is not trained."""
-
-    sampled: Sampled
-    version: int
 
 
 @dataclass
@@ -138,8 +130,10 @@ class EnginePool:
         elif isinstance(error, Exception):
             self._give_up(error)
 
-    def ask(self, requests: Sequence[TokenRequest]) -> list[Future[Answer]]:
+    def ask(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
         """Begin to sample a completion for each request, from the present weights. Return the completions to come.
+
+        Each has the number of updates that its weights had had, which is 0 for a policy that is not trained.
 
         Raises:
             WeightsDiffer: the weights that were sent do not fit, or are not those that arrived.
@@ -306,7 +300,7 @@ class EnginePool:
             self._dispatch()
         if error is None:
             for queued, sampled in answered:
-                queued.answer.set_result(Answer(sampled, queued.version))
+                queued.answer.set_result(replace(sampled, version=queued.version))
         else:
             for queued in failed:
                 queued.answer.set_exception(self._failed or error)

@@ -11,12 +11,12 @@ from maporl.backends.spec import GroupSpec
 from maporl.backends.team_part import load_part
 from maporl.backends.vllm_rows import VLLMRows
 from maporl.backends.weights import Packed, sent_parameters, unpack
-from maporl.engines.token_sampler import TokenSampler
 from maporl.rollout.restate import UntrainedWeights
 from maporl.team.agents import Policy
 from maporl.team.past_policies import past_of
 from trl_ext.errors import UserError
 from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import TokenRequest
 
 
@@ -35,7 +35,7 @@ class TransformersRows:
 
     def __init__(self, policies: Mapping[str, Policy], options: Any, device: torch.device):
         self._bf16, self._device = options.bf16, device
-        self._sampler = TokenSampler(
+        self._engine = OwnWeights(
             policies,
             options.local_rollout_forward_batch_size,
             options.max_tokens_per_generate,
@@ -46,18 +46,18 @@ class TransformersRows:
     def sample(self, rows: Mapping[int, TokenRequest]) -> dict[int, Sampled]:
         """Return the completions of all ``rows`` by number."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            return dict(zip(rows, self._sampler.sample(list(rows.values())), strict=True))
+            return dict(zip(rows, self._engine.sample(list(rows.values())), strict=True))
 
     def finish(self) -> None:
         """Do nothing, because every call ends what it begins."""
 
-    def sync(self, policy: str) -> None:
+    def sync(self, policy: str, version: int) -> None:
         """Drop the KV cache, which other weights have computed."""
-        self._sampler.release()
+        self._engine.release()
 
     def release(self) -> None:
         """Drop the KV cache of all conversations."""
-        self._sampler.release()
+        self._engine.release()
 
 
 class EngineProcess:
@@ -100,7 +100,7 @@ class EngineProcess:
         else:
             self.rows = TransformersRows(policies, options, self.device)
         for name in self.versions:
-            self.rows.sync(name)
+            self.rows.sync(name, 0)
 
     def load(self, policy: str, version: int, weights: Packed) -> int:
         """Take over the ``version`` of a policy's weights, and return their bytes.
@@ -113,7 +113,7 @@ class EngineProcess:
         self.versions.pop(policy, None)  # between two versions it answers for neither
         self.rows.finish()
         unpack(weights, sent_parameters(self.team.policies[policy]))
-        self.rows.sync(policy)
+        self.rows.sync(policy, version)
         self.versions[policy] = version
         return weights.buffer.nbytes
 

@@ -31,6 +31,7 @@ from maporl.config import Config
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.config.schema import VLLMSection
 from maporl.engines.base import Engine
+from maporl.engines.text import TextEngine
 from maporl.errors import ConfigError, refuse
 from maporl.rewards.base import RewardSource
 from maporl.rewards.verifier.source import ServedVerifier
@@ -275,14 +276,9 @@ class RayBackend(TeamHome):
     def engines(self, parts: RunParts) -> dict[str, Engine]:
         """Return the engines of the agents. One samples in the groups' processes, in place of those that do it here."""
         pools = {policy: self.pools[name] for policy, name in self._owner.items()}
-        engine = RemoteEngine(
-            parts.team.policies,
-            pools,
-            parts.args.response_length,
-            self.send,
-            continuous=self.section.batching == "flow",
-            between=self.section.on_update == "finish",
-        )
+        continuous, between = self.section.batching == "flow", self.section.on_update == "finish"
+        tokens = RemoteEngine(pools, self.send, continuous, between)
+        engine = TextEngine(parts.team.policies, tokens, parts.args.response_length)
         remote = {agent.engine: engine for agent in parts.team.agents.values() if agent.engine in OWN_WEIGHTS}
         return super().engines(replace(parts, engines=remote | dict(parts.engines))) | remote
 

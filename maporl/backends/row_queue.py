@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
 Process = TypeVar("Process")
@@ -17,7 +18,7 @@ class Queued:
     """A request, its answer to come, and the version of the weights that a process was last asked to answer with."""
 
     request: TokenRequest
-    answer: Future[Any]
+    answer: Future[Sampled]
     version: int = 0
 
 

@@ -10,6 +10,7 @@ from maporl.config.schema import VLLMSection
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.team.agents import Policy
 from trl_ext.ppo.options import PPOOptions
+from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
@@ -27,7 +28,7 @@ class VLLMRows:
     Args:
         policies: the policies by name.
         sections: the options of vLLM by policy.
-        options: the temperature and the longest completion of the run.
+        options: the temperature of the run.
         folder: where adapters are written for vLLM to read.
 
     Raises:
@@ -38,11 +39,9 @@ class VLLMRows:
     def __init__(
         self, policies: Mapping[str, Policy], sections: Mapping[str, VLLMSection], options: PPOOptions, folder: Path
     ):
-        self._engine = VLLMEngine(
-            policies, sections, options.response_length, options.temperature, folder, probe_every=PROBED
-        )
+        self._engine = VLLMEngine(policies, sections, options.temperature, folder, probe_every=PROBED)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vLLM")
-        self._running: dict[int, tuple[TokenRequest, Future[Sampled]]] = {}
+        self._running: dict[int, Future[Sampled] | Ready[Sampled]] = {}
         """What vLLM works on, by number. Only its thread changes this."""
         self._finished: dict[int, Sampled] = {}
         self._failed: Exception | None = None
@@ -75,13 +74,13 @@ class VLLMRows:
 
         self._thread.submit(self._safely, work).result()
 
-    def sync(self, policy: str) -> None:
+    def sync(self, policy: str, version: int) -> None:
         """Copy the weights of a policy into vLLM, after :meth:`finish`.
 
         Raises:
             VLLMFailure: vLLM does not take them, or has other ones afterwards.
         """
-        self._thread.submit(self._engine.sync, policy).result()
+        self._thread.submit(self._engine.sync, policy, version).result()
 
     def release(self) -> None:
         """Let vLLM give its memory back until the next row, if nothing is running and ``sleep`` is set."""
@@ -96,9 +95,9 @@ class VLLMRows:
 
     def _begin(self, rows: Mapping[int, TokenRequest]) -> None:
         idle = not self._running
-        begun = self._engine.begin(list(rows.values()))
+        begun = self._engine.submit(list(rows.values()))
         with self._changed:
-            self._running |= {n: (rows[n], future) for n, future in zip(rows, begun, strict=True)}
+            self._running |= zip(rows, begun, strict=True)
         if idle:
             self._thread.submit(self._safely, self._work)
 
@@ -110,11 +109,10 @@ class VLLMRows:
 
     def _step(self) -> None:
         self._engine.advance()
-        done = {number: running for number, running in self._running.items() if running[1].done()}
-        sampled = {number: self._engine.read(request, future.result()) for number, (request, future) in done.items()}
+        sampled = {number: future.result() for number, future in self._running.items() if future.done()}
         with self._changed:
             self._finished |= sampled
-            for number in done:
+            for number in sampled:
                 del self._running[number]
             self._changed.notify_all()
 

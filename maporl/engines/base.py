@@ -1,16 +1,16 @@
 """The contract of an engine, which answers for agents. Imports no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 from maporl.decoding import Sampling
 from maporl.engines.transcript import Transcript
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo.options import Decoding
-from trl_ext.process.waits import FIRST_COMPLETED, check, finished, result
+from trl_ext.process.waits import result
+from trl_ext.sampling.engine import Ready
 
 
 @dataclass
@@ -90,21 +90,6 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Ready:
-    """A reply that is there already. It answers as a future does, and is much smaller."""
-
-    reply: Reply
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def result(self) -> Reply:
-        """Return the reply."""
-        return self.reply
-
-
-@dataclass(slots=True)
 class Pending:
     """An answer that an engine is working on.
 
@@ -114,7 +99,7 @@ class Pending:
             that the result is the reply.
     """
 
-    future: Future[Any] | Ready
+    future: Future[Any] | Ready[Any]
     read: Callable[[Any], Reply] | None = None
 
     def reply(self) -> Reply:
@@ -169,31 +154,3 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         """Hook: return metrics to log after every update."""
         return {}
-
-
-def wait_for(
-    groups: Sequence[Sequence[Future[Any] | Ready]], advance: Callable[[], bool], every: bool = True
-) -> list[int]:
-    """Wait until all futures of a group are done, or those of every group. Return the numbers of the groups that are
-    done.
-
-    Args:
-        groups: the futures, for example those of each dialogue.
-        advance: does a part of the work that is done in this thread, and returns whether there is more to do.
-        every: whether to wait for every group.
-
-    Raises:
-        Exception: what a future raised. The others are not waited for.
-    """
-    while True:
-        for future in chain.from_iterable(groups):
-            if future.done():
-                future.result()
-        done = [number for number, group in enumerate(groups) if all(future.done() for future in group)]
-        if len(done) == len(groups) or (done and not every):
-            return done
-        if advance():
-            check()
-        else:
-            left: list[Any] = [future for future in chain.from_iterable(groups) if not future.done()]
-            finished(left, when=FIRST_COMPLETED)

@@ -8,6 +8,7 @@ from maporl.loops.rows import Row
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.types import Utterance
+from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
 
@@ -48,4 +49,4 @@ def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sa
     if said.temperature is not None:
         draw = replace(draw, temperature=said.temperature)
     rows = config.ppo.local_rollout_forward_batch_size
-    return Sampling.of(draw, policy.voice.stops(draw), rows)
+    return Sampling.of(draw, StopStrings.of(policy.tokenizer, draw.stop), rows)

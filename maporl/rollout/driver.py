@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Pending, Ready, wait_for
+from maporl.engines.base import Engine, Pending
 from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
@@ -28,6 +28,7 @@ from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
 from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
 from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.engine import Ready, wait_for
 
 
 class RolloutDriver:

@@ -76,22 +76,12 @@ class Voice:
     stop_ids: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
 
-    @cached_property
-    def _stops(self) -> dict[tuple[str, ...], StopStrings | None]:
-        return {}
-
     def draw(self, sampling: Sampling | None, decoding: Decoding, max_tokens: int) -> Draw:
         """Return how an answer is drawn: as ``sampling`` says, and else as ``decoding`` and ``max_tokens`` of the run
         do."""
         strings = () if self.stop_strings is None else self.stop_strings.strings
         run = Draw(max_tokens, decoding.temperature, decoding.top_p, decoding.top_k, strings, self.stop_ids)
         return run if sampling is None else replace(run, **sampling.at(0))
-
-    def stops(self, draw: Draw) -> StopStrings | None:
-        """Return what finds the stop strings of ``draw``. It is made once."""
-        if draw.stop not in self._stops:
-            self._stops[draw.stop] = StopStrings.of(self.tokenizer, draw.stop)
-        return self._stops[draw.stop]
 
     @cached_property
     def digits(self) -> frozenset[int]:

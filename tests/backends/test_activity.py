@@ -71,7 +71,7 @@ def test_what_processes_that_sample_do_is_counted_for_every_update(tmp_path):
     pool.build()
     pool.take_counts()
     pool.load("ann", 1, "weights 1")
-    assert [answer.result(5).sampled.ids for answer in pool.ask([row(n) for n in range(3)])] == [[0, 1], [1, 1], [2, 1]]
+    assert [answer.result(5).ids for answer in pool.ask([row(n) for n in range(3)])] == [[0, 1], [1, 1], [2, 1]]
     clock.move(5)
     assert pool.take_counts() == {
         "seconds": 10.0, "engines/sampling": 4.0, "engines/sending": 1.0, "engines/dead": 0.0, "engines/idle": 0.5,
@@ -96,7 +96,7 @@ def test_an_engine_that_died_is_dead_until_a_new_one_has_the_weights(tmp_path):
     pool.take_counts()
     started[0].end()
     clock.move(2)  # nobody knows it yet
-    assert pool.ask([row(0)])[0].result(5).sampled.ids == [0, 1]
+    assert pool.ask([row(0)])[0].result(5).ids == [0, 1]
     counts = pool.take_counts()
     assert counts["seconds"] == 2 + 7 + 1 + 2 and counts["engines/dead"] == 7 + 1 and counts["engines/sampling"] == 2
     assert counts["engines/idle"] == pytest.approx(2 / 12) and counts["replaced"] == 1 and counts["sent_bytes"] == 1000

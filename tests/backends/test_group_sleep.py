@@ -14,9 +14,9 @@ from maporl.backends import engine_process
 from maporl.backends.learner_process import LearnerProcess
 from maporl.config.cluster import ClusterSection, GroupSection
 from maporl.config.schema import ColocateSection, VLLMSection
-from maporl.engines.token_sampler import TokenSampler
 from maporl.errors import ConfigError
 from maporl.schedules import OpponentPool, Schedule
+from trl_ext.sampling.own_weights import OwnWeights
 
 SECTION = VLLMSection(colocate=ColocateSection())
 
@@ -31,7 +31,7 @@ class Vllm:
     seen: list[str] = []
 
     def __init__(self, policies, sections, options, folder):
-        self.sampler, self.takes_memory = TokenSampler(policies, 8), False
+        self.sampler, self.takes_memory = OwnWeights(policies, 8), False
         type(self).seen += [f"sleep {s.colocate.sleep}, {s.colocate.gpu_memory_utilization}" for s in sections.values()]
 
     def _wake(self):
@@ -45,7 +45,7 @@ class Vllm:
     def finish(self):
         pass
 
-    def sync(self, policy):
+    def sync(self, policy, version):
         self._wake()
         self.sampler.release()
 

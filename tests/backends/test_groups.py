@@ -22,7 +22,7 @@ from fake_groups import (
 )
 from torch.distributed import TCPStore
 
-from maporl.backends.engine_pool import Answer, EnginePool
+from maporl.backends.engine_pool import EnginePool
 from maporl.backends.group import GroupFailed, LearnerGroup
 from maporl.backends.groups import groups_of
 from maporl.backends.learner_process import LearnerProcess
@@ -187,7 +187,7 @@ def test_what_was_asked_of_a_dead_engine_is_asked_again(tmp_path):
         time.sleep(rng.uniform(0, 0.004))
         rng.choice([member for member in started if not member.dead.is_set()]).end()
         said = [answer.result(timeout=20) for answer in answers]
-        assert [own.sampled.ids for own in said] == [[n, version] for n in range(50)]
+        assert [own.ids for own in said] == [[n, version] for n in range(50)]
         assert {own.version for own in said} == {version}
     assert 15 <= pool.replaced <= 20, "one that died without work is found dead when it is asked"
 
@@ -224,7 +224,7 @@ def test_an_engine_that_hangs_is_replaced_and_its_stacks_are_kept(tmp_path):
     pool, started = pool_of(tmp_path, replicas=1, deadline=0.3)
     started[0].part.sample = lambda rows, versions: time.sleep(1.5)
     answers = pool.ask([row(7)])
-    assert answers[0].result(timeout=20).sampled.ids == [7, 0]
+    assert answers[0].result(timeout=20).ids == [7, 0]
     assert (tmp_path / "stacks/ann-engine-0.txt").read_text() == "stacks of ann engine 0"
 
 
@@ -238,7 +238,7 @@ def test_an_error_of_an_answer_is_raised_where_it_was_asked(tmp_path):
     with pytest.raises(ValueError, match="a prompt is empty"):
         pool.ask([row(0)])[0].result(timeout=5)
     started[0].part.sample = sample
-    assert pool.ask([row(1)])[0].result(timeout=5).sampled.ids == [1, 0] and pool.replaced == 0
+    assert pool.ask([row(1)])[0].result(timeout=5).ids == [1, 0] and pool.replaced == 0
 
 
 def test_answers_that_have_begun_end_with_the_old_weights_and_the_next_have_the_new(tmp_path):
@@ -261,7 +261,7 @@ def test_answers_that_have_begun_end_with_the_old_weights_and_the_next_have_the_
     assert not first.done()
     goes_on.set()
     said = [answer.result(timeout=10) for answer in (first, second)]
-    assert [(own.sampled.ids, own.version) for own in said] == [([0, 1], 1), ([1, 2], 2)]
+    assert [(own.ids, own.version) for own in said] == [([0, 1], 1), ([1, 2], 2)]
     assert pool.replaced == 0
 
 
@@ -311,19 +311,19 @@ def test_answers_of_vllm_come_one_by_one_and_new_rows_join_those_that_run(tmp_pa
     [slow] = pool.ask([row(1, calls=10**9)])
     for number in range(2, 6):
         [quick] = pool.ask([row(number, calls=2)])
-        assert quick.result(timeout=10).sampled.ids == [number, 0]
+        assert quick.result(timeout=10).ids == [number, 0]
     assert not slow.done() and member.part.most == 2
     pool.load("ann", 1, "weights 1")
     member.part.hurry.set()
-    assert slow.result(timeout=10) == Answer(Sampled([1, 0]), 0), "it ends with the weights that it began with"
-    assert pool.ask([row(7, calls=3)])[0].result(timeout=10) == Answer(Sampled([7, 1]), 1)
+    assert slow.result(timeout=10) == Sampled([1, 0], version=0), "it ends with the weights that it began with"
+    assert pool.ask([row(7, calls=3)])[0].result(timeout=10) == Sampled([7, 1], version=1)
     pool.end()
 
 
 def test_vllms_of_a_group_share_what_runs_and_keep_within_their_rows(tmp_path):
     pool, started = vllm_pool(tmp_path, replicas=2, rows=8)
     answers = [pool.ask([row(number, calls=5 + number % 7)])[0] for number in range(64)]
-    assert [answer.result(timeout=20).sampled.ids for answer in answers] == [[number, 0] for number in range(64)]
+    assert [answer.result(timeout=20).ids for answer in answers] == [[number, 0] for number in range(64)]
     assert all(member.part.most <= 8 for member in started)
     assert sum(started[0].part.rows) + sum(started[1].part.rows) == 64
     assert min(sum(member.part.rows) for member in started) >= 16
@@ -339,7 +339,7 @@ def test_what_a_dead_vllm_was_asked_is_asked_again(tmp_path):
         time.sleep(rng.uniform(0, 0.004))
         rng.choice([member for member in started if not member.dead.is_set()]).end()
         said = [answer.result(timeout=20) for answer in answers]
-        assert [own.sampled.ids for own in said] == [[n, version] for n in range(30)]
+        assert [own.ids for own in said] == [[n, version] for n in range(30)]
         assert {own.version for own in said} == {version}
     assert pool.replaced >= 5
     pool.end()

@@ -390,7 +390,7 @@ def play(groups, pools):
         for version in range(1, 6):
             pools[number].load("ann", version, f"weights {version}")
             answers = pools[number].ask([row(n) for n in range(6)])
-            found[f"answers {number} {version}"] = [answer.result(timeout=20).sampled.ids for answer in answers]
+            found[f"answers {number} {version}"] = [answer.result(timeout=20).ids for answer in answers]
 
     threads = [threading.Thread(target=work, args=(n,)) for work in (learn, sample) for n in (0, 1)]
     for thread in threads:
@@ -427,7 +427,7 @@ def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog
     pool.build()
     started[0].end()
     answers = pool.ask([row(number) for number in range(8)])
-    assert [answer.result(timeout=20).sampled.ids for answer in answers] == [[n, 0] for n in range(8)]
+    assert [answer.result(timeout=20).ids for answer in answers] == [[n, 0] for n in range(8)]
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2/MANIFEST.json").write_text("{}")
     started[1].end()

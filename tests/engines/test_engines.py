@@ -9,12 +9,16 @@ import pytest
 from maporl.config import json_schema
 from maporl.config.engines import IN_PYTHON
 from maporl.engines import ENGINES, Engine, EngineEntry, Reply
+from maporl.engines.text import TextEngine
+from maporl.engines.vllm.colocated import ColocatedServer
+from maporl.engines.vllm.server import RemoteServer, Server
 from maporl.errors import ConfigError
 from maporl.runs.build import build_player
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
 from maporl.types import from_record
 from maporl.validation.load import from_dict
+from trl_ext.sampling.engine import TokenEngine
 
 TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "alphabet": "0123456789+=;?"}
 
@@ -77,7 +81,11 @@ def test_what_goes_with_another_engine_is_refused(tmp_path, parrot):
 def test_what_the_table_says_of_an_engine_is_what_its_class_says(name):
     module = import_module(ENGINES[name].module)
     assert callable(module.build)
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Engine)]
-    (kind,) = [kind for kind in kinds if kind.__module__ == module.__name__]
+    kinds = [
+        kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Engine | TokenEngine)
+    ]
+    (kind,) = [
+        kind for kind in kinds if kind not in (Engine, TextEngine, TokenEngine, ColocatedServer, RemoteServer, Server)
+    ]
     assert kind.remote == ENGINES[name].remote
     assert name in json_schema()["$defs"]["AgentSection"]["properties"]["engine"]["enum"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tool_runs import AGENT, ALPHABET, MODULE, written
 
-from maporl.engines.transformers import TransformersEngine
+from maporl.engines.text import TextEngine
 from maporl.runs.build import build_trainer
 from maporl.types import Stop, TurnEnd
 from maporl.validation.load import load
@@ -52,13 +52,13 @@ def test_a_call_ends_a_completion_and_the_segments_of_a_turn_are_sampled_alike(t
     lines = [CALL + "abc", "4!77", "12345"]
     says(monkeypatch, policy.model, [policy.tokenizer.encode(line, add_special_tokens=False) for line in lines])
     seen = []
-    generate = TransformersEngine.generate
+    submit = TextEngine.submit
 
     def kept(self, requests, decoding):
         seen.extend((r.turn, r.sampling) for r in requests)
-        return generate(self, requests, decoding)
+        return submit(self, requests, decoding)
 
-    monkeypatch.setattr(TransformersEngine, "generate", kept)
+    monkeypatch.setattr(TextEngine, "submit", kept)
     specs = trainer.player.specs(learning=frozenset({"ann"}), training=True)
     trainer.player.inform_engines()
     (dialogue,) = trainer.player.driver(trainer.task, trainer.args.decoding, specs=specs).play([trainer.task[0]])

@@ -184,7 +184,7 @@ def test_vllm_gives_back_the_tokens_of_a_stop_string(caller, served):
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "2+1="}], add_generation_prompt=True)
     prompt = prompt if isinstance(prompt, list) else prompt["input_ids"]
     server = RemoteServer(served, VLLMSection(urls=[served]))
-    [sampled] = server.answer([TokenRequest("caller", prompt, Draw(20, 0.01, stop=("lcu",)))])
+    [sampled] = server.sample([TokenRequest("caller", prompt, Draw(20, 0.01, stop=("lcu",)))])
     assert tokenizer.decode(sampled.ids) == "<calcu" and len(sampled.logprobs) == 6
 
 

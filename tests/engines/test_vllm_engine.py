@@ -21,6 +21,7 @@ from fake_vllm_server import (
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines import choice
+from maporl.engines.text import TextEngine
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure
 from maporl.errors import ConfigError, refuse
@@ -102,7 +103,7 @@ def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):
     with pytest.raises(
         VLLMFailure, match=r"trains all its weights, which travel to .* this process has no GPU; give it a LoRA"
     ):
-        inform(VLLMEngine(team.policies, sections, 4, 1.0, tmp_path))
+        inform(VLLMEngine(team.policies, sections, 1.0, tmp_path))
 
 
 def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_needs(fake, tmp_path, tiny, monkeypatch):
@@ -111,7 +112,7 @@ def test_a_server_that_takes_no_whole_weights_is_named_with_the_flags_that_it_ne
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     team = Team([Agent("ann", *tiny(), engine="vllm")])
     url = f"http://127.0.0.1:{server.server_port}"
-    engine = VLLMEngine(team.policies, {"ann": VLLMSection(urls=[url])}, 4, 1.0, tmp_path)
+    engine = VLLMEngine(team.policies, {"ann": VLLMSection(urls=[url])}, 1.0, tmp_path)
     expected = rf"{url}: did not take the weights of policy 'ann' .*VLLM_SERVER_DEV_MODE=1 vllm serve .*--weight-transfer-config"
     with pytest.raises(VLLMFailure, match=expected):
         inform(engine)
@@ -132,7 +133,7 @@ def test_servers_of_whole_weights_meet_the_trainer_at_ports_of_their_own(tiny, t
     monkeypatch.setattr(VLLMEngine, "_introduce", lambda *arguments: None)
     team = Team([Agent(n, *tiny(seed=s), engine="vllm") for s, n in enumerate(("ann", "bob"))])
     sections = {"ann": VLLMSection(urls=["http://a:1", "http://b:1"]), "bob": VLLMSection(urls=["http://c:1"])}
-    engine = VLLMEngine(team.policies, sections, 4, 1.0, tmp_path)
+    engine = VLLMEngine(team.policies, sections, 1.0, tmp_path)
     inform(engine)
     inform(engine)
     assert opened == [("http://a:1", 51216, "cpu"), ("http://b:1", 51217, "cpu"), ("http://c:1", 51218, "cpu")]
@@ -215,11 +216,18 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     policies = team.policies
     here = ColocateSection(max_model_len=1024, options={"enforce_eager": True})
     section = VLLMSection(urls=[URL], seeds=False) if where == "server" else VLLMSection(colocate=here, seeds=False)
-    engine = VLLMEngine(policies, dict.fromkeys(policies, section), 24, 0.8, tmp_path / "adapters")
+    engine = VLLMEngine(policies, dict.fromkeys(policies, section), 0.8, tmp_path / "adapters")
     task = Arithmetic(operation="times", largest=9, template="What is {a}*{b}? Answer with just the number.")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
     trainer = MultiAgentPPOTrainer(
-        args, team, task, Debate(turns=2), None, RewardSection(), sources=odd, engines={"vllm": engine}
+        args,
+        team,
+        task,
+        Debate(turns=2),
+        None,
+        RewardSection(),
+        sources=odd,
+        engines={"vllm": TextEngine(policies, engine, 24)},
     )
     trainer.train()
     records = trainer.run.read_metrics()
@@ -235,7 +243,7 @@ def test_two_adapters_train_and_vllm_has_the_trained_ones(loaded, tmp_path, wher
     sampled = {}
     for name, policy in policies.items():
         server = engine._servers[engine._places[name][0]]
-        [sampled[name]] = server.answer([TokenRequest(engine._model(name, server), prompt, Draw(16, 0.8))])
+        [sampled[name]] = server.sample([TokenRequest(engine._model(name, server), prompt, Draw(16, 0.8))])
         ids = torch.tensor([prompt + sampled[name].ids])
         with torch.no_grad(), policy.active() as own:
             logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()

@@ -18,6 +18,7 @@ from real_vllm import (
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
 from maporl.config.schema import VLLMSection
+from maporl.engines.text import TextEngine
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure
@@ -33,9 +34,9 @@ SECTION = VLLMSection(colocate=HERE, seeds=False)  # the CPU build of vLLM crash
 
 def started(team, tmp_path):
     team.find_stop_ids(MultiAgentPPOConfig(output_dir="unused", report_to=[]))
-    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, SECTION), 24, 0.8, tmp_path / "adapters")
+    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, SECTION), 0.8, tmp_path / "adapters")
     for name in team.policies:
-        engine.sync(name)
+        engine.sync(name, 0)
     return engine
 
 
@@ -44,7 +45,7 @@ def gap(engine, name):
     here."""
     policy = engine.policies[name]
     prompt = policy.tokenizer.encode(PROBE, add_special_tokens=False)  # longer than a block of cached prefixes
-    [sampled] = engine.complete([TokenRequest(name, prompt, Draw(24, 0.8))])
+    [sampled] = engine.sample([TokenRequest(name, prompt, Draw(24, 0.8))])
     ids = torch.tensor([prompt + sampled.ids])
     with torch.no_grad(), policy.active() as own:
         logits = own(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
@@ -60,7 +61,7 @@ def test_whole_weights_arrive_and_old_prefixes_are_forgotten(saved, tmp_path, ti
     for number in (1, 2):
         move(team.policies["ann"].model, number)
         assert gap(engine, "ann") > 0.5, "without sync, vLLM answers with the old weights"
-        engine.sync("ann")
+        engine.sync("ann", 1)
         assert gap(engine, "ann") < EXACT
 
 
@@ -78,7 +79,7 @@ def test_agents_with_bases_of_their_own_and_adapters_on_one_base_have_their_own_
             p for n, p in policy.model.named_parameters() if policy.adapter is None or f".{policy.adapter}." in n
         ]
         move(torch.nn.ParameterList(trained), 10 + number)
-        engine.sync(policy.name)
+        engine.sync(policy.name, 1)
     assert {name: gap(engine, name) < EXACT for name in team.policies} == dict.fromkeys(team.policies, True)
 
 
@@ -92,7 +93,7 @@ def test_a_vllm_that_keeps_the_old_weights_is_found_out(saved, tmp_path, monkeyp
     with pytest.raises(
         VLLMFailure, match=r"was sent the weights of policy 'ann', and holds other ones: model.embed_tokens"
     ):
-        engine.sync("ann")
+        engine.sync("ann", 1)
 
 
 def test_short_completions_are_there_before_long_ones(saved, tmp_path):
@@ -100,14 +101,14 @@ def test_short_completions_are_there_before_long_ones(saved, tmp_path):
     team = Team([Agent("ann", *saved(0), engine="vllm")])
     engine = started(team, tmp_path)
     prompt = team.policies["ann"].tokenizer.encode("1+1", add_special_tokens=False)
-    [long] = engine.begin([TokenRequest("ann", prompt, Draw(40))])
+    [long] = engine.submit([TokenRequest("ann", prompt, Draw(40))])
     engine.advance()
-    short = engine.complete([TokenRequest("ann", prompt, Draw(2))])
+    short = engine.sample([TokenRequest("ann", prompt, Draw(2))])
     assert len(short[0].ids) <= 2 and not long.done()
     while engine.advance():
         pass
     assert 2 < len(long.result().ids) <= 40
-    engine.begin([TokenRequest("ann", prompt, Draw(2))])
+    engine.submit([TokenRequest("ann", prompt, Draw(2))])
     engine.release()
     assert not engine.advance(), "what is left is given up"
 
@@ -119,12 +120,19 @@ def test_a_team_trains_all_its_weights_with_vllm_in_its_process(saved, tmp_path)
         response_length=8, learning_rate=3e-3, temperature=0.8, report_to=[], save_strategy="no", disable_tqdm=True,
         lr_scheduler_type="constant",
     )  # fmt: skip
-    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, SECTION), 8, 0.8, tmp_path / "adapters")
+    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, SECTION), 0.8, tmp_path / "adapters")
     task = Arithmetic(operation="sum", largest=9, template="{a}+{b}=")
     odd = {"label": lambda dialogues, task: [[float(len(u.text) % 2) for u in d.utterances] for d in dialogues]}
     before = {name: [p.detach().clone() for p in policy.model.parameters()] for name, policy in team.policies.items()}
     trainer = MultiAgentPPOTrainer(
-        args, team, task, Debate(turns=1), None, RewardSection(), sources=odd, engines={"vllm": engine}
+        args,
+        team,
+        task,
+        Debate(turns=1),
+        None,
+        RewardSection(),
+        sources=odd,
+        engines={"vllm": TextEngine(team.policies, engine, 8)},
     )
     trainer.train()
     records = trainer.run.read_metrics()

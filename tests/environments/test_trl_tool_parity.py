@@ -11,7 +11,7 @@ from trl_tool_calls import TEMPLATE, tool_call
 from maporl import Agent, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
 from maporl.config.schema import AdvantageConfig, BranchingSection
 from maporl.engines.base import Engine
-from maporl.engines.transformers import reply_of, token_request
+from maporl.engines.text import reply_of, token_request
 from maporl.errors import ConfigError
 from trl_ext.sampling.options import Sampled
 

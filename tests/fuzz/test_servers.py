@@ -173,7 +173,7 @@ def test_servers_of_this_machine_are_asked_directly(monkeypatch, tmp_path):
     asked = TokenRequest("base", [1], Draw(4), label="one")
     server = Stranger(http(choice()))
     vllm = RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0))
-    assert vllm.answer([asked])[0].ids == [5, 6]
+    assert vllm.sample([asked])[0].ids == [5, 6]
     assert client_of(Stranger(http({"a": 1}))).get("/") == {"a": 1}
 
 
@@ -672,7 +672,7 @@ def test_a_wrong_completion_names_the_server(found):
     server = Stranger(http(found))
     asked = TokenRequest("base", [1], Draw(4), label="one")
     with pytest.raises(VLLMFailure, match=rf"{server.url}: one, model 'base': .*(vLLM server|not JSON)"):
-        RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).answer([asked])
+        RemoteServer(server.url, VLLMSection(urls=[server.url], retries=0, timeout=5.0)).sample([asked])
 
 
 def test_servers_of_other_things_are_told_from_vllm():

@@ -180,7 +180,7 @@ def test_every_base_has_a_vllm_of_its_own_and_they_share_the_memory(fake_vllm, t
     monkeypatch.setattr(VLLMEngine, "_introduce", lambda *arguments: None)
     team = Team([Agent(name, *tiny(seed=seed), engine="vllm") for seed, name in enumerate(("ann", "bob"))])
     section = VLLMSection(colocate=ColocateSection(gpu_memory_utilization=0.4, max_model_len=64))
-    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, section), 4, 0.7, tmp_path)
+    engine = VLLMEngine(team.policies, dict.fromkeys(team.policies, section), 0.7, tmp_path)
     inform(engine)
     models = {names[0]: server._llm for server, names in engine._here}
     assert {name: llm.options["gpu_memory_utilization"] for name, llm in models.items()} == {"ann": 0.2, "bob": 0.2}

@@ -3,8 +3,9 @@
 import copy
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection, Team
-from maporl.engines.transformers import TransformersEngine
+from maporl.engines.text import TextEngine
 from maporl.team.team import Policy
+from trl_ext.sampling.own_weights import OwnWeights
 
 TASK = Arithmetic(largest=9)
 
@@ -16,7 +17,7 @@ def odd(dialogues, task):
     return [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]
 
 
-class CopiedWeights(TransformersEngine):
+class CopiedWeights(OwnWeights):
     """Answers with copies of the weights as they were when it was last told of a change, as a server would."""
 
     remote = True
@@ -28,12 +29,12 @@ class CopiedWeights(TransformersEngine):
         super().__init__(copies, *arguments)
         self.real, self.digests = policies, []
 
-    def generate(self, requests, decoding):
+    def submit(self, requests):
         digest = float(sum(p.detach().double().sum() for v in self.policies.values() for p in v.model.parameters()))
         self.digests += [digest] if not self.digests or self.digests[-1] != digest else []
-        return super().generate(requests, decoding)
+        return super().submit(requests)
 
-    def sync(self, policy):
+    def sync(self, policy, version):
         self.policies[policy].model.load_state_dict(self.real[policy].model.state_dict())
         self.release()
 
@@ -52,7 +53,7 @@ def trainer_of(tiny, folder, elsewhere, source=None, curriculum=(), **options):
         ]
     )
     team.find_stop_ids(args)
-    engines = {"vllm": CopiedWeights(team.policies, 4, 64)} if elsewhere else None
+    engines = {"vllm": TextEngine(team.policies, CopiedWeights(team.policies, 64), 4)} if elsewhere else None
     return MultiAgentPPOTrainer(
         args,
         team,

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 
 from maporl import Agent, MultiAgentPPOConfig, Team
 from maporl.config.schema import ColocateSection, VLLMSection
+from maporl.engines.text import TextEngine
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.engine import VLLMEngine
@@ -88,8 +89,9 @@ def fake_vllm(monkeypatch):
 
 def inform(engine):
     """Send all weights, as a trainer does before the first dialogue."""
-    for name in engine.policies:
-        engine.sync(name)
+    tokens = getattr(engine, "tokens", engine)
+    for name in tokens.policies:
+        tokens.sync(name, 0)
 
 
 class FakeVLLM(BaseHTTPRequestHandler):
@@ -158,7 +160,7 @@ def fake(tiny):
     def engine(folder, **section):
         url = f"http://127.0.0.1:{server.server_port}"
         sections = dict.fromkeys(team.policies, VLLMSection(**{"urls": [url], "retries": 0, **section}))
-        return VLLMEngine(team.policies, sections, 4, 0.7, folder)
+        return TextEngine(team.policies, VLLMEngine(team.policies, sections, 0.7, folder), 4)
 
     yield server, engine, team
     server.shutdown()

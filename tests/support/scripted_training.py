@@ -12,7 +12,7 @@ from typing import Any
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
-from maporl.engines.transformers import reply_of, token_request
+from maporl.engines.text import reply_of, token_request
 from maporl.environments.games.plan_path import STEPS, distances, step_to
 from maporl.loops.shards import dialogues_of
 from maporl.playground.tiny_versions import tiny_version

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from maporl import Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, RewardSection
 from maporl.config.schema import TinySection, VerifierSection, VLLMSection
+from maporl.engines.text import TextEngine
 from maporl.engines.vllm.checks import PROBE
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import VLLMFailure
@@ -64,15 +65,15 @@ def rollouts(folder):
         response_length=2, report_to=[], save_strategy="no", disable_tqdm=True, use_cpu=True, eval_questions=1, stop_token="none",
     )  # fmt: skip
     sections = dict.fromkeys(team.policies, VLLMSection(urls=[url], retries=0))
-    engine = VLLMEngine(team.policies, sections, 2, 1.0, folder / "adapters")
+    engine = VLLMEngine(team.policies, sections, 1.0, folder / "adapters")
     found = {}
     try:
-        engine.complete([TokenRequest("ann", [5, 6], Draw(2))])
+        engine.sample([TokenRequest("ann", [5, 6], Draw(2))])
     except VLLMFailure as error:
         found["early"] = str(error)
     trainer = MultiAgentPPOTrainer(
         args, team, Arithmetic(largest=9), Debate(turns=1), Arithmetic(largest=9, split="eval"), RewardSection(sources={"odd": 1.0}),
-        sources={"odd": lambda dialogues, task: [[1.0 for _ in d.utterances] for d in dialogues]}, engines={"vllm": engine},
+        sources={"odd": lambda dialogues, task: [[1.0 for _ in d.utterances] for d in dialogues]}, engines={"vllm": TextEngine(team.policies, engine, 2)},
     )  # fmt: skip
     trainer.train()
     found["loads"] = [
@@ -80,7 +81,7 @@ def rollouts(folder):
     ]
     server.says["refusal"] = "no room for another adapter"
     try:
-        engine.sync("bob")
+        engine.sync("bob", 1)
     except VLLMFailure as error:
         found["refused"] = str(error)
     return found

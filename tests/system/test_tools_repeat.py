@@ -26,7 +26,7 @@ import random
 import time
 
 from maporl import Environment, Tool
-from maporl.engines import transformers as engine
+from maporl.engines import text as engine
 from maporl.environments.calls import JsonFormat, Written
 from maporl.types import Stop
 
@@ -235,11 +235,11 @@ def test_accelerate_starts_two_processes_that_learn_to_call_as_one(tmp_path):
 
 
 def test_one_thread_and_thirty_two_give_the_same_records(tmp_path, module, monkeypatch):
-    from maporl.engines import transformers
+    from maporl.engines import text
     from maporl.environments.calls import JsonFormat
 
     monkeypatch.setattr(JsonFormat, "read", JsonFormat.read)  # both are put back at the end
-    monkeypatch.setattr(transformers, "reply_of", transformers.reply_of)
+    monkeypatch.setattr(text, "reply_of", text.reply_of)
     seen = []
     for most in (1, 32):
         folder = tmp_path / str(most)

@@ -41,7 +41,7 @@ def test_depth_1_plays_with_the_weights_of_one_update_before(tiny, tmp_path):
     exact, ahead = (trainer_of(tiny, tmp_path / str(d), True, async_depth=d, engine_tis_cap=2.0) for d in (0, 1))
     exact.train()
     ahead.train()
-    assert len(exact.engines["vllm"].digests) == 5 and len(ahead.engines["vllm"].digests) == 4, (
+    assert len(exact.engines["vllm"].tokens.digests) == 5 and len(ahead.engines["vllm"].tokens.digests) == 4, (
         "the second plays with the first's"
     )
     one, other = exact.run.read_metrics(), ahead.run.read_metrics()

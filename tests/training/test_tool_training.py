@@ -13,7 +13,7 @@ from tool_runs import (
 from typer.testing import CliRunner
 
 from maporl.cli.main import app
-from maporl.engines import transformers as engine
+from maporl.engines import text as engine
 from maporl.errors import ConfigError
 from maporl.report.metric_panels import METRICS
 from maporl.runs.build import build_trainer

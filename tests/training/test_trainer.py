@@ -90,7 +90,7 @@ def test_transcripts_only_grow_and_hold_exactly_what_was_sampled(pair, tmp_path)
 
 
 def test_every_agent_answers_one_batch_per_step(pair, tmp_path, monkeypatch):
-    import maporl.engines.token_sampler as engine
+    import trl_ext.sampling.own_weights as engine
 
     calls = []
     real = engine.sample

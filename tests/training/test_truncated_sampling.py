@@ -118,7 +118,7 @@ def test_vllm_is_asked_for_the_same(fake, tmp_path):  # a fixture
 
 def test_vllm_in_this_process_is_asked_for_the_same(fake_vllm, tiny):  # a fixture
     server = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
-    server.answer([TokenRequest("base", [1], Draw(5, 0.7, 0.9, 20))])
+    server.sample([TokenRequest("base", [1], Draw(5, 0.7, 0.9, 20))])
     [(_, asked)] = server._llm.told
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.7, 0.9, 20)
 

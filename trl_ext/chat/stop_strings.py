@@ -7,7 +7,7 @@ string is kept whole, even if its text goes on after the string.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from trl_ext.chat.encoding import Tokenizer
 
@@ -21,8 +21,8 @@ class StopStrings:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, strings: Sequence[str] | None) -> "StopStrings | None":
-        """Return the stop strings of an option, or None if it is empty."""
-        return cls(tokenizer, tuple(strings)) if strings else None
+        """Return the stop strings of an option, or None if it is empty. They are made once."""
+        return _made(tokenizer, tuple(strings)) if strings else None
 
     def end(self, ids: Sequence[int]) -> bool:
         """Return whether the last token of ``ids`` is the first to complete a string.
@@ -61,6 +61,11 @@ class StopStrings:
             if len(last) == self._most:
                 break
         return last[::-1]
+
+
+@lru_cache(maxsize=64)
+def _made(tokenizer: Tokenizer, strings: tuple[str, ...]) -> StopStrings:
+    return StopStrings(tokenizer, strings)
 
 
 def ended(ids: Sequence[int], stop_ids: frozenset[int], stop_strings: StopStrings | None) -> bool:

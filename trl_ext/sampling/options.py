@@ -57,11 +57,20 @@ class Sampled:
     The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
     make narrower than the model's own.
 
-    ``logprobs`` is None for a greedy completion, and where the model's state is recurrent.
+    ``logprobs`` is None for a greedy completion, and where the model's state is recurrent. ``version`` is how many
+    updates the weights had had. None: those of the engine's last ``sync``.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
+    version: int | None = None
+
+    def up_to(self, stops: StopStrings | None) -> "Sampled":
+        """Return the completion without the tokens after the one that completes a stop string."""
+        length = None if stops is None or stops.end(self.ids) else stops.length(self.ids)
+        if length is None:
+            return self
+        return Sampled(self.ids[:length], None if self.logprobs is None else self.logprobs[:length], self.version)
 
 
 def stop_ids_of(

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext.chat.encoding import Tokenizer, check_length
-from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.learning.checks import check_apart, check_module, check_policy_model
 from trl_ext.learning.config import PPOv2Config, check_args
 from trl_ext.learning.home import Home
@@ -27,7 +27,10 @@ from trl_ext.ppo.batch import Completion, GlobalBatch
 from trl_ext.ppo.options import Decoding
 from trl_ext.process import distributed
 from trl_ext.process.waits import check
-from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.sampling.engine import TokenEngine
+from trl_ext.sampling.options import stop_ids_of
+from trl_ext.sampling.own_weights import OwnWeights
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.trainer.completion_checks import check_completions
 from trl_ext.trainer.evaluation import PPOv2Evaluation
 from trl_ext.trainer.loop import PPOLoop
@@ -43,7 +46,7 @@ from trl_ext.trainer.prompts import (
 )
 from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.reward_sources import RewardSources
-from trl_ext.trainer.sampler import OwnWeights, Sampler
+from trl_ext.trainer.sampler import Sampler
 from trl_ext.trainer.scoring import RESERVED, RewardFunction, check_parameters, reward_name
 from trl_ext.trainer.trl_model import PolicyAndValue
 from trl_ext.trainer.update_batch import UpdateBatch
@@ -157,10 +160,14 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         self.model = PolicyAndValue(learner)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
-        self._sampler = sampler or OwnWeights()
+        rows, tokens = args.local_rollout_forward_batch_size, args.max_tokens_per_generate
+        self._sampler: TokenEngine = sampler or OwnWeights(
+            {learner.name: learner.policy}, rows, tokens, keep_states=False
+        )
         self._sampled_version: int | None = None
         """How many updates the weights that the sampler has have had."""
-        self._sampler.attach(learner, args)
+        if sampler is not None:
+            sampler.attach(learner, args)
         for dataset, name in ((train_dataset, "train_dataset"), (eval_dataset, "eval_dataset")):
             self._check_rows(dataset, name, collated=data_collator is not None)
 
@@ -249,24 +256,21 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
         learner = self.learners["policy"]
         prompts = [read_prompt(row, learner.tokenizer) for row in rows_of(self._collate(batch))]
         self._check_prompts(prompts)
-        sampling = Sampling(
-            self.args.response_length,
-            decoding.temperature,
-            self._stop_ids,
-            self.args.local_rollout_forward_batch_size,
-            decoding.top_p,
-            self.args.max_tokens_per_generate,
-            decoding.top_k,
-            self._stop_strings,
-        )
+        strings = tuple(self.args.stop_strings or ())
+        most, temperature = self.args.response_length, decoding.temperature
+        draw = Draw(most, temperature, decoding.top_p, decoding.top_k, strings, self._stop_ids)
         first = self.episodes + distributed.rank() * self.args.local_batch_size
-        keys = [(self.args.seed, first + number) for number in range(len(prompts))]
-        sampled = self._sampler.sample([p.ids for p in prompts], sampling, keys)
+        requests = [
+            TokenRequest(learner.name, prompt.ids, draw, (self.args.seed, first + number), label=f"completion {number}")
+            for number, prompt in enumerate(prompts)
+        ]
+        sampled = [completion.up_to(self._stop_strings) for completion in self._sampler.sample(requests)]
+        self._sampler.release()
         return [
             Completion(
                 prompt_ids=prompt.ids,
                 response_ids=response.ids,
-                ended=sampling.ends(response.ids),
+                ended=ended(response.ids, self._stop_ids, self._stop_strings),
                 sampled_logprobs=response.logprobs,
                 label=f"update {self.state.global_step + 1}, completion {number}",
                 prompt=prompt,
@@ -309,7 +313,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
 
     def _sync_sampler(self, version: int) -> None:
         with self.whole_weights():
-            self._sampler.sync()
+            self._sampler.sync("policy", version)
         self._sampled_version = version
 
     def restore_state(self, state: dict) -> None:

@@ -42,7 +42,7 @@ def check_server(server: Server, base: str, model: str, policy: Policy, temperat
             f"{server.url}: its tokenizer reads {PROBE!r} as {theirs[:8]}..., that of policy {name!r} as {ids[:8]}...; "
             "serve the model that the policy was built from"
         )
-    [completion] = server.answer([TokenRequest(model, ids, Draw(1, temperature), label=f"policy {name!r}")])
+    [completion] = server.sample([TokenRequest(model, ids, Draw(1, temperature), label=f"policy {name!r}")])
     with torch.no_grad(), policy.active() as local:
         logits = local(input_ids=torch.tensor([ids], device=local.device)).logits[0, -1:].float()
     token = torch.tensor(completion.ids, device=logits.device)

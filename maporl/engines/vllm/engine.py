@@ -21,9 +21,8 @@ import torch
 from peft import PeftModel
 
 from maporl.config.schema import VLLMSection
-from maporl.engines.base import Engine, Pending, Reply, Request, wait_for
 from maporl.engines.build import EngineSetup
-from maporl.engines.transformers import reply_of, token_request
+from maporl.engines.text import TextEngine
 from maporl.engines.vllm.checks import check_served, check_server, check_sharing
 from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.server import RemoteServer, Server, VLLMFailure
@@ -32,8 +31,8 @@ from maporl.errors import ConfigError, install_command
 from maporl.team.agents import Policy
 from trl_ext.files.paths import below
 from trl_ext.models.forward import base_of
-from trl_ext.ppo.options import Decoding
 from trl_ext.process import distributed
+from trl_ext.sampling.engine import Ready, TokenEngine
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
@@ -41,13 +40,12 @@ FIRST_GROUP_PORT = 51216
 """The port at which the first server's GPU group meets this process. The next server has the next."""
 
 
-class VLLMEngine(Engine):
+class VLLMEngine(TokenEngine):
     """Samples from the policies' weights on vLLM servers.
 
     Args:
         policies: the policies by name. Policies of one base use the same servers.
         sections: the vLLM options of each policy, by its name.
-        max_new_tokens: the most tokens of a completion.
         temperature: the sampling temperature of training. Servers must compute log-probabilities at this temperature.
         folder: where adapters are written for servers to read, unless a section names another folder.
         probe_every: how often a vLLM in this process is asked for a probability, which is compared with that of the
@@ -67,15 +65,13 @@ class VLLMEngine(Engine):
         self,
         policies: Mapping[str, Policy],
         sections: Mapping[str, VLLMSection],
-        max_new_tokens: int,
         temperature: float,
         folder: str | Path,
         probe_every: int = 1,
     ):
         check_served([policy for name, policy in policies.items() if name in sections])
         self.policies, self.sections, self.probe_every = dict(policies), dict(sections), probe_every
-        self.max_new_tokens, self.temperature = max_new_tokens, temperature
-        self.folder = Path(folder).resolve()
+        self.temperature, self.folder = temperature, Path(folder).resolve()
         urls = dict.fromkeys(url for section in self.sections.values() for url in section.urls)
         self._servers: dict[str, Server] = {url: RemoteServer(url, self._section_of(url)) for url in urls}
         self._places = {name: list(section.urls) for name, section in self.sections.items()}
@@ -91,32 +87,6 @@ class VLLMEngine(Engine):
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, WeightSender] = {}
 
-    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
-        """Return one reply for each request, in order. A policy's requests take its servers in turn.
-
-        Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
-            PromptTooLong: a prompt and its completion do not fit the model's context.
-        """
-        pending = self.submit(requests, decoding)
-        wait_for([[one.future for one in pending]], self.advance)
-        return [one.reply() for one in pending]
-
-    def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
-        """Begin to answer. A policy's requests take its servers in turn.
-
-        Raises:
-            VLLMFailure: a server is not what the configuration needs, or has not got the weights.
-            PromptTooLong: a prompt and its completion do not fit the model's context.
-        """
-        asked = [token_request(r, self.policies[r.policy].voice, decoding, self.max_new_tokens) for r in requests]
-
-        def pending(request: Request, tokens: TokenRequest, future: Future[Sampled]) -> Pending:
-            voice = self.policies[tokens.policy].voice
-            return Pending(future, lambda sampled: reply_of(request, voice, tokens, self.read(tokens, sampled)))
-
-        return list(map(pending, requests, asked, self.begin(asked)))
-
     def advance(self) -> bool:
         """Let every vLLM in this process sample one more token of its completions. Return whether some are running."""
         running = [server.advance() for server, _ in self._here]  # all of them, and not up to the first
@@ -127,25 +97,8 @@ class VLLMEngine(Engine):
         for server in self._servers.values():
             server.release()
 
-    def complete(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
-        """Sample one completion for each request, in order. A policy's requests take its servers in turn.
-
-        Raises:
-            VLLMFailure: a server gave no answer, or is not what the configuration needs, or has not got the weights.
-        """
-        futures = self.begin(requests)
-        wait_for([futures], self.advance)
-        return [self.read(request, future.result()) for request, future in zip(requests, futures, strict=True)]
-
-    def read(self, request: TokenRequest, sampled: Sampled) -> Sampled:
-        """Return what was sampled without the tokens after the one that completes a stop string. vLLM may return
-        some."""
-        stops, logprobs = self.policies[request.policy].voice.stops(request.draw), sampled.logprobs
-        length = None if stops is None else stops.length(sampled.ids)
-        return Sampled(sampled.ids[:length], None if logprobs is None else logprobs[:length])
-
-    def begin(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
-        """Begin to sample one completion for each request, which :meth:`read` reads.
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled] | Ready[Sampled]]:
+        """Begin to sample one completion for each request. A policy's requests take its servers in turn.
 
         Raises:
             VLLMFailure: a server is not what the configuration needs, or has not got the weights.
@@ -155,7 +108,7 @@ class VLLMEngine(Engine):
         for number, request in enumerate(requests):
             urls = self._places[request.policy]
             by_server.setdefault(urls[number % len(urls)], []).append(number)
-        futures: dict[int, Future[Sampled]] = {}
+        futures: dict[int, Future[Sampled] | Ready[Sampled]] = {}
         for url, numbers in by_server.items():
             asked = [self._of_server(requests[i], self._servers[url]) for i in numbers]
             futures |= dict(zip(numbers, self._servers[url].submit(asked), strict=True))
@@ -166,7 +119,7 @@ class VLLMEngine(Engine):
         key = request.key if self.sections[request.policy].seeds else None
         return replace(request, policy=self._model(request.policy, server), key=key)
 
-    def sync(self, policy: str) -> None:
+    def sync(self, policy: str, version: int) -> None:
         """Send the weights of ``policy`` to its servers. All processes call this together, and one of them sends.
 
         The first call for a policy also checks the servers.
@@ -205,7 +158,7 @@ class VLLMEngine(Engine):
                     f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in "
                     f"all {distributed.size()} processes before the first dialogue, as trainers and players do"
                 )
-            self.sync(policy)
+            self.sync(policy, 0)
 
     def metrics(self) -> dict[str, float]:
         """Return ``vllm/pushed``, the number of times that weights were sent."""
@@ -284,7 +237,7 @@ class VLLMEngine(Engine):
         self._senders[url].send(dict(policy.model.named_parameters()))
 
 
-def build(setup: EngineSetup) -> VLLMEngine:
+def build(setup: EngineSetup) -> TextEngine:
     """Build the engine that :data:`maporl.engines.ENGINES` names.
 
     If several agents share a policy, it uses the servers of the first of them.
@@ -293,7 +246,5 @@ def build(setup: EngineSetup) -> VLLMEngine:
         name: setup.options[next(agent for agent in policy.agents if agent in setup.options)]
         for name, policy in setup.policies.items()
     }
-    sampling = setup.sampling
-    return VLLMEngine(
-        setup.policies, sections, sampling.response_length, sampling.temperature, setup.folder / "adapters"
-    )
+    tokens = VLLMEngine(setup.policies, sections, setup.sampling.temperature, setup.folder / "adapters")
+    return TextEngine(setup.policies, tokens, setup.sampling.response_length)

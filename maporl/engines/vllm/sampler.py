@@ -1,6 +1,7 @@
 """vLLM for the trainer of one policy: :class:`trl_ext.PPOv2Trainer` samples with the engine that teams have."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from maporl.team.agents import Policy, Voice
 from trl_ext.chat.encoding import context_of
 from trl_ext.learning.learner import Learner
 from trl_ext.models.forward import base_of
-from trl_ext.sampling.options import Sampled, Sampling
-from trl_ext.sampling.request import Draw, TokenRequest
+from trl_ext.sampling.engine import Ready
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
 from trl_ext.trainer.sampler import Sampler
 
 
@@ -36,35 +38,31 @@ class VLLMSampler(Sampler):
 
     def attach(self, learner: Learner, args: Any) -> None:
         """Build the engine for the policy. Its weights are sent when the first completion is asked for."""
-        self.voice = Voice(learner.name, learner.tokenizer, context_of(base_of(learner.model).config))
-        policy = Policy(self.voice, learner.model, learner.adapter, True)
+        voice = Voice(learner.name, learner.tokenizer, context_of(base_of(learner.model).config))
+        policy = Policy(voice, learner.model, learner.adapter, True)
         folder = Path(args.output_dir) / "adapters"
-        self.engine = VLLMEngine(
-            {learner.name: policy}, {learner.name: self.section}, args.response_length, args.temperature, folder
-        )
+        self.engine = VLLMEngine({learner.name: policy}, {learner.name: self.section}, args.temperature, folder)
 
-    def sample(self, prompts: list[list[int]], sampling: Sampling, keys: Sequence[tuple]) -> list[Sampled]:
-        """Return one completion of each prompt, in order.
+    def submit(self, requests: Sequence[TokenRequest]) -> Sequence[Future[Sampled] | Ready[Sampled]]:
+        """Begin to sample one completion for each request.
 
         Raises:
-            VLLMFailure: a server gave no answer, or is not what the options need.
+            VLLMFailure: a server is not what the options need.
         """
-        strings = () if sampling.stop_strings is None else sampling.stop_strings.strings
-        draw = Draw(
-            sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k, strings, sampling.stop_ids
-        )
-        requests = [
-            TokenRequest(self.voice.name, ids, draw, key, label=f"completion {number}")
-            for number, (ids, key) in enumerate(zip(prompts, keys, strict=True))
-        ]
-        sampled = self.engine.complete(requests)
-        self.engine.release()
-        return sampled
+        return self.engine.submit(requests)
 
-    def sync(self) -> None:
+    def advance(self) -> bool:
+        """Let a vLLM in this process sample one more token. Return whether there is more to do."""
+        return self.engine.advance()
+
+    def release(self) -> None:
+        """Give up the requests that are left, and let a vLLM in this process give its memory back."""
+        self.engine.release()
+
+    def sync(self, policy: str, version: int) -> None:
         """Send the policy's new weights. All processes call this together.
 
         Raises:
             VLLMFailure: a server did not take the weights.
         """
-        self.engine.sync(self.voice.name)
+        self.engine.sync(policy, version)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maporl.config.schema import VLLMSection
-from maporl.engines.base import wait_for
 from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
 from trl_ext.process.random_states import number_of
 from trl_ext.process.waits import Threads
+from trl_ext.sampling.engine import TokenEngine
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
@@ -26,7 +26,7 @@ class VLLMFailure(UserError, RuntimeError):
     """A vLLM server gave no answer, or is not what the configuration needs. The message names the server."""
 
 
-class Server:
+class Server(TokenEngine):
     """Where vLLM runs: at a URL, or in this process. To a server, the policy of a request is the name of a model or
     adapter that it has."""
 
@@ -36,29 +36,6 @@ class Server:
     def base(self) -> str:
         """Return the server's name of the base model."""
         raise NotImplementedError
-
-    def submit(self, requests: Sequence[TokenRequest]) -> list[Future[Sampled]]:
-        """Begin to sample one completion for each request. Its ids include the stop id."""
-        raise NotImplementedError
-
-    def advance(self) -> bool:
-        """Work for a moment on what was submitted, if vLLM runs in this thread. Return whether there is more to do."""
-        return False
-
-    def answer(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
-        """Sample one completion for each request, in order, and wait for them.
-
-        Raises:
-            VLLMFailure: the server gave no answer, or a broken one.
-        """
-        sampled = self.submit(requests)
-        try:
-            wait_for([sampled], self.advance)
-        except BaseException:
-            for one in sampled:
-                one.cancel()
-            raise
-        return [one.result() for one in sampled]
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of ``text``, without special tokens."""
@@ -74,9 +51,6 @@ class Server:
     def unload(self, name: str, what: str) -> None:
         """Remove the adapter ``name``. ``what`` describes the request in errors."""
         raise NotImplementedError
-
-    def release(self) -> None:
-        """Give up what is left of this thread's requests, and free memory until the next one."""
 
 
 class RemoteServer(Server):

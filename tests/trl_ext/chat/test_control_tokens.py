@@ -10,8 +10,8 @@ from tokenizers import normalizers
 from transformers import BertConfig, BertModel
 
 from maporl.engines.base import Engine
+from maporl.engines.text import reply_of, token_request
 from maporl.engines.transcript import Transcript, conversations
-from maporl.engines.transformers import reply_of, token_request
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rewards.verifier.encoding import answer_start, chat_of

@@ -14,8 +14,8 @@ from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPO
 from maporl.config.schema import ApiSection, TinySection
 from maporl.engines.base import Request
 from maporl.engines.openai import OpenAIEngine
+from maporl.engines.text import reply_of
 from maporl.engines.transcript import Transcript
-from maporl.engines.transformers import reply_of
 from maporl.rewards.scoring import grade_answers
 from maporl.team.agents import Voice
 from maporl.tiny import build_tiny_tokenizer
@@ -140,7 +140,7 @@ def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path
     ids = voice.tokenizer.encode("a fox 46", add_special_tokens=False)
     said = Future()
     said.set_result(Sampled(ids, [-0.5] * len(ids)))
-    engine._servers[next(iter(engine._servers))].submit = lambda asked: [said]
+    engine.tokens._servers[next(iter(engine.tokens._servers))].submit = lambda asked: [said]
     [reply] = engine.generate([REQUEST], Decoding(0.7))
     assert (reply.text, reply.stop, reply.logprobs) == ("a fox", Stop.STOP, [-0.5] * 5)
     assert reply.response_ids == ids[:5]
@@ -155,7 +155,7 @@ def test_requests_to_vllm_have_the_strings(fake, fake_vllm, tmp_path, tiny):  # 
     assert asked[-1]["include_stop_str_in_output"] is True
     colocated = fake_vllm(Team([Agent("ann", *tiny(), engine="vllm")]))
     for strings in ((), ("46",)):
-        colocated.answer([TokenRequest("base", [1], Draw(5, 0.7, stop=strings))])
+        colocated.sample([TokenRequest("base", [1], Draw(5, 0.7, stop=strings))])
     assert [(p.stop, p.detokenize) for _, p in colocated._llm.told] == [([], False), (["46"], True)]
 
 
@@ -169,7 +169,7 @@ def test_an_api_is_asked_to_stop(monkeypatch):
 def test_a_reply_that_ends_with_a_string_is_whole(tiny):
     _, tokenizer = tiny()
     ids = tokenizer.encode("1+a", add_special_tokens=False)
-    for strings, stop in ((("+a",), Stop.STOP), (("1",), Stop.LENGTH), ((), Stop.LENGTH)):
+    for strings, stop in ((("+a",), Stop.STOP), (("a1",), Stop.LENGTH), ((), Stop.LENGTH)):
         voice = Voice("ann", tokenizer, stop_ids=frozenset([2]))
         request = Request(Ask("ann", []), Example("1", "4", "4"), 0, 0, Transcript(ids=[5]), "one", "ann")
         assert reply_of(request, voice, TokenRequest("ann", [5], Draw(5, stop=strings)), Sampled(ids)).stop is stop

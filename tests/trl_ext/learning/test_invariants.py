@@ -15,9 +15,10 @@ from trl_ext import Learner, Policy, PPOv2Config, PPOv2Trainer
 from trl_ext.learning.invariants import ForwardsDiffer
 from trl_ext.models.randomness import evaluating, first_difference, quiet
 from trl_ext.models.recomputation import recomputes
+from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled, Sampling
 from trl_ext.sampling.sample import generate
-from trl_ext.trainer.sampler import OwnWeights
+from trl_ext.trainer.sampler import Sampler
 
 
 def reward(prompts, completions, completion_ids, **columns):
@@ -104,7 +105,7 @@ def test_randomness_that_stays_on_ends_the_run_before_the_first_step_with_the_la
     model, tokenizer = build("llama")
     model.model.layers[1].mlp = Noisy(model.model.layers[1].mlp)
     before = copy.deepcopy(model.state_dict())
-    trainer = trainer_of(model, tokenizer, tmp_path, OwnWeights(), learning_rate=1e-2, per_device_train_batch_size=rows,
+    trainer = trainer_of(model, tokenizer, tmp_path, learning_rate=1e-2, per_device_train_batch_size=rows,
                          gradient_accumulation_steps=8 // rows)  # fmt: skip
     sample = trainer._sampler.sample
     trainer._sampler.sample = lambda *given: [
@@ -149,19 +150,19 @@ def test_numbers_that_depend_on_the_rows_beside_are_an_error_that_says_so(tmp_pa
         trainer.train()
 
 
-class Elsewhere(OwnWeights):
+class Elsewhere(Sampler):
     """Samples from a model that is not the one that is trained, and says so honestly."""
 
     def attach(self, learner, args):
-        super().attach(learner, args)
         self.other = copy.deepcopy(learner.model)
         with torch.no_grad():
             self.other.get_output_embeddings().weight.mul_(3)
 
-    def sample(self, prompts, sampling, keys):
+    def submit(self, requests):
         from trl_ext.sampling.sample import sample
 
-        return sample(self.other, prompts, sampling, keys)
+        prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
+        return list(map(Ready, sample(self.other, prompts, Sampling.of(requests[0].draw, None, 64), keys)))
 
 
 def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):

@@ -7,9 +7,9 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
-from maporl.engines.token_sampler import TokenSampler
 from trl_ext.models.mixed_adapters import mixed, mixes
 from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.sample import sample
 
 PROMPTS = [[3, 4, 5], [3, 4, 6, 7], [3, 4, 5], [8, 9], [3, 4, 6, 7], [5, 5, 5, 5, 5]]
@@ -130,15 +130,9 @@ def test_experts_cannot_tell_whose_tokens_they_read(tiny):
 def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_batch(tiny, dtype, how):
     class Policy:
         def __init__(self, name):
-            self.name, self.adapter, self.model, self.stop_ids, self.stop_strings = (
-                name,
-                name,
-                shared,
-                frozenset(),
-                None,
-            )
+            self.name, self.adapter, self.model = name, name, shared
 
     shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
-    engine = TokenSampler({}, 8)
+    engine = OwnWeights({name: Policy(name) for name in ("ann", "bob")}, 8)
     groups = {engine._group(Policy(name)) for name in ("ann", "bob")}
     assert engine._how(Policy("ann")) == how and len(groups) == (1 if how == "mixed" else 2)

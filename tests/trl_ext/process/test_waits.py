@@ -30,7 +30,6 @@ from maporl.backends.verifier_pool import VerifierPool
 from maporl.config.cluster import FailuresSection
 from maporl.config.parse import to_yaml
 from maporl.config.schema import ApiSection, EnvironmentSection, VerifierSection, VLLMSection
-from maporl.engines.base import wait_for
 from maporl.engines.openai import client_of
 from maporl.engines.vllm.server import RemoteServer
 from maporl.environments.isolated import Host, IsolatedEnvironment
@@ -59,6 +58,8 @@ from trl_ext.process.waits import (
     taken,
     until,
 )
+from trl_ext.sampling.engine import wait_for
+from trl_ext.sampling.request import Draw, TokenRequest
 from trl_ext.trainer.scoring import call_reward_functions
 
 # -- the list ----------------------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ WAITING = {
     "FileLock", "ProcessPoolExecutor", "Retrying", "ThreadPoolExecutor",
 }  # fmt: skip
 """Names of functions, methods and classes that wait."""
-THROUGH = {"trl_ext.process.waits", "maporl.engines.base", "maporl.event_loop"}
+THROUGH = {"trl_ext.process.waits", "trl_ext.sampling.engine", "maporl.event_loop"}
 """Where waiting is done for others, so that what is imported from there hears of signals."""
 ELSEWHERE = {
     "is done already": {
@@ -77,11 +78,10 @@ ELSEWHERE = {
         "maporl/backends/group.py": {"LearnerGroup._wait"},
         "maporl/backends/ray_cluster.py": {"RayMember.call.settle"},
         "maporl/backends/turns.py": {"Turns.run.settle"},
-        "maporl/engines/base.py": {"Pending.reply", "wait_for"},
-        "maporl/engines/vllm/engine.py": {"VLLMEngine.complete"},
-        "maporl/engines/vllm/server.py": {"Server.answer"},
+        "maporl/engines/base.py": {"Pending.reply"},
         "trl_ext/process/servant.py": {"Servant.connected"},
         "trl_ext/process/waits.py": {"result"},
+        "trl_ext/sampling/engine.py": {"TokenEngine.sample", "wait_for"},
     },
     "waits for moments, in `until` or between two checks": {
         "maporl/event_loop.py": {
@@ -356,11 +356,7 @@ def ask_api(url):
 
 def sample_from_vllm(url):
     server = RemoteServer(url, VLLMSection(urls=(url,), timeout=600))
-    asked = SimpleNamespace(
-        label="l", model="m", prompt=[1], most=3, decoding=SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0), stop_ids=frozenset(),
-        stop_strings=(), seed=1,
-    )  # fmt: skip
-    server.answer([asked])
+    server.sample([TokenRequest("m", [1], Draw(3))])
 
 
 async def never():

@@ -20,6 +20,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Processor
 from maporl import MultiAgentPPOConfig
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.ppo.batch import Completion
+from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled
 from trl_ext.trainer.sampler import Sampler
 
@@ -131,9 +132,9 @@ class Recorder(Sampler):
     def __init__(self):
         self.keys = []
 
-    def sample(self, prompts, sampling, keys):
-        self.keys += keys
-        return [Sampled([next(iter(sampling.stop_ids))]) for _ in prompts]
+    def submit(self, requests):
+        self.keys += [request.key for request in requests]
+        return [Ready(Sampled([min(request.draw.stop_ids)])) for request in requests]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -1,14 +1,16 @@
-"""Sample tokens from the models in this process: the side of the default engine that holds weights, and sees no
-text."""
+"""The engine of tokens that samples from the models of this process."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
 
 from peft import PeftModel
 
-from maporl.team.agents import Policy
+from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.lora_merge import merged, merges
 from trl_ext.models.mixed_adapters import mixes
+from trl_ext.sampling.engine import Ready, TokenEngine
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampled, Sampling
 from trl_ext.sampling.request import TokenRequest
@@ -17,7 +19,28 @@ from trl_ext.sampling.sample import sample
 Adapters = Literal["auto", "mixed", "merged", "plain"]
 
 
-class TokenSampler:
+class Weights(Protocol):
+    """A policy: a model, or one adapter of a shared base."""
+
+    model: Any
+    adapter: str | None
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return its tokenizer."""
+        ...
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Return what opens the Hugging Face model with its adapter switched on."""
+        ...
+
+
+class OwnWeights(TokenEngine):
     """Samples from the models of ``policies``, in one batch for all adapters of one base.
 
     Args:
@@ -28,13 +51,14 @@ class TokenSampler:
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
             A step of decoding then reads the base's weights once for all of them. ``merged``: one after the other, each
             merged into the weights, which must be float32. ``plain``: one after the other. ``auto`` is ``merged`` for
-            float32 weights on a CPU, and ``mixed`` otherwise. What does not suit an adapter is ``plain``.
+            float32 weights on a CPU, and ``mixed`` for several policies otherwise. What does not suit an adapter is
+            ``plain``.
         keep_states_gib: the most GiB of kept KV cache (:class:`trl_ext.sampling.kv_cache.KVCache`).
     """
 
     def __init__(
         self,
-        policies: Mapping[str, Policy],
+        policies: Mapping[str, Weights],
         batch_size: int,
         batch_tokens: int | None = None,
         keep_states: bool = True,
@@ -45,8 +69,8 @@ class TokenSampler:
         budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
         self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
 
-    def sample(self, requests: Sequence[TokenRequest]) -> list[Sampled]:
-        """Return one completion for each request, in order."""
+    def submit(self, requests: Sequence[TokenRequest]) -> list[Ready[Sampled]]:
+        """Sample one completion for each request. They are there at once."""
         group_of = {name: self._group(self.policies[name]) for name in {request.policy for request in requests}}
         groups: dict[tuple, list[int]] = {}
         for number, request in enumerate(requests):
@@ -54,7 +78,11 @@ class TokenSampler:
         samples: dict[int, Sampled] = {}
         for numbers in groups.values():
             samples |= zip(numbers, self._together([requests[n] for n in numbers]), strict=True)
-        return [samples[number] for number in range(len(requests))]
+        return [Ready(samples[number]) for number in range(len(requests))]
+
+    def sync(self, policy: str, version: int) -> None:
+        """Drop the KV cache, which earlier weights computed. This samples from the trained weights already."""
+        self.release()
 
     def release(self) -> None:
         """Drop the KV cache of all conversations. A conversation that continues is read again."""
@@ -68,20 +96,20 @@ class TokenSampler:
         size, forgotten = self.kv_cache.take_counts()
         return {"kv_cache/gib": size / 2**30, "kv_cache/forgotten": float(forgotten)}
 
-    def _group(self, policy: Policy) -> tuple:
+    def _group(self, policy: Weights) -> tuple:
         """Return the policy's group. Policies of one group answer in one batch."""
-        if self._how(policy) == "mixed":
-            return (id(policy.model), policy.stop_ids, policy.stop_strings)
-        return (policy.name,)
+        return (id(policy.model),) if self._how(policy) == "mixed" else (policy.name,)
 
-    def _how(self, policy: Policy) -> str:
+    def _how(self, policy: Weights) -> str:
         fitting = {"merged": merges, "mixed": mixes}
         on_cpu = next(policy.model.parameters()).device.type == "cpu"
-        wanted = [self.adapters] if self.adapters != "auto" else ["merged", "mixed"] if on_cpu else ["mixed"]
+        wanted = ["merged"] * on_cpu + ["mixed"] * (len(self.policies) > 1)
+        if self.adapters != "auto":
+            wanted = [self.adapters]
         return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
 
     def _sampling(self, request: TokenRequest) -> Sampling:
-        stops = self.policies[request.policy].voice.stops(request.draw)
+        stops = StopStrings.of(self.policies[request.policy].tokenizer, request.draw.stop)
         return Sampling.of(request.draw, stops, self.batch_size, self.batch_tokens)
 
     def _together(self, requests: list[TokenRequest]) -> list[Sampled]:
@@ -91,7 +119,7 @@ class TokenSampler:
         keys = [request.key for request in requests if request.key is not None]
         mixed = len({policy.name for policy in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
-        with merged(first.model, str(first.adapter)) if merge else first.active() as model:  # type: ignore[arg-type]
+        with merged(first.model, str(first.adapter)) if merge else first.active() as model:
             return sample(
                 first.model if mixed else model,
                 [request.prompt_ids for request in requests],

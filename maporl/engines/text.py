@@ -1,0 +1,95 @@
+"""The engine that answers with what an engine of tokens samples: text becomes tokens here, and tokens become text."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from maporl.engines.base import Engine, Pending, Reply, Request
+from maporl.team.agents import Policy, Voice
+from maporl.types import Stop
+from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.thoughts import end_of_begun_thought
+from trl_ext.ppo.options import Decoding
+from trl_ext.sampling.engine import TokenEngine, wait_for
+from trl_ext.sampling.options import Sampled
+from trl_ext.sampling.request import TokenRequest
+
+
+class TextEngine(Engine):
+    """Answers for agents with token-exact transcripts.
+
+    Args:
+        policies: the policies by name, of which only the text sides are used.
+        tokens: samples the completions.
+        max_new_tokens: the most tokens of a completion of the run.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], tokens: TokenEngine, max_new_tokens: int):
+        self.policies, self.tokens, self.max_new_tokens = policies, tokens, max_new_tokens
+        self.remote, self.between, self.continuous = tokens.remote, tokens.between, tokens.continuous
+
+    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
+        """Return one reply for each request, in order.
+
+        Raises:
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
+        pending = self.submit(requests, decoding)
+        wait_for([[one.future for one in pending]], self.advance)
+        return [one.reply() for one in pending]
+
+    def submit(self, requests: list[Request], decoding: Decoding) -> list[Pending]:
+        """Begin to answer, and return one pending answer for each request, in order.
+
+        Raises:
+            PromptTooLong: a prompt and its completion do not fit the model's context.
+        """
+        voices = [self.policies[request.policy].voice for request in requests]
+        asked = [token_request(r, v, decoding, self.max_new_tokens) for r, v in zip(requests, voices, strict=True)]
+        parts = zip(requests, voices, asked, self.tokens.submit(asked), strict=True)
+        return [Pending(future, partial(reply_of, request, voice, tokens)) for request, voice, tokens, future in parts]
+
+    def advance(self) -> bool:
+        """Work for a moment on what was submitted. Return whether there is more to do."""
+        return self.tokens.advance()
+
+    def sync(self, policy: str) -> None:
+        """Take over the weights of ``policy``, which are new or have changed."""
+        self.tokens.sync(policy, self.version)
+
+    def release(self) -> None:
+        """Drop what was kept of dialogues, and what is left of submitted requests."""
+        self.tokens.release()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the engine of tokens."""
+        return self.tokens.metrics()
+
+
+def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_tokens: int) -> TokenRequest:
+    """Add the new messages of a request to its transcript, and return the request in tokens.
+
+    ``voice`` is that of the policy which answers. ``decoding`` and ``max_new_tokens`` are those of the run.
+
+    Raises:
+        PromptTooLong: the prompt and its completion do not fit the model's context.
+    """
+    earlier = len(request.transcript.ids)
+    prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
+    draw = voice.draw(request.sampling, decoding, max_new_tokens)
+    voice.check_length(len(prompt), draw.max_tokens, request.label)
+    return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label)
+
+
+def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampled) -> Reply:
+    """Add a completion to the request's transcript, and return it as the engine's reply."""
+    stops = StopStrings.of(voice.tokenizer, asked.draw.stop)
+    completion = sampled.up_to(stops)
+    end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
+    # after a stop string the message is still open, and the transcript adds the template's closing
+    request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
+    text = voice.tokenizer.decode(completion.ids, skip_special_tokens=True).strip()
+    stop = Stop.EOS if completion.ids[-1] in voice.stop_ids else Stop.LENGTH
+    if stop is Stop.LENGTH and ended(completion.ids, voice.stop_ids, stops):
+        stop = Stop.STOP
+    no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
+    return Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
