@@ -34,7 +34,7 @@ from trl_ext.ppo.batch import TokenBatch
 from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import check_bases
-from trl_ext.sharding.replicated import Replicated, State
+from trl_ext.sharding.holder import Holder, State
 from trl_ext.sharding.shards import Shard, Shards, entries
 
 STRATEGIES: dict[str, dict[str, str]] = {
@@ -307,9 +307,9 @@ class LearnerProcess:
             scheduler.load_state_dict(parts[0].schedulers[name])
         self._updated = None
 
-    def _strategies(self) -> dict[str, Replicated]:
+    def _strategies(self) -> dict[str, Holder]:
         central = self.learning.central
-        strategies: dict[str, Replicated] = {name: learner.strategy for name, learner in self.learning.learners.items()}
+        strategies: dict[str, Holder] = {name: learner.strategy for name, learner in self.learning.learners.items()}
         return strategies if central is None else strategies | {"central critic": central.trained.strategy}
 
     def _schedulers(self) -> dict[str, Any]:

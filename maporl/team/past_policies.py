@@ -14,7 +14,7 @@ from maporl.team.team import Policy, Team
 from trl_ext.models.adapters import adapter_state, copy_adapter, set_state, shared_parameters
 from trl_ext.models.weights import check_fit, read_tensors
 from trl_ext.process import distributed
-from trl_ext.sharding.frozen import Frozen
+from trl_ext.sharding.holder import Holder
 
 
 class PastPolicies:
@@ -35,10 +35,10 @@ class PastPolicies:
         self.snapshots: list[dict[str, torch.Tensor]] = []
         self.past = self._frozen()
         team.policies[self.past.name] = self.past
-        self.holder = Frozen()
+        self.holder = Holder()
         self._shapes = {key: w.detach().to("meta") for key, w in _weights(self.past).items()}
 
-    def hold_by(self, holder: Frozen) -> None:
+    def hold_by(self, holder: Holder) -> None:
         """Let ``holder`` say how the processes hold the past policy, which is a model of its own."""
         self.holder = holder
 

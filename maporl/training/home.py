@@ -28,7 +28,7 @@ from trl_ext.learning.home import Home
 from trl_ext.learning.learners import Learning
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
-from trl_ext.sharding.frozen import Frozen
+from trl_ext.sharding.holder import Holder
 
 OWN_WEIGHTS = {"transformers", "vllm"}
 """The engines that sample from the weights that are trained."""
@@ -145,12 +145,12 @@ class Local(TeamHome):
         places = self.base_devices(args)
         trained = {id(base_of(learner.model)): learner.strategy for learner in self.learners.values()}
         strategy = next(iter(self.learners.values())).strategy
-        frozen: dict[int, Frozen] = {}
+        frozen: dict[int, Holder] = {}
         for name, policy in self._team.policies.items():
             base = id(base_of(policy.model))
             if base not in trained and base not in frozen:
                 device = places.get(base, accelerator.device)
-                frozen[base] = Frozen() if policy.is_quantized else strategy.freeze(policy.model, device)
+                frozen[base] = Holder() if policy.is_quantized else strategy.freeze(policy.model, device)
             learning.holders[name] = trained[base] if base in trained else frozen[base]
         if self._past is not None and self._past.past.adapter is None:
             self._past.hold_by(frozen[id(base_of(self._past.past.model))])

@@ -28,7 +28,7 @@ ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu", "ACCELERATE
 
 
 STRATEGIES = {
-    "Replicated": {},
+    "Holder": {},
     "Zero-2": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
     "Zero-3": ZERO | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
     "Sharded": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},

@@ -17,7 +17,7 @@ from maporl.runs.export import export
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.fsdp import FSDP_TORCH
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.shards import Shards
 
 NEW_TORCH = pytest.mark.skipif(torch.__version__ < FSDP_TORCH, reason=f"FSDP2 needs torch {FSDP_TORCH}")
@@ -66,7 +66,7 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["Replicated", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3", "Sharded"))]
+    "name", ["Holder", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3", "Sharded"))]
 )
 def test_minibatches_are_those_of_one_process(name, tmp_path):
     """docs/scaling.md: with four steps in a pass, two and four processes end with the weights of one. Each of
@@ -74,7 +74,7 @@ def test_minibatches_are_those_of_one_process(name, tmp_path):
     skip_unless_here(name)
     args = {"num_mini_batches": 4, "total_episodes": 16}
     one, one_records = trained(tmp_path / "one", 1, args=args)
-    for number in (2, 4) if name == "Replicated" else (2,):
+    for number in (2, 4) if name == "Holder" else (2,):
         more = args | {"use_cpu": not name.startswith("Zero")}
         weights, records = trained(tmp_path / str(number), number, STRATEGIES[name], args=more)
         for key in ("ann/objective/scores", "ann/policy/approxkl_avg", "bob/loss/value_avg", "ann/grad_norm"):
@@ -266,7 +266,7 @@ def test_fsdp_is_refused_where_torch_would_train_other_weights(monkeypatch):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.8.0+cpu"))
     with pytest.raises(distributed.WorldError, match=r"FSDP2 needs torch 2\.13 or newer, got 2\.8\.0"):
         strategy_of(None, wanted)
-    assert strategy_of(None, {}) is Replicated
+    assert strategy_of(None, {}) is Holder
 
 
 def test_deepspeed_that_accelerate_would_drop_is_refused(tmp_path):

@@ -51,9 +51,8 @@ from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
-from trl_ext.sharding.frozen import Frozen
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.master_weights import HALF_PRECISION
-from trl_ext.sharding.replicated import Replicated
 from trl_ext.sharding.spreading import place
 
 logger = logging.getLogger(__name__)
@@ -145,7 +144,7 @@ class Learner:
         """The device of this policy's token batches."""
         self.most_tokens = args.max_tokens_per_microbatch
         """The most tokens, padding included, that one training forward reads. None: only rows are limited."""
-        self.frozen = Frozen()
+        self.frozen = Holder()
         """How the processes hold ``reference``, if this is a separate model."""
         self.checked = False
         """Whether a second forward has shown that forwards of the same weights are equal
@@ -183,7 +182,7 @@ class Learner:
         return self._trained
 
     @property
-    def strategy(self) -> Replicated:
+    def strategy(self) -> Holder:
         """Return how the processes hold the weights that are trained."""
         return self.trained.strategy
 

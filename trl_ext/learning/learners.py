@@ -21,8 +21,7 @@ from trl_ext.ppo.losses import engine_gap
 from trl_ext.process import distributed
 from trl_ext.process.devices import free_bytes
 from trl_ext.process.waits import Threads, finished, result
-from trl_ext.sharding.frozen import Frozen
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.holder import Holder
 
 Result = TypeVar("Result")
 
@@ -42,7 +41,7 @@ class Learning:
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
         self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
-        self.holders: dict[str, Replicated | Frozen] = {name: learner.strategy for name, learner in learners.items()}
+        self.holders: dict[str, Holder] = {name: learner.strategy for name, learner in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
         self._limited = False
         self._gaps: dict[str, tuple[float, float]] = {}
@@ -179,7 +178,7 @@ class Learning:
         ``references`` asks for the references of learners too. All processes enter together.
         """
         wanted = list(self.holders if names is None else names)
-        held: list[Replicated | Frozen] = [self.holders[name] for name in wanted]
+        held: list[Holder] = [self.holders[name] for name in wanted]
         if references:
             held += [self.learners[name].frozen for name in wanted if name in self.learners]
         with ExitStack() as stack:

@@ -12,8 +12,8 @@ from transformers import get_scheduler
 from trl_ext.errors import UserError
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
-from trl_ext.sharding.replicated import Replicated
 from trl_ext.sharding.shards import Shards
 
 
@@ -51,7 +51,7 @@ class Trained:
         self.label, self.args = label, args
         kind = strategy_of(accelerator)
         present = {name: model for name, model in models.items() if model is not None}
-        self.strategy: Replicated = kind(present, head, flat(groups()), args, accelerator)
+        self.strategy: Holder = kind(present, head, flat(groups()), args, accelerator)
         final = groups()
         self.parameters = flat(final)
         for parameter in self.parameters:

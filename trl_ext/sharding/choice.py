@@ -1,7 +1,7 @@
-"""Which strategy holds a learner's weights, gradients and optimizer state: the launcher's configuration decides.
+"""How processes hold a learner's weights, gradients and optimizer state: the launcher's configuration decides.
 
 A DeepSpeed configuration of accelerate means :class:`trl_ext.sharding.zero.Zero`, an FSDP configuration
-:class:`trl_ext.sharding.fsdp.Sharded`, and neither :class:`trl_ext.sharding.replicated.Replicated`.
+:class:`trl_ext.sharding.fsdp.Sharded`, and neither :class:`trl_ext.sharding.holder.Holder`.
 """
 
 import os
@@ -13,11 +13,11 @@ from transformers import Trainer
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
 from trl_ext.sharding.fsdp import FSDP_TORCH, Sharded
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.zero import Zero
 
 
-def build_optimizer(groups: list[dict], args: Any, kind: type[Replicated]) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[dict], args: Any, kind: type[Holder]) -> torch.optim.Optimizer:
     """Build the optimizer ``args.optim`` over the parameter ``groups``.
 
     The names are those of ``transformers.training_args.OptimizerNames``.
@@ -52,7 +52,7 @@ def check_bases(models: dict[str, Any], accelerator: Any) -> None:
         )
 
 
-def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replicated]:
+def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Holder]:
     """Return the strategy that the launcher was configured for.
 
     Raises:
@@ -77,4 +77,4 @@ def strategy_of(accelerator: Any, environment: Any = os.environ) -> type[Replica
                 "DeepSpeed configuration"
             )
         return Sharded
-    return Replicated
+    return Holder

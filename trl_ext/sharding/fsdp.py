@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.frozen import Frozen, FrozenShards, blocks_of, gathered, scatter
+from trl_ext.sharding.holder import Build, Holder, State, keep_on_main, working_dtype
 from trl_ext.sharding.master_weights import MASTER
-from trl_ext.sharding.replicated import Build, Replicated, State, keep_on_main, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, has_shape
 from trl_ext.sharding.spreading import parts, spread
 
@@ -22,18 +21,18 @@ Those between 2.8 and it were not tried.
 """
 
 
-class Sharded(Replicated):
+class Sharded(Holder):
     """PyTorch's FSDP2. Every transformer block is one group, the critic's head another, and everything else a third.
 
     Shards of the trained weights are in float32, and they are the master weights. They are gathered in the dtype of the
-    model, and gradients are summed in float32.
+    model, and gradients are summed in float32. A forward of a frozen model holds one group at a time.
     """
 
     sharded = True
 
     def __init__(
         self,
-        models: dict[str, nn.Module],
+        models: Mapping[str, nn.Module],
         head: nn.Module | None,
         trained: Sequence[nn.Parameter],
         args: Any,
@@ -43,17 +42,23 @@ class Sharded(Replicated):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().__init__(models, head, trained, args, accelerator)
-        self.dtype = working_dtype(head, trained)
-        """The dtype in which weights are gathered."""
+        self.dtype: Any = working_dtype(head, trained) if trained else None
+        """The dtype in which trained weights are gathered."""
         for parameter in trained:
             parameter.grad = None
-        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        plain = MixedPrecisionPolicy()
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32) if trained else plain
         self.mesh = init_device_mesh(accelerator.device.type, (distributed.size(),))
         kinds = blocks_of(*models.values()) | ({type(head).__name__} if head is not None else set())
         for group, modules in parts(self.root, kinds):
             spread(modules, accelerator.device, {id(parameter) for parameter in trained})
             # one group has one dtype, and the head computes in float32
-            fully_shard(group, mesh=self.mesh, mp_policy=MixedPrecisionPolicy() if group is head else policy)
+            fully_shard(
+                group,
+                mesh=self.mesh,
+                mp_policy=plain if group is head else policy,
+                reshard_after_forward=None if trained else True,
+            )
 
     @classmethod
     def distributes(cls, accelerator: Any) -> bool:
@@ -76,18 +81,18 @@ class Sharded(Replicated):
     def call(self, function: Callable[[], Result]) -> Result:
         return self.root(function)
 
-    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
-        return FrozenShards(model, device)
-
     @contextmanager
     def whole(self, write: bool = False) -> Iterator[None]:
         loaded: dict[str, Tensor] = {}
-        with gathered(self.root, root_stays=True):
+        with gathered(self.root, root_stays=bool(self.names)):
             yield
             if write and distributed.is_main():
                 loaded = {name: p.detach().clone() for name, p in self.root.named_parameters()}
         if write:
             scatter(dict(self.root.named_parameters()), loaded, self.mesh)
+
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        scatter(dict(model.named_parameters()), dict(weights), self.mesh)
 
     @torch.no_grad()
     def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
@@ -167,3 +172,56 @@ class Sharded(Replicated):
                 with torch.no_grad():
                     parameter.copy_(entries.pop(MASTER))
         super().load_optimizer_state(state, groups)
+
+
+def blocks_of(*models: nn.Module) -> set[str]:
+    """Return the names of the classes of the models' transformer blocks, which transformers calls not to be split."""
+    return {name for model in models for name in getattr(model, "_no_split_modules", None) or ()}
+
+
+@contextmanager
+def gathered(root: Any, root_stays: bool = False) -> Iterator[None]:
+    """Gather all groups that FSDP2 has made of ``root`` and its submodules. All processes enter together.
+
+    ``root_stays`` is whether the group of ``root`` itself stays gathered between a forward and its backward.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    root(lambda: None)  # FSDP takes the first module that runs for the root
+    groups = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    for group in groups:
+        group.set_reshard_after_forward(False, recurse=False)
+        group.unshard()
+    saved = [(hooks, dict(hooks)) for module in root.modules() for hooks in _state_dict_hooks(module)]
+    for hooks, _ in saved:
+        hooks.clear()  # FSDP's hooks would make state_dict() and load_state_dict() shard the weights again
+    try:
+        yield
+    finally:
+        for hooks, before in saved:
+            hooks.update(before)
+        for group in groups:
+            group.reshard()
+            group.set_reshard_after_forward(group is not root or not root_stays, recurse=False)
+
+
+@torch.no_grad()
+def scatter(parameters: Mapping[str, Any], loaded: dict[str, Tensor], mesh: Any) -> None:
+    """Give every process its shards of what the main process has ``loaded``. The other processes have nothing.
+
+    Args:
+        parameters: FSDP2's parameters by name.
+        loaded: their whole values. It is used up.
+        mesh: the device mesh that the parameters are distributed over.
+    """
+    from torch.distributed.tensor import distribute_tensor
+
+    for name, parameter in parameters.items():
+        whole = loaded.pop(name, None)
+        whole = torch.empty(parameter.shape, device=parameter.device) if whole is None else whole
+        whole = whole.to(parameter.device, parameter.dtype)
+        parameter.copy_(distribute_tensor(whole, mesh, parameter.placements))
+
+
+def _state_dict_hooks(module: nn.Module) -> tuple[dict, ...]:
+    return module._state_dict_pre_hooks, module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks

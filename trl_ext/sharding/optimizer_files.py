@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from trl_ext.sharding.replicated import State
+from trl_ext.sharding.holder import State
 
 RECORD = "optimizer.json"
 """The file with everything that is not a tensor."""

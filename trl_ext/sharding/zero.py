@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.frozen import Frozen, FrozenZero, gathered_by_zero, partition
-from trl_ext.sharding.replicated import Build, Replicated, State, keep_on_main, working_dtype
+from trl_ext.sharding.holder import Build, Holder, State, keep_on_main, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened
+from trl_ext.sharding.spreading import Received, spread
 
 Result = TypeVar("Result")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Zero(Replicated):
+class Zero(Holder):
     """DeepSpeed ZeRO, with a separate engine for this learner and accelerate's DeepSpeed configuration."""
 
     sharded = True
@@ -25,7 +25,7 @@ class Zero(Replicated):
 
     def __init__(
         self,
-        models: dict[str, nn.Module],
+        models: Mapping[str, nn.Module],
         head: nn.Module | None,
         trained: Sequence[nn.Parameter],
         args: Any,
@@ -33,33 +33,39 @@ class Zero(Replicated):
     ):
         self.config = deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, args)
         self.stage = self.config["zero_optimization"]["stage"]
-        dtype = working_dtype(head, trained)
-        if self.stage == 3 and head is not None:
-            head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
+        if trained:
+            dtype = working_dtype(head, trained)
+            if self.stage == 3 and head is not None:
+                head.to(dtype)  # ZeRO-3 keeps all shards in one flat tensor; the head's master weights stay in float32
+        else:
+            self.config["zero_optimization"].pop("offload_optimizer", None)
         super().__init__(models, head, trained, args, accelerator)
         if self.stage == 3:
             partition(self.root, accelerator.device, self.config)
         self.trained: list[nn.Parameter] = []
         self.numbers: list[list[int]] = []
+        if not trained:
+            self._begin()
 
     @classmethod
     def distributes(cls, accelerator: Any) -> bool:
         return accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}).get("stage") == 3
 
-    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
-        return FrozenZero(model, device, self.config) if self.stage == 3 else super().freeze(model, device)
-
     def optimizer_of(self, groups: list[dict], build: Build) -> torch.optim.Optimizer:
         return build(groups)  # DeepSpeed keeps master weights itself
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        import deepspeed
-
         self.optimizer = optimizer
         self.trained = self._parameters()  # DeepSpeed replaces the optimizer's parameters by flat ones
         self.numbers = [group["params"] for group in optimizer.state_dict()["param_groups"]]
-        self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=optimizer, config=self.config)
+        self._begin()
         self.engine.optimizer.check_grad_overflow = True  # ZeRO-2 would step bfloat16 weights by a gradient that is NaN
+
+    def _begin(self) -> None:
+        """Make DeepSpeed's engine."""
+        import deepspeed
+
+        self.engine, *_ = deepspeed.initialize(model=self.root, optimizer=self.optimizer, config=self.config)
 
     def call(self, function: Callable[[], Result]) -> Result:
         # results bypass the engine, which searches a forward's result for tensors and supports few types
@@ -75,6 +81,15 @@ class Zero(Replicated):
             if write:
                 for parameter in self.trained:  # the optimizer's float32 copies
                     self._set(parameter, parameter.detach().float())
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        import deepspeed
+
+        for name, parameter in model.named_parameters():  # memory need not hold the whole model
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if distributed.is_main():
+                    parameter.copy_(weights[name])
 
     def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in parameters.items():
@@ -265,3 +280,51 @@ def deepspeed_config(given: dict[str, Any], args: Any) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
+
+
+def partition(root: nn.Module, device: torch.device, config: dict[str, Any]) -> None:
+    """Distribute the parameters of ``root`` by ZeRO-3, module by module, with the main process's values.
+
+    DeepSpeed's engine would do it too, but only after each process has moved the whole model to its device.
+    """
+    import deepspeed
+
+    received: Received = {}
+    for module in list(root.modules()):
+        spread([module], device, received=received)
+        if parameters := list(module.parameters(recurse=False)):
+            deepspeed.zero.Init(module=nn.ParameterList(parameters), config_dict_or_path=config)
+
+
+@contextmanager
+def gathered_by_zero(engine: Any, parameters: list[nn.Parameter], write: bool = False) -> Iterator[None]:
+    """Gather ``parameters`` that ZeRO-3 has distributed. With ``write``, the main process's values count afterwards."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None), without_hooks(engine):
+        yield
+
+
+@contextmanager
+def without_hooks(engine: Any) -> Iterator[None]:
+    """Take ZeRO-3's hooks off the modules of ``engine``, and put them back where they were.
+
+    In front of each module they would gather its weights, and after it distribute them again although all are needed.
+    """
+    offload = getattr(
+        engine.optimizer, "parameter_offload", engine.optimizer
+    )  # an engine that only reads has no optimizer
+    numbers = {hook.id for hook in (*offload.forward_hooks, *offload.backward_hooks)}
+    modules = list(offload.module.modules())
+    saved = [(hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+    for parameter in offload.module.parameters():
+        parameter.ds_active_sub_modules.clear()  # after an interrupted forward it would count as in use for ever
+    for hooks, _ in saved:
+        for number in numbers & hooks.keys():
+            del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, before in saved:
+            hooks.clear()
+            hooks.update(before)

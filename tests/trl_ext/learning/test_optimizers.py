@@ -15,7 +15,7 @@ from maporl.validation.preflight import training_arguments
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.sharding.choice import build_optimizer
 from trl_ext.sharding.fsdp import Sharded
-from trl_ext.sharding.replicated import Replicated
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.zero import Zero
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
@@ -44,13 +44,13 @@ def run(tiny, folder, stop_at=None, resume=None, **options):
 def test_an_optimizer_is_the_one_that_is_named_with_its_options(tmp_path):
     weight = torch.nn.Parameter(torch.ones(3))
     args = arguments(tmp_path, optim="adamw_torch", adam_beta2=0.9, weight_decay=0.25)
-    made = build_optimizer([{"params": [weight], "lr": 0.5}], args, Replicated)
+    made = build_optimizer([{"params": [weight], "lr": 0.5}], args, Holder)
     assert type(made) is torch.optim.AdamW
     assert {k: made.param_groups[0][k] for k in ("lr", "betas", "eps", "weight_decay", "fused")} == {
         "lr": 0.5, "betas": (0.9, 0.9), "eps": 1e-8, "weight_decay": 0.25, "fused": None,
     }  # fmt: skip
     args = arguments(tmp_path)
-    usual = build_optimizer([{"params": [weight], "lr": 0.5}], args, Replicated)
+    usual = build_optimizer([{"params": [weight], "lr": 0.5}], args, Holder)
     fused = args.optim == "adamw_torch_fused"  # transformers' own choice, from torch 2.8 on
     assert usual.param_groups[0]["fused"] is (True if fused else None)
     weight.grad = torch.full((3,), 2.0)
@@ -94,7 +94,7 @@ def settings(optim):
 def test_small_weights_keep_their_moments_in_float32(tmp_path, numbers, bytes_each):
     """Two bytes and two scales of four bytes for 256 numbers, or two moments of four bytes."""
     weight = torch.nn.Parameter(torch.ones(numbers))
-    made = build_optimizer([{"params": [weight], "lr": 0.5}], arguments(tmp_path, optim="adamw_bnb_8bit"), Replicated)
+    made = build_optimizer([{"params": [weight], "lr": 0.5}], arguments(tmp_path, optim="adamw_bnb_8bit"), Holder)
     weight.grad = torch.ones(numbers)
     made.step()
     kept = {name: value for name, value in made.state[weight].items() if name[:-1] in ("state", "absmax")}

@@ -36,8 +36,8 @@ from trl_ext.learning.checkpoint import Learners, load_learner, read_checkpoint,
 from trl_ext.learning.learner import Learner, check_mixed_precision
 from trl_ext.learning.policy import Policy
 from trl_ext.process import distributed
+from trl_ext.sharding.holder import working_dtype
 from trl_ext.sharding.master_weights import MasterAdamW
-from trl_ext.sharding.replicated import working_dtype
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 OPTIMIZERS = ["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"]
@@ -117,7 +117,7 @@ def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, monke
             assert 0.8 < value < 1.2, (critic, part)
         assert found["wrong"] == []
         whole, elsewhere = found["states"]
-        assert whole > 0 and elsewhere == (whole if name == "Replicated" else 0), (
+        assert whole > 0 and elsewhere == (whole if name == "Holder" else 0), (
             "no device holds the whole optimizer state"
         )
         for after in found["nan"]:

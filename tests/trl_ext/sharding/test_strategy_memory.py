@@ -18,7 +18,7 @@ from trl_ext.sharding.spreading import place, spread
 WORKER = SUPPORT / "memory_worker.py"
 KEPT = {
     # weights and master weights; reference; moments; gradients
-    "Replicated": (2 + 4, 2, 8, 4),
+    "Holder": (2 + 4, 2, 8, 4),
     "Zero-2": (2 + 4 / 2, 2, 8 / 2, 4 / 2),
     "Zero-3": (2 / 2 + 4 / 2, 2 / 2, 8 / 2, 4 / 2),
     "Sharded": (4 / 2, 2 / 2, 8 / 2, 4 / 2),
@@ -64,7 +64,7 @@ def test_what_a_strategy_keeps_for_each_parameter(tmp_path, name):
         assert found["stepped"] == pytest.approx(always + moments, **close)
         assert found["policy"] == found["reference"] == found["reference after"] == 0.0, "all have the main's weights"
         assert found["moved"] > 0 and found["whole reference"] and found["loaded"]
-        whole = int(rank == 0 and name == "Replicated")
+        whole = int(rank == 0 and name == "Holder")
         assert found["reads"] == whole, "only the main process reads a whole model, and shards are read by all"
 
 

@@ -17,7 +17,7 @@ from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 WORKER = SUPPORT / "team_memory_worker.py"
 SECTION = TinySection(hidden_size=192, layers=2)
 LORA = {"lora": {"r": 1, "target_modules": ["q_proj"]}}
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("Replicated", "Zero-3")]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("Holder", "Zero-3")]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def base(tmp_path_factory):
 def kept(folder, name, agents, kl_coef=0.0, **more):
     """Train a team for two updates in one process, and in two under strategy ``name``; returns what the two kept."""
     found = {}
-    for number, strategy in ((1, "Replicated"), (2, name)):
+    for number, strategy in ((1, "Holder"), (2, name)):
         own = folder / str(number)
         own.mkdir()
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
@@ -103,7 +103,7 @@ def test_frozen_agents_and_past_opponents_are_distributed_as_policies_are(base, 
     pool = {"opponent_pool": {"agent": "cat", "of": "ann", "every": 1, "probability": 1.0}}
     found = kept(tmp_path, name, agents, schedule=pool, reward=judge)
     # ann's weights and master weights, bob's base, cat, ann's past
-    expected = {"Replicated": 2 + 4 + 2 + 2 + 2, "Sharded": (4 + 2 + 2 + 2) / 2, "Zero-3": (2 + 4 + 4 + 2 + 2 + 2) / 2}
+    expected = {"Holder": 2 + 4 + 2 + 2 + 2, "Sharded": (4 + 2 + 2 + 2) / 2, "Zero-3": (2 + 4 + 4 + 2 + 2 + 2) / 2}
     for rank, own in enumerate(found):
         print(name, rank, own)
         assert own["built"] == pytest.approx(expected[name], abs=0.6)  # DeepSpeed has a bucket for each trained policy
@@ -118,7 +118,7 @@ def test_the_main_process_alone_reads_the_base_that_adapters_share(base, tmp_pat
         "bob": {"model": str(base / "model"), "adapter": str(base / "adapter")},
         "cat": {"model": str(base / "model"), "trainable": False},
     }
-    found = kept(tmp_path, "Replicated", agents, kl_coef=0.05, **more)
+    found = kept(tmp_path, "Holder", agents, kl_coef=0.05, **more)
     for rank, own in enumerate(found):
         assert own["built"] == pytest.approx(2 + 2, abs=0.35) and own["bases"] == 2
         assert own["read"] == [["cpu"] * 2, ["meta"] * 2][rank]

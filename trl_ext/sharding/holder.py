@@ -1,6 +1,6 @@
-"""The strategy in which every process holds all weights. It is the base of those that distribute them.
+"""How processes hold the weights of models, which are trained or frozen. Training is a holder with an optimizer.
 
-- :class:`Replicated`: every process holds everything. Gradients are summed before a step, in one message for each
+- :class:`Holder`: every process holds everything. Gradients are summed before a step, in one message for each
   dtype. The model has no wrapper, processes may have different amounts of work, and adapters may share a base.
 - :class:`trl_ext.sharding.zero.Zero`: DeepSpeed ZeRO, with a separate engine for each learner.
 - :class:`trl_ext.sharding.fsdp.Sharded`: PyTorch's FSDP2 (``fully_shard``).
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.frozen import Frozen, Whole
 from trl_ext.sharding.master_weights import HALF_PRECISION, MASTER, WithMasters
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened, has_shape, state_shards
 from trl_ext.sharding.spreading import place
@@ -30,15 +29,31 @@ Build = Callable[[list[dict]], torch.optim.Optimizer]
 """Builds an optimizer over groups of parameters."""
 
 
-class Replicated:
-    """The strategy in which every process holds all weights. It is also the base class of the other strategies.
+class Whole(nn.Module):
+    """All trainable modules of a learner as one module. Its forward runs a given function.
 
-    Every strategy steps half-precision weights in float32 (:mod:`trl_ext.sharding.master_weights`).
+    DeepSpeed and FSDP wrap a single module and hook into its forward.
+    """
+
+    def __init__(self, models: dict[str, nn.Module], head: nn.Module | None):
+        super().__init__()
+        self.models = nn.ModuleDict(models)
+        self.head = head
+
+    def forward(self, function: Callable[[], Result]) -> Result:
+        """Return ``function()``."""
+        return function()
+
+
+class Holder:
+    """Holds all weights in every process. It is also the base class of the holders that distribute them.
+
+    Every holder steps half-precision weights in float32 (:mod:`trl_ext.sharding.master_weights`).
 
     Args:
-        models: the learner's trainable models by name.
+        models: a learner's trainable models by name, or a frozen model.
         head: the critic's head, which is in float32, or None.
-        trained: the parameters that the optimizer steps, in its order.
+        trained: the parameters that the optimizer steps, in its order. A frozen model has none, and no optimizer.
         args: the trainer's arguments.
         accelerator: accelerate's ``Accelerator``.
     """
@@ -50,7 +65,7 @@ class Replicated:
 
     @classmethod
     def distributes(cls, accelerator: Any) -> bool:
-        """Return whether the strategy brings the weights to the devices itself, distributed over the processes.
+        """Return whether the holder brings the weights to the devices itself, distributed over the processes.
 
         Otherwise every process holds them whole, and moves them before.
         """
@@ -58,14 +73,15 @@ class Replicated:
 
     def __init__(
         self,
-        models: dict[str, nn.Module],
-        head: nn.Module | None,
-        trained: Sequence[nn.Parameter],
-        args: Any,
-        accelerator: Any,
+        models: Mapping[str, nn.Module] | None = None,
+        head: nn.Module | None = None,
+        trained: Sequence[nn.Parameter] = (),
+        args: Any = None,
+        accelerator: Any = None,
     ):
         self.optimizer: Any = None
-        self.root: Any = Whole(models, head)
+        self.args, self.accelerator = args, accelerator
+        self.root: Any = Whole(dict(models or {}), head)
         name_of = {id(parameter): name for name, parameter in self.root.named_parameters()}
         self.names = [name_of[id(parameter)] for parameter in trained]
         """The names of the trained parameters in ``root``, in the optimizer's order. Checkpoints use them."""
@@ -81,16 +97,22 @@ class Replicated:
         """Take over what :meth:`optimizer_of` returned."""
         self.optimizer = optimizer
 
-    def freeze(self, model: nn.Module, device: torch.device) -> Frozen:
-        """Bring a frozen copy of the policy to ``device``, distributed as the policy is.
+    def freeze(self, model: nn.Module, device: torch.device) -> "Holder":
+        """Return a holder of a frozen ``model`` on ``device``, distributed as the weights of this one are.
 
-        All processes call this together.
+        A frozen model that is whole in every process would cost as much as a policy that is distributed. Only the main
+        process needs its weights; the others may have it on the meta device. All processes call this together.
         """
+        if self.distributes(self.accelerator):
+            return type(self)({"model": model.requires_grad_(False)}, None, (), self.args, self.accelerator)
         place(model, device)
-        return Frozen()
+        return Holder()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run ``function``, which makes forward passes of the learner's models, and return its result."""
+        """Run ``function``, which makes forward passes of the models, and return its result.
+
+        Processes that share a model call this together.
+        """
         return function()
 
     @contextmanager
@@ -100,6 +122,17 @@ class Replicated:
         All processes enter together.
         """
         yield
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Replace the parameters of a frozen ``model``, which this holds, by the ``weights`` of the main process.
+
+        The other processes need none. All processes call this together, outside of :meth:`whole`.
+        """
+        for name, parameter in model.named_parameters():
+            if distributed.is_main():
+                parameter.copy_(weights[name])
+            distributed.broadcast_weights([parameter])
 
     def stream(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
         """Yield each of ``parameters`` whole, with its name, so that a device never holds more than one of them.
