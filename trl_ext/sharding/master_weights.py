@@ -32,6 +32,8 @@ class WithMasters(torch.optim.Optimizer):
         for group in groups:
             group["params"] = [self._stepped(parameter) for parameter in group["params"]]
         self.optimizer = build(groups)
+        super().__init__(self.optimizer.param_groups, self.optimizer.defaults)  # for hooks of this optimizer's own
+        self._share()
 
     def _stepped(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what is stepped for ``parameter``: itself, or new master weights."""
@@ -40,20 +42,10 @@ class WithMasters(torch.optim.Optimizer):
         self.masters[parameter] = nn.Parameter(parameter.detach().float())
         return self.masters[parameter]
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # torch sets an attribute
-        """The groups of what is stepped."""
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]  # torch sets an attribute
-        """The state of what is stepped, without the master weights."""
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # torch sets an attribute
-        """The options of groups that name none."""
-        return self.optimizer.defaults
+    def _share(self) -> None:
+        """Have the groups, the state and the defaults of the optimizer, which schedules and hooks read."""
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+        self.defaults = self.optimizer.defaults
 
     def take_gradients(self) -> None:
         """Add the gradients of half-precision parameters to those of their master weights, and drop them.
@@ -96,6 +88,7 @@ class WithMasters(torch.optim.Optimizer):
         state = {index: dict(entries) for index, entries in state_dict["state"].items()}
         saved = {index: entries.pop(MASTER) for index, entries in state.items() if MASTER in entries}
         self.optimizer.load_state_dict(state_dict | {"state": {i: entries for i, entries in state.items() if entries}})
+        self._share()  # it has new ones
         for parameter, master in self.masters.items():
             master.copy_(parameter)
         for index, master in self._by_index().items():
