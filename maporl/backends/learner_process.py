@@ -290,7 +290,7 @@ class LearnerProcess:
         """Return a copy of what this process holds of trained weights and optimizers, from which :meth:`restore` goes
         on."""
         return Snapshot(
-            {name: _arrays(strategy.shards(trained_only=True)) for name, strategy in self._strategies().items()},
+            {name: _arrays(strategy.shards(strategy.names)) for name, strategy in self._strategies().items()},
             {name: strategy.optimizer_rest() for name, strategy in self._strategies().items()},
             {name: strategy.optimizer_groups() for name, strategy in self._strategies().items()},
             {name: scheduler.state_dict() for name, scheduler in self._schedulers().items()},

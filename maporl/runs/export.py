@@ -9,10 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from maporl.storage.run_folder import RunExists
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import verify
-from trl_ext.learning.checkpoint import OPTIMIZER
 from trl_ext.learning.critics import CRITIC
 from trl_ext.learning.policy import SHARDED_POLICY, save_model
 from trl_ext.models.weights import read_pretrained
+from trl_ext.sharding.optimizer_files import OPTIMIZER
 from trl_ext.sharding.shards import SHARDS, Shards, load_model
 
 ONLY_FOR_TRAINING = (CRITIC, OPTIMIZER, SHARDS)

@@ -25,6 +25,7 @@ from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.process import distributed
+from trl_ext.sharding.shards import Shards, entries
 
 STEPS, RATE = int(os.environ.get("HALF_STEPS", "50")), 1e-6
 
@@ -81,8 +82,12 @@ def trained(learner):
     if learner.adapter is not None:
         adapters = ["head.linear"] * (learner.value_head is not None) + [f".{learner.critic.adapter}."]
         names = [n for part in (f".{learner.adapter}.", *adapters) for n in names if part in n]
-    state = learner.strategy.optimizer_state()
-    return {name: state.get(index, {}).get("master", found[name]).clone() for index, name in enumerate(names)}
+    holder = learner.strategy
+    masters = Shards.held(distributed.all_gather(entries(holder.shards(holder.half))))
+    return {
+        name: masters.whole(own, "weight", found[name].shape).clone() if masters.has(own) else found[name].clone()
+        for name, own in zip(names, holder.names, strict=True)
+    }
 
 
 def take_steps(learner, steps):
@@ -168,7 +173,8 @@ def main() -> None:
         learner = learner_of(torch.bfloat16, critic, folder)
         half = movement(learner)
         found[critic] = {"strategy": type(learner.strategy).__name__, "shares": shares(half, whole)} | rounding(learner)
-        found[critic]["states"] = distributed.all_gather(len(learner.strategy.optimizer_state()))
+        states = sum(len(shard.values) for shard in learner.strategy.shards(learner.strategy.half))
+        found[critic]["states"] = distributed.all_gather(states)
         found[critic]["nan"] = [
             changed_by_a_nan(learner_of(dtype, critic, folder)) for dtype in (torch.float32, torch.bfloat16)
         ]

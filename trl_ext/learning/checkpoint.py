@@ -6,7 +6,7 @@
   ``critic/`` and ``optimizer/``, what only training needs. vLLM takes every safetensors file beside a model for its
   weights. Plain ``from_pretrained`` loads it, unless it has a folder ``shards/``: each process has then written there
   what it holds of a policy with all weights trained (:mod:`trl_ext.sharding.shards`), and an export makes plain folders
-  of it.
+  of it. The state of the optimizer is in shards in any case (:mod:`trl_ext.sharding.optimizer_files`).
 - ``others/NAME/`` for everything else that learns.
 - ``rng.safetensors`` and ``state.json``.
 - ``MANIFEST.json``: every file with its SHA-256.
@@ -33,16 +33,12 @@ from trl_ext.files.atomic import NoSpace, new_folder
 from trl_ext.files.checkpoints import discard
 from trl_ext.files.manifest import CheckpointError, verify, write_manifest
 from trl_ext.files.paths import below
-from trl_ext.learning.critics import inner_folder
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import load_everywhere
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerators
-from trl_ext.sharding.optimizer_files import RECORD
-from trl_ext.sharding.shards import SHARDS, Shards, ShardWriter
-
-OPTIMIZER = "optimizer"
-"""The folder in a policy's folder that holds its optimizer."""
+from trl_ext.sharding.optimizer_files import OPTIMIZER
+from trl_ext.sharding.shards import SHARDS, ShardWriter
 
 # -- the folder ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ class _SavingLearners:
             for name in learners:
                 place = below(folder, name)
                 shutil.rmtree(place, ignore_errors=True)  # of a process that died while it wrote
-                place.mkdir(parents=True)
+                (place / OPTIMIZER).mkdir(parents=True)
         distributed.barrier()  # the other processes write into these folders too
         writer = ShardWriter()
         for name, learner in learners.items():
@@ -286,7 +282,7 @@ def save_learner(learner: Learner, folder: Path, writer: ShardWriter) -> None:
         with learner.strategy.whole():
             if distributed.is_main():
                 learner.save(folder)
-    learner.trained.save(folder / OPTIMIZER, in_shards(learner))
+    learner.trained.save(folder, in_shards(learner))
 
 
 def load_learner(learner: Learner, folder: Path) -> None:
@@ -297,13 +293,11 @@ def load_learner(learner: Learner, folder: Path) -> None:
     Raises:
         CheckpointError: a file cannot be read, or it is not of this learner.
     """
-    if (folder / SHARDS).is_dir():
-        learner.trained.load(folder / OPTIMIZER, Shards(folder / SHARDS))
-        return
-    with learner.strategy.whole(write=True):
-        load_everywhere(learner.model, learner.adapter, folder)
-        learner.critic.load(folder)
-    learner.trained.load(inner_folder(folder, OPTIMIZER, RECORD))
+    if not (folder / SHARDS).is_dir():
+        with learner.strategy.whole(write=True):
+            load_everywhere(learner.model, learner.adapter, folder)
+            learner.critic.load(folder)
+    learner.trained.load(folder)
 
 
 # -- random states ------------------------------------------------------------------------------------------------

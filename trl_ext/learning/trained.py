@@ -10,11 +10,9 @@ from torch import nn
 from transformers import get_scheduler
 
 from trl_ext.errors import UserError
-from trl_ext.process import distributed
 from trl_ext.sharding.choice import build_optimizer, strategy_of
 from trl_ext.sharding.holder import Holder
-from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
-from trl_ext.sharding.shards import Shards
+from trl_ext.sharding.optimizer_files import load_optimizer, save_optimizer, save_record
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -84,44 +82,24 @@ class Trained:
         return norm
 
     def save(self, folder: Path, in_shards: bool = False) -> None:
-        """Write the optimizer and the schedule into ``folder``. All processes that share the weights call this
-        together.
+        """Write the optimizer and the schedule into ``folder``, where the weights are. All processes that share the
+        weights call this together.
 
         ``in_shards`` leaves out what the strategy's shards have.
         """
-        if in_shards:
-            entries = iter(self.strategy.optimizer_rest().items()) if distributed.is_main() else iter(())
-        else:
-            entries = self.strategy.optimizer_entries()
-        groups = self.strategy.optimizer_groups()
-        try:
-            if distributed.is_main():
-                folder.mkdir(exist_ok=True)
-                save_optimizer(entries, groups, folder, {"scheduler": self.scheduler.state_dict()})
-        finally:
-            for _ in entries:
-                pass  # the other processes help to gather it, and go on to the end also if the disk is full
+        write = save_record if in_shards else save_optimizer
+        write(self.strategy, folder, self.scheduler)
 
-    def load(self, folder: Path, shards: Shards | None = None) -> None:
-        """Read what :meth:`save` wrote into ``folder``, after the weights were loaded, or with them from ``shards``.
+    def load(self, folder: Path) -> None:
+        """Read what :meth:`save` wrote into ``folder``, after the weights were loaded, or with them if they are in
+        shards.
 
         All processes that share the weights call this together. Another strategy may have written it.
 
         Raises:
             CheckpointError: the files cannot be read, or they are not those of these weights.
         """
-        state, record = read_optimizer(folder)
-        saved, groups = record["groups"], self.strategy.optimizer_groups()
-        # older checkpoints have the critic's head in one group with the critic's other weights
-        source = [next(n for n, old in enumerate(saved) if group["params"][0] in old["params"]) for group in groups]
-        options = [{**saved[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
-        if shards is None:
-            self.strategy.load_optimizer_state(state, options)
-        else:
-            self.strategy.load_shards(shards, state, options)
-        scheduler = record["scheduler"]
-        rates = {key: [scheduler[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in scheduler}
-        self.scheduler.load_state_dict({**scheduler, **rates})
+        load_optimizer(self.strategy, folder, self.scheduler)
 
 
 def flat(groups: list[dict]) -> list[nn.Parameter]:

@@ -1,6 +1,6 @@
 """FSDP2: the weights, gradients and optimizer state of a learner are distributed over processes, block by block."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.holder import Build, Holder, State, keep_on_main, working_dtype
-from trl_ext.sharding.master_weights import MASTER
+from trl_ext.sharding.holder import Build, Holder, State, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, has_shape
 from trl_ext.sharding.spreading import parts, spread
 
@@ -113,23 +112,13 @@ class Sharded(Holder):
     def _sum_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Do nothing, because each backward pass has summed them."""
 
-    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        parameters = self._parameters()
-        for index, entries in super().optimizer_entries():
-            on_main: dict[str, Any] = {}
-            for key, value in (entries | ({MASTER: parameters[index]} if index in self.half else {})).items():
-                keep_on_main(on_main, key, value.full_tensor() if hasattr(value, "full_tensor") else value)
-            yield index, on_main
-
-    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
-        left_out = self._frozen_names(trained_only)
+    def shards(self, weights: Collection[str] | None = None) -> Iterator[Shard]:
         state = self.optimizer.state_dict()["state"]
         by_name = {name: state.get(index, {}) for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
-            if name in left_out:
-                continue
             start = self._start(parameter)
-            yield Shard(name, WEIGHT, start, parameter.to_local().flatten())
+            if weights is None or name in weights:
+                yield Shard(name, WEIGHT, start, parameter.to_local().flatten())
             for part, value in by_name.get(name, {}).items():
                 if has_shape(value, parameter.shape):
                     yield Shard(name, part, start, value.to_local().flatten())
@@ -158,20 +147,6 @@ class Sharded(Holder):
     def _read(self, value: Any, saved: Shards, name: str, part: str) -> None:
         local, start = value.to_local(), self._start(value)
         local.copy_(saved.read(name, part, start, start + local.numel()).view(local.shape))
-
-    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        from torch.distributed.tensor import distribute_tensor
-
-        parameters: list[Any] = self._parameters()
-        for index, entries in state.items():
-            parameter = parameters[index]
-            for key, value in entries.items():  # each whole tensor is forgotten at once
-                if has_shape(value, parameter.shape):
-                    entries[key] = distribute_tensor(value, self.mesh, parameter.placements)
-            if MASTER in entries:
-                with torch.no_grad():
-                    parameter.copy_(entries.pop(MASTER))
-        super().load_optimizer_state(state, groups)
 
 
 def blocks_of(*models: nn.Module) -> set[str]:

@@ -11,7 +11,7 @@ averaged.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -83,10 +83,12 @@ class Holder:
         self.args, self.accelerator = args, accelerator
         self.root: Any = Whole(dict(models or {}), head)
         name_of = {id(parameter): name for name, parameter in self.root.named_parameters()}
-        self.names = [name_of[id(parameter)] for parameter in trained]
-        """The names of the trained parameters in ``root``, in the optimizer's order. Checkpoints use them."""
-        self.half = [index for index, parameter in enumerate(trained) if parameter.dtype in HALF_PRECISION]
-        """The indices of the trained parameters that are in half precision. Checkpoints hold their master weights."""
+        self.shapes = {name_of[id(parameter)]: parameter.shape for parameter in trained}
+        """The whole shapes of the trained parameters by their names in ``root``, in the optimizer's order."""
+        self.names = list(self.shapes)
+        """The names of the trained parameters. Checkpoints use them."""
+        self.half = [name_of[id(parameter)] for parameter in trained if parameter.dtype in HALF_PRECISION]
+        """The names of those that are in half precision. Checkpoints hold their master weights."""
 
     def optimizer_of(self, groups: list[dict], build: Build) -> torch.optim.Optimizer:
         """Return the optimizer that ``build`` makes of ``groups``, which are in all processes the main process's."""
@@ -188,61 +190,33 @@ class Holder:
                     parameter.grad = torch.zeros_like(parameter)
             distributed.all_reduce_tensors([p.grad for p in parameters if p.grad is not None])
 
-    def optimizer_state(self) -> State:
-        """Return the optimizer's whole state by parameter index (:meth:`optimizer_entries`)."""
-        return {index: entries for index, entries in self.optimizer_entries() if entries}
-
-    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the index and the whole state of each parameter. All processes iterate together, to the end.
-
-        The entry ``master`` holds the master weights of a parameter. If the state is distributed over processes, one
-        parameter at a time is gathered into the main memory of the main process, and the other processes yield no
-        entries.
-        """
-        state = self.optimizer.state_dict()["state"]
-        for index in range(len(self.names)):
-            yield index, state.get(index, {})
-
     def optimizer_groups(self) -> list[dict]:
         """Return the options of the optimizer's groups, each with the indices of its parameters."""
         return self.optimizer.state_dict()["param_groups"]
 
-    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        """Load what :meth:`optimizer_state` and :meth:`optimizer_groups` returned, after the weights were loaded.
+    def shards(self, weights: Collection[str] | None = None) -> Iterator[Shard]:
+        """Yield what this process writes of the optimizer's state, and of the ``weights`` of these names.
 
-        ``state`` is used up.
-        """
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
-        """Yield what this process writes of the weights and of the optimizer's state.
-
-        The processes together yield everything once but :meth:`optimizer_rest`. Nothing is sent between them. With
-        ``trained_only``, weights that are not trained are left out.
+        By default it is all weights. The processes together yield everything once but :meth:`optimizer_rest`. Nothing
+        is sent between them.
         """
         if not distributed.is_main():
             return
-        left_out = self._frozen_names(trained_only)
         state = self.optimizer.state_dict()["state"]
         entries = {name: state.get(index, {}) for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
-            if name not in left_out:
-                yield flattened(name, WEIGHT, entries.get(name, {}).pop(MASTER, parameter))
-        for name, parameter in zip(self.names, self._parameters(), strict=True):
-            yield from state_shards(name, parameter.shape, entries[name])
-
-    def _frozen_names(self, wanted: bool) -> set[str]:
-        """Return the names of the parameters that are not trained, if they are ``wanted``."""
-        trained = set(self.names)
-        return {name for name, _ in self.root.named_parameters() if name not in trained} if wanted else set()
+            exact = entries.get(name, {}).pop(MASTER, parameter)
+            if weights is None or name in weights:
+                yield flattened(name, WEIGHT, exact)
+            yield from state_shards(name, parameter.shape, entries.get(name, {}))
 
     def optimizer_rest(self) -> State:
         """Return the parts of the optimizer's state that :meth:`shards` leaves out, such as counts, by parameter
         index."""
         state = self.optimizer.state_dict()["state"]
-        parameters = dict(enumerate(self._parameters()))
+        shapes = list(self.shapes.values())
         return {
-            index: {key: value for key, value in entries.items() if not has_shape(value, parameters[index].shape)}
+            index: {key: value for key, value in entries.items() if not has_shape(value, shapes[index])}
             for index, entries in state.items()
         }
 
@@ -258,14 +232,14 @@ class Holder:
         state: State = {index: dict(entries) for index, entries in rest.items()}
         numbers = {name: index for index, name in enumerate(self.names)}
         for name, parameter in self.root.named_parameters():
-            if saved.lacks(name):
-                continue
-            weights, index = saved.whole(name, WEIGHT, parameter.shape), numbers.get(name)
-            parameter.copy_(weights)
-            if index in rest:
-                state[index] |= {part: saved.whole(name, part, parameter.shape) for part in saved.parts(name)}
-            if index in self.half:
-                state.setdefault(index, {})[MASTER] = weights
+            parts = {part: saved.whole(name, part, parameter.shape) for part in saved.parts(name)}
+            if not saved.lacks(name):
+                weights = saved.whole(name, WEIGHT, parameter.shape)
+                parameter.copy_(weights)
+                if name in self.half:
+                    parts[MASTER] = weights
+            if parts and name in numbers:
+                state[numbers[name]] = state.get(numbers[name], {}) | parts
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def stepped_here(self) -> int:
@@ -292,9 +266,3 @@ def working_dtype(head: nn.Module | None, trained: Sequence[nn.Parameter]) -> to
             "be in float32, or all in bfloat16; load them so (dtype), or start without DeepSpeed and FSDP"
         )
     return dtype
-
-
-def keep_on_main(found: dict[str, Any], key: str, value: Any) -> None:
-    """Copy a part of the optimizer's state to the main memory of the main process. The other processes keep nothing."""
-    if distributed.is_main():
-        found[key] = value.detach().cpu().clone() if isinstance(value, Tensor) else value

@@ -47,15 +47,7 @@ class ShardWriter:
 
     def add(self, folder: Path, shards: Iterable[Shard]) -> None:
         """Copy ``shards`` to main memory. They belong to the policy whose folder is ``folder``."""
-        held: dict[str, Tensor] = {}
-        count = 0
-        for shard in shards:
-            held |= entries([shard])
-            if sum(values.nbytes for values in held.values()) >= LARGEST:
-                self._files.append((folder / SHARDS / _file(count), held))
-                held, count = {}, count + 1
-        if held:
-            self._files.append((folder / SHARDS / _file(count), held))
+        self._files += _files(folder, shards)
 
     def write(self) -> dict[Path, str]:
         """Write the files, and return each with its SHA-256. What was collected is forgotten.
@@ -66,16 +58,19 @@ class ShardWriter:
         digests = {}
         while self._files:
             path, tensors = self._files.pop()
-            if not path.parent.parent.is_dir():
-                raise CheckpointError(
-                    f"{path.parent.parent}: process {distributed.rank()} does not see the checkpoint that the main "
-                    "process began there; the output folder must be one that all machines share"
-                )
-            path.parent.mkdir(exist_ok=True)
-            save_file(tensors, path)
-            flush(path)
+            _write(path, tensors)
             digests[path] = digest_of(path)
         return digests
+
+
+def save_shards(folder: Path, shards: Iterable[Shard]) -> None:
+    """Write ``shards`` of this process at once, so that memory holds a part of them only.
+
+    Raises:
+        CheckpointError: this process does not see the folder.
+    """
+    for path, tensors in _files(folder, shards):
+        _write(path, tensors)
 
 
 def entries(shards: Iterable[Shard]) -> dict[str, Tensor]:
@@ -83,8 +78,33 @@ def entries(shards: Iterable[Shard]) -> dict[str, Tensor]:
     return {f"{s.name}/{s.part}@{s.start}": s.values.detach().to("cpu", copy=True) for s in shards}
 
 
+def _files(folder: Path, shards: Iterable[Shard]) -> Iterator[tuple[Path, dict[str, Tensor]]]:
+    """Yield the files of this process with their content, copied to main memory."""
+    held: dict[str, Tensor] = {}
+    count = 0
+    for shard in shards:
+        held |= entries([shard])
+        if sum(values.nbytes for values in held.values()) >= LARGEST:
+            yield folder / SHARDS / _file(count), held
+            held, count = {}, count + 1
+    if held:
+        yield folder / SHARDS / _file(count), held
+
+
 def _file(number: int) -> str:
     return f"process-{distributed.rank()}-{number}.safetensors"
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file of shards."""
+    if not path.parent.parent.is_dir():
+        raise CheckpointError(
+            f"{path.parent.parent}: process {distributed.rank()} does not see the checkpoint that the main "
+            "process began there; the output folder must be one that all machines share"
+        )
+    path.parent.mkdir(exist_ok=True)
+    save_file(tensors, path)
+    flush(path)
 
 
 @dataclass
@@ -105,14 +125,16 @@ def flattened(name: str, part: str, values: Tensor) -> Shard:
 class Shards:
     """The shards that processes wrote into a folder. They are read from the disk where they are used.
 
+    Args:
+        folder: the folder.
+        partial: whether weights may be missing, because they are elsewhere.
+
     Raises:
         CheckpointError: a file cannot be read, or holds something else than shards.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.partial = False
-        """Whether parameters that are not trained may be missing."""
+    def __init__(self, folder: Path, partial: bool = False):
+        self.folder, self.partial = folder, partial
         self._pieces: dict[tuple[str, str], list[tuple[int, int, Any, str]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
@@ -125,10 +147,9 @@ class Shards:
 
     @classmethod
     def held(cls, parts: Iterable[Mapping[str, Tensor]]) -> "Shards":
-        """Return shards that are in main memory: what :func:`entries` returned in each process, of trained weights
-        only."""
-        shards = cls(Path("memory"))
-        shards.partial = True
+        """Return shards that are in main memory: what :func:`entries` returned in each process, perhaps not of all
+        weights."""
+        shards = cls(Path("memory"), partial=True)
         for part in parts:
             for entry, values in part.items():
                 shards._add(entry, len(values), _Held(part))
@@ -145,7 +166,7 @@ class Shards:
             pieces.sort(key=lambda piece: piece[0])
 
     def lacks(self, name: str) -> bool:
-        """Return whether the parameter ``name`` is missing because it is not trained."""
+        """Return whether the weights of ``name`` are missing because they are elsewhere."""
         return self.partial and not self.has(name)
 
     def has(self, name: str, part: str = WEIGHT) -> bool:

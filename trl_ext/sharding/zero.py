@@ -1,15 +1,16 @@
 """DeepSpeed ZeRO: the optimizer state, and in stage 3 the weights, are distributed over processes."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.holder import Build, Holder, State, keep_on_main, working_dtype
+from trl_ext.sharding.holder import Build, Holder, State, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened
 from trl_ext.sharding.spreading import Received, spread
 
@@ -110,45 +111,20 @@ class Zero(Holder):
         self.engine.step()
         return float(self.engine.get_global_grad_norm() or 0.0)
 
-    def optimizer_entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-        steps = [entry["step"] for entry in self.optimizer.state.values() if "step" in entry]
-        if not steps:
-            return
-        self._link()
-        for index, parameter in enumerate(self.trained):
-            on_main: dict[str, Any] = {}
-            for key in MOMENTS:
-                keep_on_main(on_main, key, safe_get_full_optimizer_state(parameter, key))
-            keep_on_main(on_main, "step", copy.deepcopy(steps[0]))
-            if index in self.half:
-                keep_on_main(on_main, "master", safe_get_full_fp32_param(parameter))
-            yield index, on_main
-
     def optimizer_groups(self) -> list[dict]:
         groups = self.optimizer.param_groups
         return [{**group, "params": numbers} for group, numbers in zip(groups, self.numbers, strict=True)]
 
-    def load_optimizer_state(self, state: State, groups: list[dict]) -> None:
-        self._begin_state(state, groups)
-        for index in list(state):
-            parameter, entries = self.trained[index], state.pop(index)  # memory need not hold the whole state
-            for key in MOMENTS:
-                self._set(parameter, entries[key].to(parameter.device), key)
-            if "master" in entries:
-                self._set(parameter, entries["master"].to(parameter.device))
-
-    def shards(self, trained_only: bool = False) -> Iterator[Shard]:
-        trained = dict(zip(self.names, self.trained, strict=True))
+    def shards(self, weights: Collection[str] | None = None) -> Iterator[Shard]:
         stepped = any("step" in entry for entry in self.optimizer.state.values())
         if stepped:
             self._link()
         for name, parameter in self.root.named_parameters():
-            if name not in trained:
-                yield from () if trained_only else self._frozen(name, parameter)
+            wanted = weights is None or name in weights
+            if name not in self.shapes:
+                yield from self._frozen(name, parameter) if wanted else ()
             else:
-                for part in (WEIGHT, *(MOMENTS if stepped else ())):
+                for part in (*((WEIGHT,) if wanted else ()), *(MOMENTS if stepped else ())):
                     fragment = self._fragment(parameter, part)
                     if fragment is not None:
                         yield Shard(name, part, *fragment)
@@ -170,13 +146,14 @@ class Zero(Holder):
                     parameter.copy_(saved.whole(name, WEIGHT, parameter.shape))
         self._begin_state(rest, groups)
         for name, parameter in zip(self.names, self.trained, strict=True):
-            for part in (WEIGHT, *(MOMENTS if rest else ())):
+            # a parameter that another strategy has never stepped has no moments
+            for part in filter(partial(saved.has, name), (WEIGHT, *(MOMENTS if rest else ()))):
                 fragment = self._fragment(parameter, part)
                 if fragment is not None:
                     start, numbers = fragment
                     values = saved.read(name, part, start, start + numbers.numel()).to(numbers.device)
                     if self.stage == 3:
-                        self._set_local(parameter, values, None if part == WEIGHT else part)
+                        self._set_local(parameter, values, part)
                     else:
                         numbers.copy_(values)
 
@@ -214,35 +191,32 @@ class Zero(Holder):
         if state:
             for flat in self._flat():
                 zeros = {key: torch.zeros_like(flat) for key in MOMENTS}
-                self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(state[0]["step"])}
+                self.optimizer.state[flat] = zeros | {"step": copy.deepcopy(next(iter(state.values()))["step"])}
             self._link()
 
-    def _set(self, parameter: Any, value: Tensor, key: str | None = None) -> None:
-        """Write a parameter's whole master weights, or the moment ``key`` of its optimizer state, into the shards."""
-        # DeepSpeed's functions for whole tensors fail under ZeRO-3 if a parameter's size is not a multiple of the
+    def _set(self, parameter: Any, value: Tensor) -> None:
+        """Write a parameter's whole master weights into the shards."""
+        # DeepSpeed's function for whole tensors fails under ZeRO-3 if a parameter's size is not a multiple of the
         # number of processes, such as the bias of a head with one output. Each process therefore writes its own padded
         # part.
         from deepspeed import utils
 
         if self.stage < 3:
-            if key is None:
-                utils.safe_set_full_fp32_param(parameter, value)
-            else:
-                utils.safe_set_full_optimizer_state(parameter, value, key)
+            utils.safe_set_full_fp32_param(parameter, value)
             return
         size = parameter.ds_tensor.numel()
         first = min(size * distributed.rank(), value.numel())
-        self._set_local(parameter, value.flatten()[first : first + size], key)
+        self._set_local(parameter, value.flatten()[first : first + size], WEIGHT)
 
-    def _set_local(self, parameter: Any, values: Tensor, key: str | None) -> None:
-        """Write ``own``, this process's part of a parameter without padding, under ZeRO-3."""
+    def _set_local(self, parameter: Any, values: Tensor, part: str) -> None:
+        """Write this process's ``values`` of a part of a parameter, without padding, under ZeRO-3."""
         from deepspeed import utils
 
         padded = torch.nn.functional.pad(values, (0, parameter.ds_tensor.numel() - values.numel()))
-        if key is None:
+        if part == WEIGHT:
             utils.safe_set_local_fp32_param(parameter, padded)
         else:
-            utils.safe_set_local_optimizer_state(parameter, padded, key)
+            utils.safe_set_local_optimizer_state(parameter, padded, part)
 
     def _flat(self) -> list[Tensor]:
         """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""

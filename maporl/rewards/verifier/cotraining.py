@@ -25,8 +25,9 @@ from maporl.tasks.base import Task
 from maporl.types import Dialogue
 from trl_ext.learning.policy import load_weights
 from trl_ext.process import distributed
+from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.master_weights import MasterAdamW
-from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
+from trl_ext.sharding.optimizer_files import load_optimizer, save_optimizer
 
 Pair = tuple[list[int] | None, list[int] | None]
 """The token ids of a right and of a wrong answer to a question.
@@ -173,13 +174,19 @@ class CoTraining:
             ]
         return [pair for sides in questions.values() for pair in product(sides.get(True, ()), sides.get(False, ()))]
 
+    def _holder(self) -> Holder:
+        """Return what holds the verifier with its optimizer, for files."""
+        model = self.verifier.model
+        holder = Holder({"verifier": model}, None, list(model.parameters()))
+        holder.attach(self.optimizer)
+        return holder
+
     def save(self, folder: Path) -> None:
         """Write the verifier, and what is needed to go on training it, into ``folder``."""
         self.verifier.model.save_pretrained(folder)
         self.verifier.tokenizer.save_pretrained(folder)
-        state = self.optimizer.state_dict()
-        record = {"pairs": self.pairs, "rounds": self.rounds, "round": self.round, "new": self.new}
-        save_optimizer(state["state"].items(), state["param_groups"], folder, record)
+        more = {"pairs": self.pairs, "rounds": self.rounds, "round": self.round, "new": self.new}
+        save_optimizer(self._holder(), folder, **more)
 
     def load(self, folder: Path) -> None:
         """Read what :meth:`save` wrote.
@@ -188,7 +195,6 @@ class CoTraining:
             CheckpointError: the folder's weights or optimizer state cannot be read.
         """
         load_weights(self.verifier.model, None, folder)
-        state, record = read_optimizer(folder)
-        self.optimizer.load_state_dict({"state": state, "param_groups": record["groups"]})
+        record = load_optimizer(self._holder(), folder)
         self.pairs = [(right, wrong) for right, wrong in record["pairs"]]
         self.new, self.rounds, self.round = record["new"], record["rounds"], record["round"]

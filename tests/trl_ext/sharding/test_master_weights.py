@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from folders import ROOT
 from half_precision import learner_of, movement, rounding, rows_of, share, shares, take_steps, trained, weights
 from launches import STRATEGIES, free_port
+from older_checkpoints import write_whole_tensors
 from safetensors.torch import load_file, save_file
 from scripted_training import played
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -116,9 +117,9 @@ def test_small_steps_add_up_and_are_resumed_under_every_strategy(tmp_path, monke
         for part, value in found["shares"].items():
             assert 0.8 < value < 1.2, (critic, part)
         assert found["wrong"] == []
-        whole, elsewhere = found["states"]
-        assert whole > 0 and elsewhere == (whole if name == "Holder" else 0), (
-            "no device holds the whole optimizer state"
+        first, second = found["states"]
+        assert first > 0 and (second == 0 if name == "Holder" else second == pytest.approx(first, rel=0.1)), (
+            "each process writes what it holds of the optimizer's state"
         )
         for after in found["nan"]:
             assert "no step was taken" in after["refused"] and after["changed"] == [], critic
@@ -293,16 +294,19 @@ def test_a_bfloat16_verifier_that_keeps_learning_steps_master_weights_and_resume
     ]
     dialogue = Dialogue(Example("a", "2+2=", "4"), answers)
     ends, section = [], VerifierSection("here", learn_every=1, learning_rate=1e-5)
-    for dtype, interrupted in ((torch.float32, False), (HALF, False), (HALF, True)):
+    for dtype, interrupted in ((torch.float32, ""), (HALF, ""), (HALF, "now"), (HALF, "before")):
         torch.manual_seed(0)
         learning = CoTraining(Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), section)
         for update in range(20):
             if interrupted and update == 10:
-                learning.save(tmp_path)
+                learning.save(tmp_path / interrupted)
+                if interrupted == "before":
+                    record = {key: getattr(learning, key) for key in ("pairs", "rounds", "round", "new")}
+                    write_whole_tensors(learning.optimizer, tmp_path / interrupted, **record)
                 learning = CoTraining(
                     Verifier(LlamaForSequenceClassification(config).to(dtype), tokenizer, "here"), section
                 )
-                learning.load(tmp_path)
+                learning.load(tmp_path / interrupted)
             learning.after_update(update, [dialogue], Arithmetic(largest=4))
         stepped = [p for group in learning.optimizer.param_groups for p in group["params"]]
         assert {p.dtype for p in learning.verifier.model.parameters()} == {dtype}
@@ -311,7 +315,7 @@ def test_a_bfloat16_verifier_that_keeps_learning_steps_master_weights_and_resume
     start = torch.cat([p.detach().flatten() for p in LlamaForSequenceClassification(config).parameters()])
     moved = {"whole": ends[0] - start}, {"whole": ends[1] - start.to(HALF).float()}
     assert 0.8 < share(moved[1], moved[0]) < 1.2
-    assert torch.equal(ends[1], ends[2])
+    assert torch.equal(ends[1], ends[2]) and torch.equal(ends[1], ends[3]), "also from whole tensors of older versions"
 
 
 def test_a_small_adapter_of_a_bfloat16_base_speaks_in_rollouts(tiny, tmp_path):
@@ -387,14 +391,35 @@ def test_a_policys_folder_has_no_weights_but_its_own(tmp_path, critic):
         assert (folder / "critic").is_dir() == (critic != "none")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("critic", ["adapter", "model"])
+def test_whole_tensors_of_an_older_optimizer_are_read(tmp_path, critic, dtype):
+    """Versions before wrote the state by the index of its parameter, into the policy's folder ``optimizer``."""
+    learner = learner_of(dtype, critic, tmp_path)
+    take_steps(learner, 2)
+    write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
+    folder = tmp_path / "checkpoint-1/policies/policy"
+    write_whole_tensors(learner.optimizer, folder, scheduler=learner.scheduler.state_dict())
+    (folder / "optimizer").mkdir()
+    for name in ("optimizer.json", "optimizer.safetensors"):
+        (folder / name).rename(folder / "optimizer" / name)
+    other = learner_of(dtype, critic, tmp_path)
+    load_learner(other, folder)
+    ends = []
+    for goes_on in (learner, other):
+        take_steps(goes_on, 2)
+        ends.append(trained(goes_on))
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()) and len(ends[0]) > 4
+
+
 def test_a_checkpoint_without_master_weights_goes_on_from_its_weights(tmp_path):
     """Versions up to 0.4 stepped bfloat16 weights, and had the critic's head in one group with the critic's model."""
     learner = learner_of(HALF, "model", tmp_path, value_learning_rate=3e-6)
     take_steps(learner, 2)
     write_checkpoint(tmp_path / "checkpoint-1", Learners(policy=learner), {})
     folder = tmp_path / "checkpoint-1/policies/policy"
-    for file in [*(folder / "optimizer").iterdir(), folder / "critic/value_head.safetensors"]:
-        file.rename(folder / file.name)  # their old place
+    write_whole_tensors(learner.optimizer, folder, scheduler=learner.scheduler.state_dict())
+    (folder / "critic/value_head.safetensors").rename(folder / "value_head.safetensors")  # its old place
     tensors = load_file(folder / "optimizer.safetensors")
     save_file(
         {n: v.to(HALF) if v.dim() else v for n, v in tensors.items() if not n.endswith(".master")},

@@ -2,7 +2,6 @@
 
 import json
 import os
-import weakref
 
 import processes
 import pytest
@@ -10,9 +9,7 @@ import torch
 from folders import ROOT, SUPPORT
 from launches import SMALL, STRATEGIES, ZERO_3, free_port
 
-from trl_ext.sharding import optimizer_files
 from trl_ext.sharding.fsdp import FSDP_TORCH
-from trl_ext.sharding.optimizer_files import read_optimizer, save_optimizer
 from trl_ext.sharding.spreading import place, spread
 
 WORKER = SUPPORT / "memory_worker.py"
@@ -81,33 +78,3 @@ def test_shared_weights_that_are_received_are_still_shared():
     before = one.weight.detach().clone()
     spread(both.modules(), torch.device("cpu"), {id(one.weight)})
     assert both[0].weight is both[1].weight and torch.equal(both[0].weight, before)
-
-
-def test_a_large_optimizer_state_is_saved_and_loaded_part_by_part(tmp_path, monkeypatch):
-    """At 8 billion parameters the state is 96 GB, and one process writes it."""
-    monkeypatch.setattr(optimizer_files, "LARGEST", 2000)
-    alive, most = set(), []
-
-    def entries():
-        for index in range(9):
-            tensor = torch.full((250,), float(index))  # 1000 bytes
-            alive.add(index)
-            weakref.finalize(tensor, alive.discard, index)
-            yield index, {"exp_avg": tensor, "step": 3}
-            del tensor
-            most.append(len(alive))
-
-    save_optimizer(entries(), [{"params": list(range(9))}], tmp_path, {})
-    assert max(most) <= 2
-    assert len(list(tmp_path.glob("*.safetensors"))) == 5
-    state, record = read_optimizer(tmp_path)
-    assert list(state) == list(range(9)) and record["groups"] == [{"params": list(range(9))}]
-    assert all(torch.equal(v["exp_avg"], torch.full((250,), float(i))) and v["step"] == 3 for i, v in state.items())
-
-
-def test_a_part_of_an_optimizer_state_that_is_lost_is_missed(tmp_path, monkeypatch):
-    monkeypatch.setattr(optimizer_files, "LARGEST", 1)
-    save_optimizer(((n, {"exp_avg": torch.ones(2)}) for n in range(3)), [{"params": [0, 1, 2]}], tmp_path, {})
-    (tmp_path / "optimizer-1.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"optimizer-1\.safetensors"):
-        read_optimizer(tmp_path)
