@@ -378,9 +378,9 @@ def unmoved(cell: Cell, folder: Path, noise: bool) -> list[str]:
     learnt: set[str] = set()
     accumulate, step = learner.accumulate, learner.step
 
-    def accumulated(rows, index):
+    def accumulated(rows, index, *forward):
         read[:] = [rows]
-        seen.append(accumulate(rows, index))
+        seen.append(accumulate(rows, index, *forward))
         return seen[-1]
 
     def stepped():
@@ -424,7 +424,7 @@ def moved(cell: Cell, folder: Path) -> list[str]:
     named = {n: p for n, p in learner.model.named_parameters() if p.requires_grad}
     before = {n: p.detach().clone() for n, p in named.items()}
     accumulate, read = learner.accumulate, []
-    learner.accumulate = lambda rows, index: (read.append(rows), accumulate(rows, index))[1]
+    learner.accumulate = lambda rows, *more: (read.append(rows), accumulate(rows, *more))[1]
     trainer.train()
     still = {n for n, p in named.items() if torch.equal(p, before[n])}
     if still:

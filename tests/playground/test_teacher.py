@@ -124,7 +124,7 @@ def test_a_task_that_only_writes_answers_writes_them_in_every_role():
 )
 def test_a_role_that_the_task_does_not_know_is_refused_before_a_model_loads(values, protocol, agent, monkeypatch):
     config = from_dict(values | {"protocol": {"name": "plan", **protocol}})
-    monkeypatch.setattr("maporl.runs.build.load_agents", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("maporl.training.home.load_agents", lambda *_, **__: pytest.fail("a model was loaded"))
     message = rf"warm_start: task Roles does not write what agent {agent}.*no words for this role; define write_answer"
     for refuses in (check_run, build_trainer):
         with pytest.raises(ConfigError, match=message):

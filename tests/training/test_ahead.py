@@ -4,12 +4,12 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from ahead_runs import CopiedWeights, trainer_of
 
-from maporl.engines.base import Pending
 from maporl.errors import ConfigError
 from maporl.rollout.interleaving import Interleaving
 from maporl.training.ahead import Ahead, batches_to_begin
@@ -155,18 +155,17 @@ class Between(CopiedWeights):
         super().__init__(*arguments)
         self.thread, self.versions = ThreadPoolExecutor(1), {}
 
-    def submit(self, requests, decoding):
+    def submit(self, requests):
         def answer(request):
-            [reply] = self.generate([request], decoding)
-            reply.version = self.versions[request.policy]
+            [ready] = super(Between, self).submit([request])
             time.sleep(0.002)
-            return reply
+            return replace(ready.result(), version=self.versions[request.policy])
 
-        return [Pending(self.thread.submit(answer, request)) for request in requests]
+        return [self.thread.submit(answer, request) for request in requests]
 
-    def sync(self, policy):
-        self.thread.submit(super().sync, policy)
-        self.thread.submit(self.versions.__setitem__, policy, self.version)
+    def sync(self, policy, version):
+        self.thread.submit(super().sync, policy, version)
+        self.thread.submit(self.versions.__setitem__, policy, version)
 
     def release(self):
         pass
