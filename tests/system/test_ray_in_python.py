@@ -131,7 +131,7 @@ def test_processes_stay_in_a_block_and_another_run_takes_their_place(tiny, tmp_p
 def test_processes_end_if_the_trainer_cannot_be_built_or_its_run_fails(tiny, tmp_path, monkeypatch):
     backend = RayBackend()
     with monkeypatch.context() as patch:
-        patch.setattr(RayBackend, "engine", lambda *_: 1 / 0)
+        patch.setattr(RayBackend, "engines", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer_of(tmp_path / "run", whole(tiny), backend)
     assert thread_cluster.Cluster.running == 0

@@ -86,7 +86,7 @@ class Holder:
         self.shapes = {name_of[id(parameter)]: parameter.shape for parameter in trained}
         """The whole shapes of the trained parameters by their names in ``root``, in the optimizer's order."""
         self.names = list(self.shapes)
-        """The names of the trained parameters. Checkpoints use them."""
+        """The names of the trained parameters."""
         self.half = [name_of[id(parameter)] for parameter in trained if parameter.dtype in HALF_PRECISION]
         """The names of those that are in half precision. Checkpoints hold their master weights."""
 

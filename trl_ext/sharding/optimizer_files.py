@@ -7,6 +7,7 @@ which are read too.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def save_optimizer(holder: Holder, folder: Path, scheduler: Any = None, **more: 
     """
     if distributed.is_main():
         (folder / OPTIMIZER).mkdir(exist_ok=True)
-    save_shards(folder / OPTIMIZER, holder.shards(holder.half))
+    numbers = {name: str(number) for number, name in enumerate(holder.names)}  # adapters may have other names later
+    save_shards(folder / OPTIMIZER, (replace(shard, name=numbers[shard.name]) for shard in holder.shards(holder.half)))
     save_record(holder, folder, scheduler, **more)
 
 
@@ -91,7 +93,8 @@ def load_optimizer(holder: Holder, folder: Path, scheduler: Any = None) -> dict[
     if (folder / SHARDS).is_dir():
         saved = Shards(folder / SHARDS)
     elif (place / SHARDS).is_dir():
-        saved = Shards(place / SHARDS, partial=True)
+        names = {str(number): name for number, name in enumerate(holder.names)}
+        saved = Shards(place / SHARDS, partial=True).renamed(names)
     else:
         saved = _whole_tensors(rest, holder)
     groups, written = holder.optimizer_groups(), record["groups"]

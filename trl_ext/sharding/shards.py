@@ -156,6 +156,11 @@ class Shards:
         shards._sort()
         return shards
 
+    def renamed(self, names: Mapping[str, str]) -> "Shards":
+        """Return the shards with other ``names`` of parameters, by those in the files."""
+        self._pieces = {(names.get(name, name), part): pieces for (name, part), pieces in self._pieces.items()}
+        return self
+
     def _add(self, entry: str, length: int, file: Any) -> None:
         name, _, rest = entry.rpartition("/")
         part, _, start = rest.partition("@")
