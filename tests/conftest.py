@@ -35,6 +35,11 @@ def pytest_collection():
         gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the tests of whole processes, which take longest, so that no worker waits for one at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
+
+
 @pytest.fixture
 def tiny():
     """``tiny(architecture, seed=0, **section)`` -> (model, tokenizer): 2 layers, width 64, characters."""
