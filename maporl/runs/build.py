@@ -24,7 +24,7 @@ from maporl.team.agents import Policy
 from maporl.team.devices import split_bases
 from maporl.team.team import Team
 from maporl.team.weights import check_initial, has_weights, load_unless_received
-from maporl.training.home import Local, TeamHome
+from maporl.training.home import TeamHome, home_of
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import training_arguments
 from trl_ext.files.atomic import new_folder
@@ -71,7 +71,7 @@ def trainer_of(
     if config.warm_start.steps:
         with closing(run.open_tools().world) as world:  # it counts what is called in it
             check_taught(run, world)
-    home = backend or (RayBackend(config.cluster, quiet) if config.cluster.backend == "ray" else Local())
+    home = home_of(backend or (RayBackend(config.cluster, quiet) if config.cluster.backend == "ray" else None))
     team = home.load_team(config, team, lambda loaded: _begin_once(run, loaded, args.device, quiet))
     args.disable_tqdm = quiet
     return MultiAgentPPOTrainer(

@@ -338,7 +338,3 @@ def set_random_state(state: RandomState) -> None:
     random.setstate((version, tuple(internal), following))
     kind, keys, position, has_gauss, gauss = numbers["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
-
-
-def _contiguous(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: value.contiguous() for key, value in state.items()}
