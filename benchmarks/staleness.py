@@ -79,7 +79,7 @@ def final_turn(seed: int, age: int, mode: str | None, updates: int, folder: Path
         sets |= {"ppo.engine_tis_cap": 2.0, "ppo.engine_tis_mode": mode}
     config = load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
     trainer = build_trainer(config, quiet=True)
-    engine = OldWeights(trainer.team.policies, age, config.ppo.local_rollout_forward_batch_size)
+    engine = OldWeights(trainer.team.policies, age, config.ppo.batch_rows)
     trainer.engines["transformers"] = TextEngine(trainer.team.policies, engine, config.ppo.response_length)
     play = trainer.collector.collect
 

@@ -90,7 +90,7 @@ class EngineProcess:
             if not policy.is_quantized:
                 policy.model.to(self.device)  # type: ignore[arg-type]  # its decorator hides the signature
             policy.model.eval()
-        rows = options.local_rollout_forward_batch_size
+        rows = options.batch_rows
         self._untrained = UntrainedWeights(self.team, lambda name: policies[name].active(), rows)
         self.versions = {name: 0 for name in policies if name not in self.spec.trained}
         self.rows: TransformersRows | VLLMRows

@@ -144,7 +144,7 @@ class LearnerProcess:
             central.prepare(accelerator, spec.updates)
         self.team = team
         self.learning = Learning(learners, args, accelerator.device, central)
-        rows = args.local_rollout_forward_batch_size
+        rows = args.batch_rows
         self._untrained = UntrainedWeights(team, lambda name: learners[name].policy.reference_model(), rows)
         return self.learning.trained_bytes()
 

@@ -64,7 +64,7 @@ class AgentPool:
         by_policy = {
             p: entry.untrained for entry in loaded.values() if entry.untrained for p in entry.untrained.team.policies
         }
-        rows = config.ppo.local_rollout_forward_batch_size
+        rows = config.ppo.batch_rows
         untrained = UntrainedWeights(team, lambda p: by_policy[p].model_of(p), rows) if by_policy else None
         return player_of(
             ResolvedRun(dataclasses.replace(config, agents=sections, reward=reward)), team, untrained, sources
@@ -101,7 +101,7 @@ class AgentPool:
         config = dataclasses.replace(entrant.config, agents=self._sections(weights))
         agents = load_agents(config, self.tokenizers[run], bases=self._bases)
         team = Team(agents)
-        rows = config.ppo.local_rollout_forward_batch_size
+        rows = config.ppo.batch_rows
         untrained = (
             UntrainedWeights.before_training(team, rows)
             if asks_untrained(config.restate, config.reward.sources)

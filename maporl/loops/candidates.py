@@ -48,5 +48,5 @@ def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sa
     draw = policy.voice.draw(settings, decoding, config.ppo.response_length)
     if said.temperature is not None:
         draw = replace(draw, temperature=said.temperature)
-    rows = config.ppo.local_rollout_forward_batch_size
+    rows = config.ppo.batch_rows
     return Sampling.of(draw, StopStrings.of(policy.tokenizer, draw.stop), rows)

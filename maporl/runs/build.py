@@ -122,7 +122,7 @@ def loaded_player(run: ResolvedRun, checkpoint: Path | None = None) -> Player:
     if config.warm_start.steps and checkpoint is None:  # the weights of a checkpoint include the warm start
         _warm_start(run, team, device, quiet=True)
     team.find_stop_ids(config.ppo)
-    rows = config.ppo.local_rollout_forward_batch_size
+    rows = config.ppo.batch_rows
     untrained = (
         UntrainedWeights.before_training(team, rows) if asks_untrained(config.restate, config.reward.sources) else None
     )

@@ -170,7 +170,7 @@ class Loop:
     def _player(self, weights: Path) -> Player:
         untrained = None
         if asks_untrained(self.config.restate, self.config.reward.sources):
-            rows = self.config.ppo.local_rollout_forward_batch_size
+            rows = self.config.ppo.batch_rows
             first = team_with(self.config, self.folder / INITIAL)
             first.find_stop_ids(self.config.ppo)
             untrained = UntrainedWeights.before_training(first, rows)

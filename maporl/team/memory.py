@@ -156,7 +156,7 @@ def _advice(parts: dict[str, float], cache: float, moving: float, cpu: bool, bou
 def kv_cache(config: Config, longest: int, dialogues: int) -> float:
     """Return the bytes of KV cache of the largest batch of sampling with the transformers engine."""
     ppo = config.ppo
-    rows = min(ppo.local_rollout_forward_batch_size, config.questions_per_update() * dialogues)
+    rows = min(ppo.batch_rows, config.questions_per_update() * dialogues)
     tokens = rows * longest
     if ppo.max_tokens_per_generate is not None:
         tokens = min(tokens, max(ppo.max_tokens_per_generate, longest))

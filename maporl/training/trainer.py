@@ -128,7 +128,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         self.schedule = parts.schedule.resolved(parts.protocol.turns, team.names())
         pool = self.schedule.opponent_pool
         self.past_policies = None if pool is None else home.past_policies(pool, team, args.seed)
-        self.player = parts.player(home.untrained(team, args.local_rollout_forward_batch_size))
+        self.player = parts.player(home.untrained(team, args.batch_rows))
         for source in self.player.scorer.sources.values():
             source.follow(lambda: self.state)
         home.prepare(parts, self.player, self.past_policies, self.record)

@@ -195,7 +195,7 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
     config = from_dict(values)
     assert memory.device_lines(ResolvedRun(config), 20, 1, None) == [], "no accelerator"
     told, *warnings = memory.device_lines(ResolvedRun(config), 20, 1, int(size))
-    rows = min(config.ppo.local_rollout_forward_batch_size, config.questions_per_update())
+    rows = min(config.ppo.batch_rows, config.questions_per_update())
     assert memory.kv_cache(config, 20, 1) == rows * 20 * 2 * 2 * 8 * 2
     assert "GiB of KV cache" in told and ("chosen from the free memory" in told) is (
         "max_tokens_per_microbatch" not in changes.get("ppo", {})

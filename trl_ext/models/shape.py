@@ -102,13 +102,16 @@ class Shape:
         """Return the bytes that engines are sent after an update: of the adapters, or of all weights."""
         return float(self.bytes * (self.adapters or self.parameters))
 
-    def activations(self, tokens: int, checkpointing: bool) -> float:
-        """Return the bytes that the backward pass needs of each forward.
+    @property
+    def layer(self) -> int:
+        """Return the bytes that one layer computes for a token: about eight tensors of the hidden size and four of the
+        intermediate size."""
+        return self.bytes * (8 * self.hidden + 4 * self.intermediate)
 
-        A layer keeps about eight tensors of the hidden size and four of the intermediate size for each token.
-        """
-        layer = self.bytes * (8 * self.hidden + 4 * self.intermediate)
-        return tokens * ((self.layers * self.bytes * self.hidden + layer) if checkpointing else self.layers * layer)
+    def activations(self, tokens: int, checkpointing: bool) -> float:
+        """Return the bytes that the backward pass needs of each forward."""
+        inputs = self.layers * self.bytes * self.hidden
+        return tokens * (inputs + self.layer if checkpointing else self.layers * self.layer)
 
     def logits(self, tokens: int) -> float:
         """Return the bytes of logits for ``tokens`` tokens, of their float32 copies, and of the gradients of both."""

@@ -93,6 +93,9 @@ Positive = Annotated[int, AtLeast(1)]
 NotNegative = Annotated[float, AtLeast(0)]
 """A finite number, 0 or more."""
 
+BATCH_ROWS = 64
+"""The rows of a batch, where no option says them and no free memory decides."""
+
 GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
@@ -113,8 +116,10 @@ class PPOOptions:
     )
     num_ppo_epochs: Positive = option(4, "Passes over each collected batch.")
     num_mini_batches: Positive = option(1, "Optimizer steps per pass: the batch is cut into this many minibatches.")
-    local_rollout_forward_batch_size: Positive = option(
-        64, "Rows per batch of sampling, and per batch of a reward model."
+    local_rollout_forward_batch_size: Positive | None = option(
+        None,
+        "Rows per batch of sampling, and per batch of a reward model. None: 64; on an accelerator, the models of a "
+        "run sample 64, 128 or 256 rows at a time, as its free memory allows.",
     )
     max_tokens_per_generate: int | None = option(
         None,
@@ -273,6 +278,11 @@ class PPOOptions:
     def decoding(self) -> Decoding:
         """How the answers are sampled on which a policy is trained."""
         return Decoding(self.temperature, self.top_p, self.top_k)
+
+    @property
+    def batch_rows(self) -> int:
+        """The most rows of a batch of whatever does not choose it by the free memory."""
+        return self.local_rollout_forward_batch_size or BATCH_ROWS
 
 
 @options()

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.sampling.request import Draw
 
 
@@ -28,7 +29,7 @@ class Sampling:
     max_new_tokens: int
     temperature: float = 1.0
     stop_ids: frozenset[int] = frozenset()
-    batch_size: int = 64
+    batch_size: int = BATCH_ROWS
     top_p: float = 1.0
     batch_tokens: int | None = None
     top_k: int = 0

@@ -4,12 +4,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
+import torch
 from peft import PeftModel
 
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.models.forward import base_of
 from trl_ext.models.lora_merge import merged, merges
 from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.shape import Shape
+from trl_ext.ppo.options import BATCH_ROWS
+from trl_ext.process.devices import free_bytes
 from trl_ext.sampling.engine import Ready, TokenEngine
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampled, Sampling
@@ -17,6 +22,20 @@ from trl_ext.sampling.request import TokenRequest
 from trl_ext.sampling.sample import sample
 
 Adapters = Literal["auto", "mixed", "merged", "plain"]
+MOST_ROWS = 256
+"""The most rows that are sampled at a time because memory is free."""
+
+
+def fitting_rows(row_bytes: float, free: int) -> int:
+    """Return how many rows of ``row_bytes`` bytes are sampled at a time on a device with ``free`` bytes.
+
+    They are 64, 128 or 256, so that small differences in free memory make the same batches. More than 64 take at most a
+    quarter of what is free, because kept states take half, and training allocates moments later.
+    """
+    rows = BATCH_ROWS
+    while rows < MOST_ROWS and 2 * rows * row_bytes <= free / 4:
+        rows *= 2
+    return rows
 
 
 class Weights(Protocol):
@@ -45,7 +64,10 @@ class OwnWeights(TokenEngine):
 
     Args:
         policies: the policies by name.
-        batch_size: see :class:`trl_ext.sampling.options.Sampling`.
+        batch_size: the most rows of a batch. If it is None, an accelerator samples as many as :func:`fitting_rows`
+            says for the longest conversation, and a CPU 64. The free memory of a device is asked once, when the engine
+            first samples on it, so that a run repeats on the same machine. In half precision the rows of a batch can
+            change each other's rounding, and so their tokens: give a number where other programs share the device.
         batch_tokens: see :class:`trl_ext.sampling.options.Sampling`.
         keep_states: whether to keep the KV cache of a conversation between its turns, until :meth:`release`.
         adapters: how LoRA policies of one base answer. ``mixed``: in one batch, with each row through its own adapter.
@@ -59,7 +81,7 @@ class OwnWeights(TokenEngine):
     def __init__(
         self,
         policies: Mapping[str, Weights],
-        batch_size: int,
+        batch_size: int | None = None,
         batch_tokens: int | None = None,
         keep_states: bool = True,
         adapters: Adapters = "auto",
@@ -68,6 +90,7 @@ class OwnWeights(TokenEngine):
         self.policies, self.batch_size, self.batch_tokens, self.adapters = policies, batch_size, batch_tokens, adapters
         budget = None if keep_states_gib is None else int(keep_states_gib * 2**30)
         self.kv_cache: KVCache | None = KVCache(budget) if keep_states else None
+        self._free: dict[torch.device, int | None] = {}  # bytes, when this first sampled there
 
     def submit(self, requests: Sequence[TokenRequest]) -> list[Ready[Sampled]]:
         """Sample one completion for each request. They are there at once."""
@@ -108,14 +131,27 @@ class OwnWeights(TokenEngine):
             wanted = [self.adapters]
         return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
 
-    def _sampling(self, request: TokenRequest) -> Sampling:
+    def _rows(self, model: Any, requests: Sequence[TokenRequest]) -> int:
+        """Return the most rows of a batch of ``requests``."""
+        device = next(model.parameters()).device
+        if self.batch_size is not None or device.type == "cpu":
+            return self.batch_size or BATCH_ROWS
+        if device not in self._free:
+            self._free[device] = free_bytes(device)
+        free, shape = self._free[device], Shape.of(base_of(model), base_of(model).dtype)
+        prompt = max(len(request.prompt_ids) for request in requests)
+        most = prompt + max(request.draw.max_tokens for request in requests)
+        return BATCH_ROWS if free is None else fitting_rows(shape.kv_cache(most) + prompt * shape.layer, free)
+
+    def _sampling(self, request: TokenRequest, rows: int) -> Sampling:
         stops = StopStrings.of(self.policies[request.policy].tokenizer, request.draw.stop)
-        return Sampling.of(request.draw, stops, self.batch_size, self.batch_tokens)
+        return Sampling.of(request.draw, stops, rows, self.batch_tokens)
 
     def _together(self, requests: list[TokenRequest]) -> list[Sampled]:
         """Sample the completions of one group."""
         speaking = [self.policies[request.policy] for request in requests]
-        first, each = speaking[0], [self._sampling(request) for request in requests]
+        first, rows = speaking[0], self._rows(speaking[0].model, requests)
+        each = [self._sampling(request, rows) for request in requests]
         keys = [request.key for request in requests if request.key is not None]
         mixed = len({policy.name for policy in speaking}) > 1
         merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)

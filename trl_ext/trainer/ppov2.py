@@ -131,7 +131,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
             reward_weights,
             reward_model,
             reward_processing_class,
-            args.local_rollout_forward_batch_size,
+            args.batch_rows,
         )
         if data_collator is None and train_dataset is not None:  # a collator may add columns
             columns = sorted(read_prompt(train_dataset[0], processing_class).columns)

@@ -43,7 +43,7 @@ def test_defaults_are_those_of_trl_1_12():
         "stop_token": None, "stop_token_id": None, "temperature": 0.7, "missing_eos_penalty": None, "kl_coef": 0.05,
         "kl_estimator": "k1", "cliprange": 0.2, "vf_coef": 0.1, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95,
         "whiten_rewards": False, "model_adapter_name": None, "ref_adapter_name": None, "num_sample_generations": 10,
-        "local_rollout_forward_batch_size": 64, "dataset_num_proc": None, "ds3_gather_for_generation": True,
+        "dataset_num_proc": None, "ds3_gather_for_generation": True,
         "sft_model_path": "EleutherAI/pythia-160m", "reward_model_path": "EleutherAI/pythia-160m",
     }  # fmt: skip
     args = PPOv2Config(output_dir="unused")
