@@ -10,7 +10,7 @@ from torch import Tensor
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sampling.drawing import draw
-from trl_ext.sampling.kv_cache import Block, KVCache, assemble, empty_cache, plain_states
+from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache, plain_states
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.recorded_step import RecordedStep, records
 
@@ -27,7 +27,7 @@ class Row:
     sampling: Sampling
     adapter: str | None = None
     owner: str | None = None
-    past: tuple[Block, int] | None = None
+    past: Place | None = None
     known: int = 0
     """How many tokens at the beginning of the prompt an earlier turn may have read."""
     longest: int | None = None
@@ -58,7 +58,7 @@ class Row:
     @property
     def read(self) -> int:
         """Return how many tokens were read in an earlier turn."""
-        return 0 if self.past is None else self.past[0].lengths[self.past[1]]
+        return 0 if self.past is None else self.past.length
 
 
 class Batch:
@@ -134,8 +134,6 @@ class Batch:
         self.mask = self.mask.to(self.device)
         if past:
             self.cache = assemble([row.past for row in unique], past, self.base)
-        if self.states is not None:
-            self.states.give_back(row.past for row in all_rows)
         for row in all_rows:
             row.past = None  # a block's memory is freed once its last row is copied
         self.rows = unique

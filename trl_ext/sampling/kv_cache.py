@@ -4,9 +4,11 @@ Keys and values are valid only for the weights that computed them. They are drop
 """
 
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ def plain_states(model: Any) -> str:
     return "windowed" if local or any(layer.is_sliding for layer in layers) else "everywhere"
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """The keys and values of B conversations: for each layer a pair of tensors [B, heads, T, width].
 
@@ -44,7 +46,7 @@ class Block:
     layers: list[tuple[Tensor, Tensor]]
     lengths: list[int]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Return the memory of the block."""
         return sum(values.nbytes for pair in self.layers for values in pair)
@@ -69,20 +71,25 @@ class Block:
         return cls([(cut(layer.keys), cut(layer.values)) for layer in cache.layers], lengths)
 
 
-@dataclass
-class _Held:
-    """A block in memory. ``names`` are its rows that are kept, and ``lent`` counts the rows that are being read."""
+@dataclass(eq=False)
+class Place:
+    """The states of one conversation: a row of a block."""
 
     block: Block
-    names: set[Hashable]
-    lent: int = 0
+    row: int
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens whose states they are."""
+        return self.block.lengths[self.row]
 
 
 class KVCache:
     """The kept states of conversations, by their names. A name holds a policy and the tokens of a conversation.
 
     If the states do not fit into the budget, those that were kept first are forgotten first, and what still does not
-    fit is not kept. A conversation that is forgotten is read again, so results do not change.
+    fit is not kept. A conversation that is forgotten is read again, so results do not change. Python frees a block once
+    none of its places is kept or taken.
 
     Args:
         budget: the most bytes of states. By default it is half of the memory that is free when the first states are
@@ -91,17 +98,21 @@ class KVCache:
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget, self._limit = budget, budget
-        self._rows: dict[Hashable, tuple[Block, int]] = {}
-        self._held: dict[int, _Held] = {}  # by the block's id, in the order in which they were kept
-        self.bytes = 0
-        """The bytes of all blocks in memory."""
+        self._kept: dict[Hashable, Place] = {}  # in the order in which they were kept
+        self._taken: WeakSet[Place] = WeakSet()  # as long as a row that is to read them has them
+        self._blocks: WeakSet[Block] = WeakSet()  # as long as one of their places is kept or taken
         self.largest = 0
         """The largest :attr:`bytes` so far."""
         self.forgotten = 0
         """The number of conversations that did not fit."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._kept)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all blocks in memory."""
+        return sum(block.bytes for block in self._blocks)
 
     def keep(self, names: Sequence[Hashable], cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> None:
         """Keep the first ``lengths`` states of ``rows`` of a batch under ``names``, as far as there is room.
@@ -127,56 +138,40 @@ class KVCache:
             self._put(names[:fitting], Block.of(cache, mask, rows[:fitting], lengths[:fitting]))
 
     def _put(self, names: Sequence[Hashable], block: Block) -> None:
-        rows = {name: row for row, name in enumerate(names)}  # equal conversations have equal states
-        for name in rows:
-            self._forget(name)
-        self._rows.update({name: (block, row) for name, row in rows.items()})
-        self._held[id(block)] = _Held(block, set(rows))
-        self.bytes += block.bytes
+        places = {name: Place(block, row) for row, name in enumerate(names)}  # equal conversations have equal states
+        for name in places:
+            self._kept.pop(name, None)
+        self._kept.update(places)
+        self._blocks.add(block)
         self.largest = max(self.largest, self.bytes)
 
     def _make_room(self, wanted: int) -> None:
         """Forget the blocks that were kept first, until ``wanted`` bytes fit. Blocks that are being read stay."""
         assert self._limit is not None  # set by the caller
-        for held in list(self._held.values()):
-            if self.bytes + wanted <= self._limit:
-                return
-            if not held.lent:
-                self.forgotten += len(held.names)
-                for name in list(held.names):
-                    self._forget(name)
+        excess = self.bytes + wanted - self._limit
+        if excess <= 0:
+            return
+        names_of: dict[Block, list[Hashable]] = {}
+        for name, place in self._kept.items():
+            names_of.setdefault(place.block, []).append(name)
+        taken = {place.block for place in self._taken}
+        for block, names in names_of.items():
+            if excess > 0 and block not in taken:
+                self.forgotten += len(names)
+                for name in names:
+                    del self._kept[name]
+                excess -= block.bytes
 
-    def take(self, names: Sequence[Hashable]) -> list[tuple[Block, int] | None]:
-        """Return the block that holds each of ``names`` and its row in the block, or None if a name is not kept.
+    def take(self, names: Sequence[Hashable]) -> list[Place | None]:
+        """Return the place of each of ``names``, or None if a name is not kept.
 
-        The names are forgotten, because longer conversations will take their place. The blocks stay in memory until
-        :meth:`give_back`.
+        The names are forgotten, because longer conversations will take their place.
         """
-        places = [self._rows.get(name) for name in names]
-        for place in filter(None, places):
-            self._held[id(place[0])].lent += 1
+        places = [self._kept.get(name) for name in names]
+        self._taken.update(filter(None, places))
         for name in names:
-            self._forget(name)
+            self._kept.pop(name, None)
         return places
-
-    def give_back(self, places: Iterable[tuple[Block, int] | None]) -> None:
-        """Say that what :meth:`take` returned was copied."""
-        for place in filter(None, places):
-            held = self._held[id(place[0])]
-            held.lent -= 1
-            self._release(held)
-
-    def _forget(self, name: Hashable) -> None:
-        place = self._rows.pop(name, None)
-        if place is not None:
-            held = self._held[id(place[0])]
-            held.names.discard(name)
-            self._release(held)
-
-    def _release(self, held: _Held) -> None:
-        if not held.names and not held.lent:
-            del self._held[id(held.block)]
-            self.bytes -= held.block.bytes
 
     def take_counts(self) -> tuple[int, int]:
         """Return :attr:`largest` and :attr:`forgotten` since the last call."""
@@ -186,9 +181,10 @@ class KVCache:
 
     def clear(self) -> None:
         """Forget everything, because the weights are about to change or the memory is needed."""
-        self._rows.clear()
-        self._held.clear()
-        self.bytes, self._limit = 0, self.budget
+        self._kept.clear()
+        self._taken.clear()
+        self._blocks.clear()
+        self._limit = self.budget
 
 
 class RoomyLayer(DynamicLayer):
@@ -237,25 +233,25 @@ def empty_cache(model: Any) -> DynamicCache:
     return cache
 
 
-def assemble(rows: Sequence[tuple[Block, int] | None], width: int, model: Any) -> DynamicCache:
-    """Return a cache of ``width`` columns with one row for each of ``rows``, in which ``model`` decodes them.
+def assemble(places: Sequence[Place | None], width: int, model: Any) -> DynamicCache:
+    """Return a cache of ``width`` columns with one row for each of ``places``, in which ``model`` decodes them.
 
-    Each entry of ``rows`` is a block and a row of it, or None for an empty row. States stand at the right end.
+    The row of None is empty. States stand at the right end.
     """
-    sources: dict[int, tuple[Block, list[int], list[int]]] = {}
-    for place, row in enumerate(rows):
-        if row is not None:
-            _, here, there = sources.setdefault(id(row[0]), (row[0], [], []))
-            here.append(place)
-            there.append(row[1])
-    first = next(iter(sources.values()))[0]
+    rows_of: dict[Block, tuple[list[int], list[int]]] = {}
+    for row, place in enumerate(places):
+        if place is not None:
+            targets, sources = rows_of.setdefault(place.block, ([], []))
+            targets.append(row)
+            sources.append(place.row)
+    first = next(iter(rows_of))
     device = first.layers[0][0].device
     # on the device once, because lists would be copied for every layer
-    places = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, to, at in sources.values()]
+    copies = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, (to, at) in rows_of.items()]
     cache = empty_cache(model)
     for layer, pair in enumerate(first.layers):
-        keys, values = (like.new_zeros(len(rows), like.shape[1], width, like.shape[3]) for like in pair)
-        for block, to, at in places:
+        keys, values = (like.new_zeros(len(places), like.shape[1], width, like.shape[3]) for like in pair)
+        for block, to, at in copies:
             for target, states in zip((keys, values), block.layers[layer], strict=True):
                 shared = min(width, states.shape[2])
                 target[to, :, width - shared :] = states[at][:, :, states.shape[2] - shared :]

@@ -112,7 +112,8 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, s
             assert read[0] <= 5, "only what is new is read"
         if budget is not None:
             assert states.bytes <= states.largest <= budget
-            assert states.bytes == sum({id(block): block.bytes for block, _ in states._rows.values()}.values())
+            assert states.bytes == sum(block.bytes for block in {place.block for place in states._kept.values()})
+            assert not states._taken
             assert bool(states.largest) is (share > 0)
         assert [a.ids for a in answers] == [alone(model, p, 8) for p in prompts]
         prompts = [p + a.ids for p, a in zip(prompts, answers, strict=True)]
@@ -146,18 +147,18 @@ def test_conversations_that_were_kept_first_are_forgotten_first():
         states.keep([name], cache, torch.ones(1, 5), [0], [5])
 
     keep("a")
-    lent = states.take(["a", "unknown"])
-    assert lent[0] is not None and lent[1] is None and len(states) == 0 and states.bytes == 100
+    taken = states.take(["a", "unknown"])
+    assert taken[0] is not None and taken[1] is None and len(states) == 0 and states.bytes == 100
     for name in "bc":
         keep(name)
-    assert list(states._rows) == ["c"] and states.bytes == 200 and states.forgotten == 1
-    states.give_back(lent)
+    assert list(states._kept) == ["c"] and states.bytes == 200 and states.forgotten == 1
+    del taken
     assert states.bytes == 100
     keep("d")
-    assert list(states._rows) == ["c", "d"]
+    assert list(states._kept) == ["c", "d"]
     states.keep(["e", "f", "g"], SimpleNamespace(layers=[SimpleNamespace(keys=torch.zeros(3, 1, 5, 5), values=torch.zeros(3, 1, 5, 0))]),
                 torch.ones(3, 5), [0, 1, 2], [5, 5, 5])  # fmt: skip
-    assert list(states._rows) == ["e", "f"] and states.bytes == 200
+    assert list(states._kept) == ["e", "f"] and states.bytes == 200
     assert states.take_counts() == (200, 4), "b, c, d, g"
     assert states.take_counts() == (200, 0)
     states.clear()
