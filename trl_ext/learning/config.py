@@ -3,18 +3,19 @@
 import math
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.learning.arguments import check_training_arguments
+from trl_ext.learning.trl_scripts import TRLScriptOptions
 from trl_ext.ppo.options import LearnerOptions, PPOOptions, option
 
 
 @dataclass
-class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
+class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArguments):
     """The options of PPO (:class:`PPOOptions`), of a learner (:class:`LearnerOptions`) and ``TrainingArguments``.
 
     One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions, ``num_generations``
@@ -29,11 +30,10 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
 
     may_change: ClassVar[frozenset[str]] = frozenset(
         (
-            *("total_episodes", "num_sample_generations", "logging_steps", "dataset_num_proc", "sft_model_path"),
-            *("reward_model_path", "local_rollout_forward_batch_size", "max_tokens_per_generate", "keep_states"),
-            *("max_tokens_per_microbatch", "logits_chunk", "world_size", "micro_batch_size"),
-            *("local_batch_size", "local_mini_batch_size", "mini_batch_size", "ds3_gather_for_generation"),
-            "async_save",
+            *("total_episodes", "num_sample_generations", "logging_steps", "local_rollout_forward_batch_size"),
+            *("max_tokens_per_generate", "keep_states", "max_tokens_per_microbatch", "logits_chunk", "async_save"),
+            *("world_size", "micro_batch_size", "local_batch_size", "local_mini_batch_size", "mini_batch_size"),
+            *(field.name for field in fields(TRLScriptOptions)),
         )
     )
     """The own options that a resumed run may change, because they do not decide its weights, or because a count does
@@ -47,11 +47,6 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
     num_sample_generations: int = option(
         10, "How often in a run greedy completions of the evaluation set go to completions.jsonl; 0: never."
     )
-    dataset_num_proc: int | None = option(
-        None, "Unused here: each batch is tokenised when it is sampled; kept for scripts written for TRL."
-    )
-    sft_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
-    reward_model_path: str = option("EleutherAI/pythia-160m", "Unused here; kept for scripts written for TRL.")
     world_size: int | None = option(None, "Filled in by the trainer: number of processes.")
     num_total_batches: int | None = option(None, "Filled in by the trainer: number of updates.")
     micro_batch_size: int | None = option(None, "Filled in by the trainer: rows per forward over all processes.")
@@ -61,9 +56,6 @@ class PPOv2Config(PPOOptions, LearnerOptions, TrainingArguments):
         None, "Filled in by the trainer: the mean number of rows per optimizer step here, rounded up."
     )
     mini_batch_size: int | None = option(None, "Filled in by the trainer: rows per optimizer step over all processes.")
-    ds3_gather_for_generation: bool = option(
-        True, "Unused here: weights are always gathered for generation; kept for scripts written for TRL."
-    )
 
     def __post_init__(self):
         PPOOptions.__post_init__(self)

@@ -1,4 +1,4 @@
-"""Evaluation, shown completions and the model card of :class:`trl_ext.PPOv2Trainer`."""
+"""Evaluation, recorded completions and the model card of :class:`trl_ext.PPOv2Trainer`."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from trl_ext.trainer.scoring import Reward
 
 
 class PPOv2Evaluation:
-    """The part of :class:`trl_ext.PPOv2Trainer` that evaluates the policy and shows what it answers."""
+    """The part of :class:`trl_ext.PPOv2Trainer` that evaluates the policy and records what it answers."""
 
     args: Any
     state: Any
@@ -91,25 +91,6 @@ class PPOv2Evaluation:
                 record |= {"score": done.score, "rewards": rewards}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-    def generate_completions(self, sampling: bool = False) -> list[str]:
-        """Return the texts of completions of the evaluation set, and print the first five.
-
-        They are greedy unless ``sampling``. Scripts that were written for TRL call this method at their end, also
-        without an evaluation set. It then returns no texts.
-
-        Raises:
-            RewardError: a reward source failed, or left a completion without a score.
-        """
-        if self.eval_dataset is None:
-            return []
-        rows = [self.eval_dataset[i] for i in range(len(self.eval_dataset))]
-        with self.sampling_weights():
-            completions = self._sample(rows, self.args.decoding if sampling else GREEDY)
-            self._score(completions)
-        if distributed.is_main():
-            _show(completions[:5])
-        return [c.text for c in completions]
-
     def create_model_card(  # type: ignore[override]
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
@@ -137,11 +118,3 @@ class PPOv2Evaluation:
         self.folder.mkdir(parents=True, exist_ok=True)
         card = model_card(model_name or self.folder.resolve().name, on_hub, dataset_name, more, facts)
         card.save(self.folder / "README.md")
-
-
-def _show(completions: list[Completion]) -> None:
-    """Print what was asked and answered. ``repr`` shows control characters, which a terminal would obey."""
-    for done in completions:
-        print(
-            f"query           {done.prompt.prompt!r}\nmodel response  {done.text!r}\nscore           {done.score:.4g}\n"
-        )

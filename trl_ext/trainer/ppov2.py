@@ -20,6 +20,7 @@ from trl_ext.learning.home import Home
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.metrics import Clock, mean
 from trl_ext.learning.policy import Policy
+from trl_ext.learning.trl_scripts import PolicyAndValue, TRLScriptMethods
 from trl_ext.models.adapters import fault
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.advantages import assign_advantages
@@ -48,13 +49,12 @@ from trl_ext.trainer.resuming import Remembers
 from trl_ext.trainer.reward_sources import RewardSources
 from trl_ext.trainer.sampler import Sampler
 from trl_ext.trainer.scoring import RESERVED, RewardFunction, check_parameters, reward_name
-from trl_ext.trainer.trl_model import PolicyAndValue
 from trl_ext.trainer.update_batch import UpdateBatch
 
 logger = logging.getLogger(__name__)
 
 
-class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card
+class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]  # TRL's create_model_card
     """Proximal policy optimisation of one causal language model.
 
     The constructor takes the arguments of ``trl.experimental.ppo.PPOTrainer`` in TRL 1.12, and a few more.
@@ -157,7 +157,7 @@ class PPOv2Trainer(PPOv2Evaluation, PPOLoop[UpdateBatch]):  # type: ignore[misc]
                 f"critic_warmup: only the critic would learn in all {updates} updates; choose a smaller number"
             )
         self._sources.to(self.accelerator.device)
-        self.model = PolicyAndValue(learner)
+        self.model = PolicyAndValue(learner.model, learner.critic.kind, learner.critic.model)
         self._stop_ids = stop_ids_of(learner.model, processing_class, args.stop_token, args.stop_token_id)
         self._stop_strings = StopStrings.of(processing_class, args.stop_strings)
         rows, tokens = args.local_rollout_forward_batch_size, args.max_tokens_per_generate
