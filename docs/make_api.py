@@ -115,7 +115,7 @@ GROUPS: list[tuple[str, str, str]] = [
         "trl_ext.Learner trl_ext.ValueHead "
         "trl_ext.OBJECTIVES trl_ext.ppo.losses.importance_ratio trl_ext.ppo.maths.masked_mean "
         "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae "
-        "trl_ext.ppo.maths.clipped_policy_loss trl_ext.ppo.maths.clipped_value_loss trl_ext.ppo.maths.kl_estimate "
+        "trl_ext.ppo.maths.policy_loss_terms trl_ext.ppo.maths.value_loss_terms trl_ext.ppo.maths.kl_estimate "
         "trl_ext.ppo.maths.token_logprobs trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler "
         "trl_ext.sampling.engine.TokenEngine trl_ext.sampling.engine.Ready trl_ext.sampling.request.TokenRequest "
         "trl_ext.sampling.request.Draw trl_ext.sampling.options.Sampled trl_ext.ppo.batch.Completion",

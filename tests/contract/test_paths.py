@@ -264,7 +264,6 @@ OTHERWISE = {
     "maporl/training/run_record.py:RunRecord._write": {"name"},
     "maporl/training/run_record.py:RunRecord.keep_team": {"name"},
     "maporl/training/run_record.py:RunRecord.must_be_new": {"name"},
-    "trl_ext/learning/critics.py:inner_folder": {"name"},
 }
 """The joins without ``below``, and why they need none."""
 

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
-from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
+from trl_ext.learning.checkpoint import Learners, load_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError
@@ -135,7 +135,7 @@ def lost_by_resuming(learner, dtype, critic, folder):
     write_checkpoint(folder / "checkpoint-1", Learners(policy=learner), {})
     resumed = learner_of(dtype, critic, folder)
     unset_hf_deepspeed_config()  # as the trainer does, so that from_pretrained loads whole weights
-    read_checkpoint(folder / "checkpoint-1", Learners(policy=resumed))
+    load_checkpoint(folder / "checkpoint-1", Learners(policy=resumed))
     ends = []
     for own in (learner, resumed):
         take_steps(own, 2)

@@ -21,7 +21,7 @@ from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext import PPOv2Config
 from trl_ext.learning import policy
-from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
+from trl_ext.learning.checkpoint import Learners, load_checkpoint, write_checkpoint
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import Policy
 from trl_ext.ppo.batch import Completion, build_token_batch
@@ -108,7 +108,7 @@ def main() -> None:
     learner.step()
     reads = []
     read, policy.read_model = policy.read_model, lambda *a, **k: (reads.append(a[1]), read(*a, **k))[1]
-    read_checkpoint(folder / "checkpoint-1", Learners(policy=learner))
+    load_checkpoint(folder / "checkpoint-1", Learners(policy=learner))
     with learner.strategy.whole():
         found["loaded"] = all(torch.equal(moved[n], p) for n, p in learner.model.named_parameters())
     found["reads"] = len(reads)

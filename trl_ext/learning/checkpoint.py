@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from trl_ext.files.atomic import NoSpace, new_folder
 from trl_ext.files.checkpoints import discard
-from trl_ext.files.manifest import CheckpointError, verify, write_manifest
+from trl_ext.files.manifest import CheckpointError, write_manifest
 from trl_ext.files.paths import below
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.policy import load_everywhere
@@ -221,16 +221,6 @@ def _save_rest(partial: Path, state: dict, others: Mapping[str, Saved]) -> None:
     save_file(tensors, partial / "rng.safetensors")
     state = {**state, "rng": numbers}
     (partial / "state.json").write_text(json.dumps(state, indent=1))
-
-
-def read_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:
-    """Verify every file of the checkpoint ``folder``, load it, and return its ``state.json``.
-
-    Raises:
-        CheckpointError: the checkpoint is incomplete or damaged, or it lacks a policy.
-    """
-    verify(folder)
-    return load_checkpoint(folder, policies, others)
 
 
 def load_checkpoint(folder: Path, policies: Policies, others: Mapping[str, Saved] | None = None) -> dict:

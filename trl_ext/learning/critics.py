@@ -100,7 +100,7 @@ class Critic:
         if (weights := self._weights()) is not None:
             load_everywhere(*weights, folder / CRITIC)
         if self.head is not None:
-            load_head(self.head, inner_folder(folder, CRITIC, HEAD))
+            load_head(self.head, folder / CRITIC)
 
     def _weights(self) -> tuple[Any, str | None] | None:
         """Return the model, and its adapter, with the critic's own weights below the head."""
@@ -253,9 +253,3 @@ def load_head(head: nn.Module, folder: Path) -> None:
         load_tensors(head, folder / HEAD)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error
-
-
-def inner_folder(folder: Path, name: str, file: str) -> Path:
-    """Return the folder ``name`` in ``folder``, or ``folder`` itself if ``file`` is there, as in older versions."""
-    older = (folder / file).is_file() and not (folder / name / file).is_file()
-    return folder if older else folder / name

@@ -109,29 +109,13 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     return advantages, returns
 
 
-def clipped_policy_loss(
-    new_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    """Return PPO's clipped surrogate as a token mean under ``mask`` (Schulman et al. 2017, eq. 7).
-
-    ``loss = mean(max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip)))`` with ``ratio = exp(new - old)``.
-
-    Returns:
-        ``(loss, clip_fraction)``; the second is the share of tokens at which the clipped branch was the larger one.
-    """
-    # mask before exp, because log-probabilities outside the mask may have any value
-    ratio = bounded_exp(torch.where(mask.bool(), new_logprobs - old_logprobs, torch.zeros_like(new_logprobs)))
-    losses, clipped = policy_loss_terms(ratio, advantages, clip, clip)
-    return masked_mean(losses, mask), masked_mean(clipped, mask)
-
-
 def policy_loss_terms(
     ratio: Tensor, advantages: Tensor, low: float, high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the per-token terms of :func:`clipped_policy_loss` before they are averaged: (losses, clipped as 0/1).
+    """Return PPO's clipped surrogate of each token (Schulman et al. 2017, eq. 7): (losses, clipped as 0/1).
 
-    ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) a term is at
-    most ``-c A`` where A < 0.
+    A loss is ``max(-A r, -A clamp(r, 1 - low, 1 + high))``. With ``dual_clip`` c (Ye et al. 2020, arXiv 1912.09729) it
+    is at most ``-c A`` where A < 0.
     """
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1.0 - low, 1.0 + high)
@@ -141,29 +125,13 @@ def policy_loss_terms(
     return losses, (clipped > plain).to(losses.dtype)
 
 
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    """Return half the squared error of the critic as a token mean under ``mask``, clipped to ``old_values`` +-
-    ``clip``.
-
-    ``loss = 0.5 * mean(max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2))``.
-
-    Returns:
-        ``(loss, clip_fraction)``.
-    """
-    # mask before squaring, so that values outside the mask do not reach the gradient either
-    values, old_values, returns = (torch.where(mask.bool(), t, 0.0) for t in (values, old_values, returns))
-    losses, clipped = value_loss_terms(values, old_values, returns, clip)
-    return masked_mean(losses, mask), masked_mean(clipped, mask)
-
-
 def value_loss_terms(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the per-token terms of :func:`clipped_value_loss` before they are averaged: (losses, clipped as 0/1).
+    """Return half the critic's clipped squared error of each token: (losses, clipped as 0/1).
 
-    With ``huber_delta`` the half square becomes linear beyond that distance.
+    A loss is ``0.5 * max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)``. With ``huber_delta`` the half
+    square becomes linear beyond that distance.
     """
     clipped_values = torch.clamp(values, old_values - clip, old_values + clip)
     if huber_delta is None:

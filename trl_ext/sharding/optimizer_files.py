@@ -97,15 +97,9 @@ def load_optimizer(holder: Holder, folder: Path, scheduler: Any = None) -> dict[
         saved = Shards(place / SHARDS, partial=True).renamed(names)
     else:
         saved = _whole_tensors(rest, holder)
-    groups, written = holder.optimizer_groups(), record["groups"]
-    # older checkpoints have the critic's head in one group with the critic's other weights
-    source = [next(n for n, old in enumerate(written) if group["params"][0] in old["params"]) for group in groups]
-    options = [{**written[n], "params": group["params"]} for n, group in zip(source, groups, strict=True)]
-    holder.load_shards(saved, rest, options)
+    holder.load_shards(saved, rest, record["groups"])
     if scheduler is not None:
-        schedule = record["scheduler"]
-        rates = {key: [schedule[key][n] for n in source] for key in ("base_lrs", "_last_lr") if key in schedule}
-        scheduler.load_state_dict({**schedule, **rates})
+        scheduler.load_state_dict(record["scheduler"])
     return record
 
 

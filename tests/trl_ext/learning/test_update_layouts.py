@@ -194,7 +194,7 @@ def test_adapters_of_a_half_precision_base_compute_in_its_dtype_and_add_up_small
 
 
 def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
-    from trl_ext.learning.checkpoint import Learners, read_checkpoint, write_checkpoint
+    from trl_ext.learning.checkpoint import Learners, load_checkpoint, write_checkpoint
 
     ends = []
     for interrupted in (False, True):
@@ -206,7 +206,7 @@ def test_a_half_precision_adapter_is_saved_and_goes_on_exactly(tiny, tmp_path):
             if interrupted and step == 1:
                 write_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner), {"seed": 1})
                 learner = lora_learner(tiny, tmp_path, learning_rate=1e-4, kl_coef=0.0)
-                read_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner))
+                load_checkpoint(tmp_path / "checkpoint-2", Learners(policy=learner))
         ends.append([m.detach().clone() for m in learner.optimizer.masters.values()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)) and len(ends[0]) == 8
 

@@ -69,35 +69,28 @@ def test_gae_and_whitening_equal_the_golden_cases():
             torch.testing.assert_close(got, double(case[key]), atol=1e-9, rtol=0)
 
 
-def test_clipped_policy_loss_by_hand():
-    old, new = double([[0.0, 0.0, 0.0]]), double([[math.log(1.5), math.log(0.5), math.log(1.1)]])
-    advantages, mask = double([[1.0, -1.0, 2.0]]), torch.tensor([[1, 1, 1]])
+def test_policy_loss_terms_by_hand():
     # max(-1.5, -1.2) = -1.2 clipped; max(0.5, 0.8) = 0.8 clipped; max(-2.2, -2.2) = -2.2 not
-    loss, clipped = maths.clipped_policy_loss(new, old, advantages, mask, 0.2)
-    assert loss.item() == pytest.approx((-1.2 + 0.8 - 2.2) / 3)
-    assert clipped.item() == pytest.approx(2 / 3)
+    losses, clipped = maths.policy_loss_terms(double([1.5, 0.5, 1.1]), double([1.0, -1.0, 2.0]), 0.2, 0.2)
+    assert losses.tolist() == pytest.approx([-1.2, 0.8, -2.2]) and clipped.tolist() == [1, 1, 0]
 
 
-def test_clipped_value_loss_by_hand():
-    values, old, returns = double([[1.0, 0.3]]), double([[0.0, 0.2]]), double([[0.9, 0.0]])
+def test_value_loss_terms_by_hand():
+    values, old, returns = double([1.0, 0.3]), double([0.0, 0.2]), double([0.9, 0.0])
     # clipped to 0.2: (0.2-0.9)^2 = 0.49 > 0.01; 0.3 within the range: 0.09
-    loss, clipped = maths.clipped_value_loss(values, old, returns, torch.ones(1, 2), 0.2)
-    assert loss.item() == pytest.approx(0.5 * (0.49 + 0.09) / 2)
-    assert clipped.item() == pytest.approx(0.5)
+    losses, clipped = maths.value_loss_terms(values, old, returns, 0.2)
+    assert losses.tolist() == pytest.approx([0.5 * 0.49, 0.5 * 0.09]) and clipped.tolist() == [1, 0]
 
 
 def test_losses_equal_the_formulas_of_trl_1_12_on_random_tensors():
     generator = torch.Generator().manual_seed(0)
     new, old, adv, val, old_val, ret = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(6))
-    mask = torch.rand(5, 7, generator=generator) > 0.3
     ratio = torch.exp(new - old)
     losses = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 0.8, 1.2))
-    loss, _ = maths.clipped_policy_loss(new, old, adv, mask, 0.2)
-    assert loss.item() == pytest.approx((losses * mask).sum().item() / mask.sum().item(), abs=1e-12)
+    torch.testing.assert_close(maths.policy_loss_terms(ratio, adv, 0.2, 0.2)[0], losses, atol=1e-12, rtol=0)
     clipped = torch.clamp(val, old_val - 0.2, old_val + 0.2)
     squares = torch.max((val - ret) ** 2, (clipped - ret) ** 2)
-    loss, _ = maths.clipped_value_loss(val, old_val, ret, mask, 0.2)
-    assert loss.item() == pytest.approx(0.5 * (squares * mask).sum().item() / mask.sum().item(), abs=1e-12)
+    torch.testing.assert_close(maths.value_loss_terms(val, old_val, ret, 0.2)[0], 0.5 * squares, atol=1e-12, rtol=0)
 
 
 def test_kl_estimates_by_hand():

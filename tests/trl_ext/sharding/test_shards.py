@@ -17,7 +17,7 @@ from maporl.runs.export import export
 from maporl.storage.run_folder import RunExists
 from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import CheckpointError
-from trl_ext.learning.checkpoint import CheckpointWriter, Learners, read_checkpoint
+from trl_ext.learning.checkpoint import CheckpointWriter, Learners, load_checkpoint
 from trl_ext.sharding.shards import Shard, Shards, ShardWriter, load_model
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_of_the_moment_in_which_it_was_begun(tmp_path, dtype, cr
     take_steps(learner, 2)
     saving.finish()
     resumed = learner_of(dtype, critic, tmp_path, async_save=True)
-    read_checkpoint(tmp_path / "checkpoint-1", Learners(policy=resumed))
+    load_checkpoint(tmp_path / "checkpoint-1", Learners(policy=resumed))
     take_steps(resumed, 2)
     ends = trained(learner), trained(resumed)
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())

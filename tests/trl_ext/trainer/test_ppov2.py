@@ -91,10 +91,10 @@ def test_the_gradient_does_not_depend_on_micro_batches_and_equals_the_loss_writt
     model.zero_grad()
     mask = rows.sampled_mask
     out = learner.forward(rows)
-    ones = torch.ones_like(out.logprobs)
-    loss = maths.clipped_policy_loss(out.logprobs, rows.old_logprobs[mask], rows.advantages[mask], ones, 0.2)[0]
-    loss = loss + 0.1 * maths.clipped_value_loss(out.values, rows.values[mask], rows.returns[mask], ones, 0.2)[0]
-    loss.backward()
+    ratio = torch.exp(out.logprobs - rows.old_logprobs[mask])
+    loss = maths.policy_loss_terms(ratio, rows.advantages[mask], 0.2, 0.2)[0]
+    loss = loss + 0.1 * maths.value_loss_terms(out.values, rows.values[mask], rows.returns[mask], 0.2)[0]
+    loss.mean().backward()
     torch.testing.assert_close(gradients[0], model.model.layers[0].mlp.up_proj.weight.grad, atol=1e-6, rtol=1e-4)
 
 
