@@ -36,14 +36,14 @@ class Instant:
     """A process that answers every row with the same tokens."""
 
     def __init__(self, name: str):
-        self.name, self.calls = name, queue.SimpleQueue()
+        self.name, self.place, self.calls = name, name, queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
         while True:
             method, arguments, answer = self.calls.get()
-            rows = arguments[0] if method == "sample" else []
-            answer.set_result([Sampled([5, 6, 1], [-1.0, -1.0, -1.0]) for _ in rows])
+            rows = arguments[0] if method == "sample" else {}
+            answer.set_result({number: Sampled([5, 6, 1], [-1.0, -1.0, -1.0]) for number in rows})
 
     def call(self, method: str, *arguments, kept: bool = False) -> Future:
         """Begin a call."""
@@ -62,7 +62,7 @@ def main() -> None:
     tokenizer = build_tiny_tokenizer(tiny)
     team = Team([Agent(name, build_tiny_model(tiny, tokenizer), tokenizer) for name in ("ann", "bob")])
     spec = GroupSpec("all", None, ("ann", "bob"), (), 1, False, 1, 1, "replicated", 2, 64, None, None, {}, 0)  # type: ignore[arg-type]
-    pool = EnginePool(spec, lambda number: Instant(f"engine {number}"), FailuresSection(), Path("."))
+    pool = EnginePool(spec, lambda number, place: Instant(f"engine {number}"), FailuresSection(), Path("."))
     pool.build()
     task = Arithmetic(largest=99)
     protocol = Debate(turns=options.turns, later="{others};{question}", quote="{text}", separator=";")

@@ -116,7 +116,7 @@ def _named(agent: str, name: str, world: World) -> list[tuple[Tool, str | None]]
             return Fault(key, what, f"add {agent!r} to environments.{place}.agents")
         offered = {tool.name: tool for tool in world.offers.tools_of(place, agent)}
     else:
-        choices = [*world.tools, *world.groups, *world.environments]
+        choices = {*world.tools, *world.groups, *world.environments}  # one tool may be a section of its name
         return Fault(key, unknown(name, choices), "add it under tools: or environments:")
     one = one if not one or one in offered else writable(one)
     if one and one not in offered:

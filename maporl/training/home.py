@@ -142,14 +142,13 @@ class Local(TeamHome):
     def start(self, args: Any, accelerator: Any, updates: int) -> Learning:
         """Bring all models to their devices. Those that nobody trains are distributed as trained ones are."""
         learning = super().start(args, accelerator, updates)
-        places = self.base_devices(args)
         trained = {id(base_of(learner.model)): learner.strategy for learner in self.learners.values()}
         strategy = next(iter(self.learners.values())).strategy
         frozen: dict[int, Holder] = {}
         for name, policy in self._team.policies.items():
             base = id(base_of(policy.model))
             if base not in trained and base not in frozen:
-                device = places.get(base, accelerator.device)
+                device = self.devices.get(base, accelerator.device)
                 frozen[base] = Holder() if policy.is_quantized else strategy.freeze(policy.model, device)
             learning.holders[name] = trained[base] if base in trained else frozen[base]
         if self._past is not None and self._past.past.adapter is None:

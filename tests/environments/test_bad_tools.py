@@ -418,7 +418,9 @@ class TestNamesOfTools:
             """Search."""
             return "y"
 
-        with pytest.raises(ConfigError, match=r"agents\.ann\.tools: unknown 'serach'; did you mean 'search'\?"):
+        with pytest.raises(
+            ConfigError, match=r"agents\.ann\.tools: unknown 'serach'; did you mean 'search'\? known: search, shop; add"
+        ):
             self.kit(["serach"], tools=[search])
         with pytest.raises(ConfigError, match=r"agents\.ann\.tools: shop\.atc: unknown 'atc'; did you mean 'act'\?"):
             self.kit(["shop.atc"])

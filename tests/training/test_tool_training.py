@@ -149,6 +149,10 @@ def test_a_class_written_for_trl_and_three_functions(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"tools": {"add": {"use": "worldly:ad"}}}, r"tools\.add\.use: worldly:ad: unknown 'ad'; did you mean 'add'"),
+        (
+            {"agents": {"ann": {"tiny": {}, "tools": ["ad"]}, "bob": {"tiny": {}}}},
+            r"agents\.ann\.tools: unknown 'ad'; did you mean 'add'\? known: add, counter, double, fail; add it",
+        ),
         ({"tools": {}}, r"agents\.ann\.tools: unknown 'double'.*add it under tools: or environments:"),
         ({"tools": {"add": {"use": "wordly:add"}}}, r"tools\.add\.use: .*wordly"),
         (

@@ -41,10 +41,10 @@ class Home:
             updates: the number of updates of the run.
         """
         check_bases({name: learner.model for name, learner in self.learners.items()}, accelerator)
-        places, first = self.base_devices(args), next(iter(self.learners.values()))
+        self.devices, first = self.base_devices(args), next(iter(self.learners.values()))
         for learner in self.learners.values():
             optimizer, scheduler = self.optimizers if learner is first else (None, None)
-            learner.prepare(accelerator, updates, optimizer, scheduler, places.get(id(base_of(learner.model))))
+            learner.prepare(accelerator, updates, optimizer, scheduler, self.devices.get(id(base_of(learner.model))))
         if self.central is not None:
             self.central.prepare(accelerator, updates)
         return Learning(self.learners, args, accelerator.device, self.central)

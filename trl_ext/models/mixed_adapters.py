@@ -82,13 +82,16 @@ def mixed(model: PeftModel, adapters: Collection[str]) -> Iterator[Callable[[Seq
     names = sorted(set(adapters))
     layers = [m for m in model.modules() if isinstance(m, LoraLayer) and not m.lora_A.keys().isdisjoint(names)]
     rows = _Rows(names, next(model.parameters()).device)
+    hooked = [(vars(layer), vars(layer).get("forward")) for layer in layers]  # a hook of accelerate is such a forward
     try:
         for layer in layers:
             layer.forward = _forward(layer, rows)  # type: ignore[method-assign, assignment]
         yield rows.choose
     finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
+        for attributes, forward in hooked:
+            attributes.pop("forward", None)
+            if forward is not None:
+                attributes["forward"] = forward
 
 
 def _forward(layer: Any, rows: _Rows) -> Callable[..., Tensor]:

@@ -1,6 +1,8 @@
 """Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were
 alone."""
 
+from functools import partial
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -95,10 +97,13 @@ def test_gradients_reach_the_adapter_of_the_row_and_no_other(tiny):
 
 def test_the_layers_are_those_of_before_even_after_an_error(tiny):
     shared = team(lively(build(tiny, "llama")[0]), DIFFERENT)
+    layers = [layer for layer in shared.modules() if isinstance(layer, LoraLayer)]
+    hooked = layers[0].forward = partial(layers[0].forward)
     with pytest.raises(RuntimeError, match="out of memory"), mixed(shared, NAMES) as choose:
+        assert all("forward" in vars(layer) and layer.forward is not hooked for layer in layers)
         choose(NAMES)
         raise RuntimeError("out of memory")
-    assert not any("forward" in vars(layer) for layer in shared.modules() if isinstance(layer, LoraLayer))
+    assert layers[0].forward is hooked and not any("forward" in vars(layer) for layer in layers[1:])
 
 
 @pytest.mark.parametrize(
