@@ -12,7 +12,6 @@ from maporl.storage.run_folder import INITIAL
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.team import Team
 from maporl.team.weights import load_initial
-from trl_ext.chat.stop_strings import StopStrings
 
 
 def load_part(spec: GroupSpec, trained: Collection[str], receives: bool = False) -> Team:
@@ -46,6 +45,5 @@ def load_part(spec: GroupSpec, trained: Collection[str], receives: bool = False)
     team = Team(learning)
     load_initial([team.policies[name] for name in spec.policies], Path(config.output_dir) / INITIAL)
     for name in spec.policies:
-        voice, (ids, strings) = team.policies[name].voice, spec.stops[name]
-        voice.stop_ids, voice.stop_strings = ids, StopStrings.of(voice.tokenizer, strings)
+        team.policies[name].voice.end_at(*spec.stops[name])
     return team

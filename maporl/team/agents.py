@@ -11,7 +11,9 @@ from maporl.decoding import Sampling
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.learning.policy import Policy as Weights
-from trl_ext.ppo.options import Decoding
+from trl_ext.models.forward import base_of
+from trl_ext.ppo.options import Decoding, PPOOptions
+from trl_ext.sampling.options import stop_ids_of
 from trl_ext.sampling.request import Draw
 
 
@@ -66,8 +68,8 @@ class Voice:
         name: the policy's name.
         tokenizer: its tokenizer.
         context: its model's context length in tokens. None means that the model does not give one.
-        stop_ids: the token ids that end a completion. They are filled in when a trainer or a player is built.
-        stop_strings: the strings that end a completion too. They are filled in together with ``stop_ids``.
+        stop_ids: the token ids that end a completion (:meth:`end_at`).
+        stop_strings: the strings that end a completion too.
     """
 
     name: str
@@ -88,6 +90,10 @@ class Voice:
         """Return the token ids whose text consists of digits only."""
         tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         return frozenset(i for i, t in enumerate(tokens) if t is not None and t.lstrip("\u0120\u2581 ").isdigit())
+
+    def end_at(self, ids: frozenset[int], strings: Sequence[str] | None) -> None:
+        """Let completions end with one of the token ``ids``, or with one of ``strings``."""
+        self.stop_ids, self.stop_strings = ids, StopStrings.of(self.tokenizer, strings)
 
     def add_stop_strings(self, strings: Sequence[str]) -> None:
         """Let completions end with one of ``strings`` too."""
@@ -123,6 +129,15 @@ class Policy(Weights):
         super().__init__(voice.name, model, voice.tokenizer, adapter)
         self.voice, self.trainable, self.learning_rate, self.critic = voice, trainable, learning_rate, critic
         self.agents = list(agents)
+
+    def find_stop_ids(self, options: PPOOptions) -> None:
+        """Let its completions end as ``options`` and the model say. A trainer or a player does this when it is built.
+
+        Raises:
+            ValueError: the policy has no known end-of-sequence id.
+        """
+        ids = stop_ids_of(base_of(self.model), self.tokenizer, options.stop_token, options.stop_token_id)
+        self.voice.end_at(ids, options.stop_strings)
 
     @property
     def stop_ids(self) -> frozenset[int]:

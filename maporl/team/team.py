@@ -18,7 +18,6 @@ from maporl.team.loading import load_agents, load_tokenizers
 from maporl.team.saving import save_team
 from maporl.team.weights import load_trained_weights
 from trl_ext.chat.encoding import check_tokenizer
-from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.files.paths import fault_of_name
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checks import check_apart, check_policy_model
@@ -29,7 +28,6 @@ from trl_ext.models.adapters import adapter_parameters, check_company
 from trl_ext.models.forward import base_of, room_of
 from trl_ext.ppo.options import PPOOptions
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.options import stop_ids_of
 
 
 class Team:
@@ -118,10 +116,7 @@ class Team:
             ValueError: a policy has no known end-of-sequence id.
         """
         for policy in self.policies.values():
-            policy.voice.stop_ids = stop_ids_of(
-                base_of(policy.model), policy.tokenizer, options.stop_token, options.stop_token_id
-            )
-            policy.voice.stop_strings = StopStrings.of(policy.tokenizer, options.stop_strings)
+            policy.find_stop_ids(options)
 
     def build_central_critic(self, args: PPOv2Config, outputs: int) -> CentralCritic | None:
         """Build the critic that policies share, as a copy of the first one's model. None if no policy has one.

@@ -15,10 +15,8 @@ from maporl.team.devices import own_device
 from maporl.team.team import Policy, Team
 from maporl.types import Example
 from trl_ext.chat.encoding import PromptTooLong, encode_prompt
-from trl_ext.chat.stop_strings import StopStrings
-from trl_ext.models.forward import base_of
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.options import Sampling, stop_ids_of
+from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import generate
 
 JUDGE_PROMPT = (
@@ -48,10 +46,7 @@ class Speaker:
         self.policy: Policy = team.policies_of[agent][0]
         self.system = team.agents[agent].system
         self.longest = config.ppo.response_length
-        self.policy.voice.stop_ids = stop_ids_of(
-            base_of(self.policy.model), self.policy.tokenizer, config.ppo.stop_token, config.ppo.stop_token_id
-        )
-        self.policy.voice.stop_strings = StopStrings.of(self.policy.tokenizer, config.ppo.stop_strings)
+        self.policy.find_stop_ids(config.ppo)
         model: Any = self.policy.model
         if not getattr(model, "is_loaded_in_4bit", False):  # a quantized model is on its device already
             model.to(own_device(config.training.use_cpu))
