@@ -30,7 +30,7 @@ def sample_candidates(
     prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
     keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
     with policy.active() as model:
-        completions = sample(model, prompts, each[0], keys, own=each)
+        completions = sample(model, prompts, each[0], keys, samplings=each)
     flat = iter(completions)
     return [
         [

@@ -28,7 +28,7 @@ class Row:
     adapter: str | None = None
     owner: str | None = None
     past: Place | None = None
-    known: int = 0
+    prefix: int = 0
     """How many tokens at the beginning of the prompt an earlier turn may have read."""
     longest: int | None = None
     """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""

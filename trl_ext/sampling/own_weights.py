@@ -165,5 +165,5 @@ class OwnWeights(TokenEngine):
                 self.kv_cache,
                 [request.read for request in requests],
                 owners=[policy.name for policy in speaking],
-                own=each,
+                samplings=each,
             )

@@ -39,9 +39,9 @@ def sample(
     keys: Sequence[tuple] | None = None,
     adapters: Sequence[str] | None = None,
     states: KVCache | None = None,
-    known: Sequence[int] | None = None,
+    prefixes: Sequence[int] | None = None,
     owners: Sequence[str] | None = None,
-    own: Sequence[Sampling] | None = None,
+    samplings: Sequence[Sampling] | None = None,
 ) -> list[Sampled]:
     """Sample one completion for each prompt, in order.
 
@@ -53,9 +53,9 @@ def sample(
         keys: the key of each row's random numbers. By default they come from torch's random state.
         adapters: the adapter of each row.
         states: the KV cache of conversations. It is read for each prompt, and filled with the new conversations.
-        known: the number of tokens at the beginning of each prompt whose states may be in ``states``.
+        prefixes: the number of tokens at the beginning of each prompt whose states may be in ``states``.
         owners: the policy of each row, whose weights computed the states. By default it is the adapter.
-        own: how to sample each row, where rows differ. The limits of batches are those of ``sampling``.
+        samplings: how to sample each row, where rows differ. The limits of batches are those of ``sampling``.
     """
     if keys is None:
         seed = int(torch.randint(2**62, (1,)))
@@ -64,14 +64,14 @@ def sample(
     plain = plain if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
-    each = [sampling] * len(prompts) if own is None else own
+    each = [sampling] * len(prompts) if samplings is None else samplings
     rows = [Row(ids, uniforms(key, one), one) for ids, key, one in zip(prompts, keys, each, strict=True)]
     for row, adapter in zip(rows, adapters or (), strict=bool(adapters)):
         row.adapter = row.owner = adapter
     for row, owner in zip(rows, owners or (), strict=bool(owners)):
         row.owner = owner
-    for row, n in zip(rows, known or (), strict=bool(known)):
-        row.known = n
+    for row, length in zip(rows, prefixes or (), strict=bool(prefixes)):
+        row.prefix = length
     with _clean_generation(model), mixed(model, adapters) if adapters else nullcontext() as choose:
         if plain == "no":
             for alike in _alike(rows, reading.padding) if reading.rows else [[row] for row in rows]:
@@ -105,7 +105,7 @@ def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
 def _take_states(rows: list[Row], states: KVCache | None) -> None:
     """Give rows the states of their conversations' earlier turns, as far as these are kept."""
     if states is not None:
-        names = [row.name(row.read_ids[: row.known]) for row in rows]
+        names = [row.name(row.read_ids[: row.prefix]) for row in rows]
         for row, past in zip(rows, states.take(names), strict=True):
             row.past = past
 

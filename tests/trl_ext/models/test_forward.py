@@ -90,7 +90,7 @@ def test_turns_equal_prompts_and_rows_that_end_early_are_sampled_as_alone(kind):
     prompts = [[3, 4, 5], [3, 4, 5], [6, 8, 10, 12, 13, 14], [5, 4, 3]]
     for turn in range(3):
         known = [0 if turn == 0 else len(prompt) - 2 for prompt in prompts]  # two tokens of each prompt are new
-        rows = sample(model, prompts, greedy, states=states, known=known, owners=["ann"] * 4)
+        rows = sample(model, prompts, greedy, states=states, prefixes=known, owners=["ann"] * 4)
         assert [row.ids for row in rows] == [sample(model, [prompt], greedy)[0].ids for prompt in prompts]
         prompts = [[*prompt, *row.ids, 15, 16] for prompt, row in zip(prompts, rows, strict=True)]
 
@@ -109,7 +109,7 @@ def test_a_local_window_counts_tokens_and_not_columns():
         [*prompt, *row.ids, 15, 16, 17][: 40 - 20 * n]
         for n, (prompt, row) in enumerate(zip(prompts, said, strict=True))
     ]
-    again = sample(model, later, greedy, states=states, known=[13, 6], owners=["a", "a"])
+    again = sample(model, later, greedy, states=states, prefixes=[13, 6], owners=["a", "a"])
     assert [row.ids for row in again] == [sample(model, [prompt], greedy)[0].ids for prompt in later]
 
 
@@ -200,7 +200,7 @@ def test_the_cache_of_a_conversation_is_dropped_where_the_angles_change():
         prompt = [*first, *said, *more]
         states = KVCache()
         sample(model, [first], greedy, states=states, owners=["ann"])
-        again = sample(model, [prompt], greedy, states=states, known=[14], owners=["ann"])[0].ids
+        again = sample(model, [prompt], greedy, states=states, prefixes=[14], owners=["ann"])[0].ids
         assert again == sample(model, [prompt], greedy)[0].ids
 
 

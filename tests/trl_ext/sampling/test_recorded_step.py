@@ -57,7 +57,9 @@ def test_a_conversation_goes_on_from_the_states_of_recorded_steps(tiny, recordin
         longer = [prompt + answer.ids + [20, 21] for prompt, answer in zip(PROMPTS, first, strict=True)]
         known = [len(prompt) - 3 for prompt in longer]  # the last token of an answer was not read
         assert len(states) == 6 - (len(PROMPTS) - len({tuple(p[:k]) for p, k in zip(longer, known, strict=True)}))
-        found[on] = sample(model, longer, Sampling(12, 1.0, STOP), KEYS, states=states, known=known, owners=["a"] * 6)
+        found[on] = sample(
+            model, longer, Sampling(12, 1.0, STOP), KEYS, states=states, prefixes=known, owners=["a"] * 6
+        )
         recording(on)
         assert_equal(found[on], sample(model, longer, Sampling(12, 1.0, STOP), KEYS), 1e-4)
     assert_equal(found[True], found[False])
@@ -87,7 +89,7 @@ def test_rows_that_have_ended_stay_until_half_have(tiny, recording):
     for on in (False, True):
         recording(on)
         sizes.clear()
-        sample(model, [[5], [6], [7], [8]], Sampling(16, 1.0), KEYS[:4], own=own)
+        sample(model, [[5], [6], [7], [8]], Sampling(16, 1.0), KEYS[:4], samplings=own)
         widths[on] = sizes[-15:]
     assert widths[False] == [4] * 3 + [3] * 4 + [2] * 4 + [1] * 4
     assert widths[True] == [4] * 7 + [2] * 4 + [1] * 4

@@ -107,7 +107,7 @@ def test_kept_states_give_the_answers_of_reading_all_again(tiny, architecture, s
     )
     for turn in range(3):
         read.clear()
-        answers = sample(model, prompts, Sampling(8, 0.0, STOP, batch_size=4), states=states, known=known)
+        answers = sample(model, prompts, Sampling(8, 0.0, STOP, batch_size=4), states=states, prefixes=known)
         if turn and budget is None:
             assert read[0] <= 5, "only what is new is read"
         if budget is not None:
@@ -133,7 +133,7 @@ def test_kept_states_take_half_of_the_free_memory_unless_told_otherwise(tiny, mo
     for free, kept in ((2**30, True), (0, False), (None, True)):  # a device that cannot tell sets no limit
         monkeypatch.setattr("trl_ext.sampling.kv_cache.free_bytes", lambda device, free=free: free)
         states = KVCache()
-        sample(model, PROMPTS, Sampling(4, 0.0, STOP), states=states, known=[0] * 6)
+        sample(model, PROMPTS, Sampling(4, 0.0, STOP), states=states, prefixes=[0] * 6)
         assert len(states) == (len({tuple(p) for p in PROMPTS}) if kept else 0)
         assert states._limit == (sys.maxsize if free is None else free // 2)
 
@@ -173,7 +173,7 @@ def test_states_are_kept_only_where_columns_do_not_count(tiny):
     model, _ = build(tiny, "gemma2")
     assert plain_states(model) == "windowed"
     states = KVCache()
-    sample(model.eval(), PROMPTS, Sampling(8, 0.0, STOP), states=states, known=[0] * 6)
+    sample(model.eval(), PROMPTS, Sampling(8, 0.0, STOP), states=states, prefixes=[0] * 6)
     assert len(states) == 0
     # the trap itself: padding inside a row, beyond the window of 8, changes the logits
     ids = torch.randint(3, 20, (1, 24), generator=torch.Generator().manual_seed(0))

@@ -46,7 +46,7 @@ def test_a_row_does_not_depend_on_the_sampling_of_its_neighbours(tiny, seed):
     prompts = [[generator.randrange(3, len(tokenizer)) for _ in range(generator.randint(2, 9))] for _ in range(12)]
     each = mixture(tokenizer, generator, 12)
     keys = [("row", seed, number) for number in range(12)]
-    together = sample(model, prompts, each[0], keys, own=each, states=KVCache(None))
+    together = sample(model, prompts, each[0], keys, samplings=each, states=KVCache(None))
     alone = [sample(model, [p], one, [k])[0] for p, one, k in zip(prompts, each, keys, strict=True)]
     assert [row.ids for row in together] == [row.ids for row in alone]
     assert len({len(row.ids) for row in together}) > 2
@@ -65,13 +65,13 @@ def test_equal_values_for_each_row_are_bit_equal_to_one_value_for_all(tiny, temp
     keys = [("row", number) for number in range(30)]
     sampling = Sampling(12, temperature, frozenset([2]), 8, 0.9, 100, 5, StopStrings.of(tokenizer, ["1"]))
     one = sample(model, prompts, sampling, keys)
-    assert sample(model, prompts, sampling, keys, own=[replace(sampling) for _ in prompts]) == one
+    assert sample(model, prompts, sampling, keys, samplings=[replace(sampling) for _ in prompts]) == one
 
 
 def test_a_longer_limit_draws_the_same_first_tokens(tiny):
     model, _ = build_any(tiny, "llama")
     long, short = Sampling(12, 1.0), Sampling(4, 1.0)
-    [one, two] = sample(model, [[3, 4], [3, 4]], long, [("a",), ("a",)], own=[long, short])
+    [one, two] = sample(model, [[3, 4], [3, 4]], long, [("a",), ("a",)], samplings=[long, short])
     assert len(one.ids) == 12 and two.ids == one.ids[:4]
 
 
@@ -83,7 +83,7 @@ def test_batches_hold_the_longest_rows_that_are_in_them(tiny, monkeypatch):
     monkeypatch.setattr(module.Batch, "run", lambda self: sizes.append(len(self.rows)))
     long, short = Sampling(5, 1.0, batch_tokens=20), Sampling(2, 1.0, batch_tokens=20)
     model, _ = tiny()
-    sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, long, own=[long] * 2 + [short] * 4)
+    sample(model, [[3] * 5] * 2 + [[3] * 3] * 4, long, samplings=[long] * 2 + [short] * 4)
     assert sizes == [2, 4]
 
 
@@ -94,7 +94,7 @@ def test_models_with_recurrent_states_sample_rows_that_are_alike_together(tiny):
     model = lively(MambaForCausalLM(config))
     greedy, short = Sampling(6, 0.0), Sampling(2, 1.0)
     own = [greedy, short, greedy, short]
-    found = sample(model, [[3, 4]] * 4, greedy, [("k", n) for n in range(4)], own=own)
+    found = sample(model, [[3, 4]] * 4, greedy, [("k", n) for n in range(4)], samplings=own)
     assert [len(one.ids) for one in found] == [6, 2, 6, 2] and found[0].ids == found[2].ids
 
 
