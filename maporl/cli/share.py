@@ -82,12 +82,12 @@ def doctor(
 
 @command
 def schema() -> None:
-    """Print the JSON schema of configurations, with which editors complete and check their keys.
+    """Print the JSON schema of configurations, with which editors complete and check keys and the options of parts.
 
     With VS Code's YAML extension and others: maporl schema > schema.json
 
     and on a configuration's first line: # yaml-language-server: $schema=schema.json
     """
-    from maporl.config.parse import json_schema
+    from maporl.validation.editor_schema import editor_schema
 
-    echo(json.dumps(json_schema(), indent=1))
+    echo(json.dumps(editor_schema(), indent=1))

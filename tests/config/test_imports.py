@@ -19,7 +19,7 @@ from maporl.cli.common import load_config
 from maporl.cli.main import app
 from maporl.config import imports
 from maporl.config.imports import import_folder, import_modules, import_name, is_import, look_up
-from maporl.config.parse import json_schema, to_yaml
+from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError, UserError
 from maporl.hub.pack import pack
 from maporl.report import metric_panels
@@ -27,6 +27,7 @@ from maporl.report.live import LivePage
 from maporl.report.read import read_run
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
+from maporl.validation.editor_schema import editor_schema
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
@@ -519,7 +520,7 @@ def test_a_name_is_looked_up_anew_in_another_section(project, tmp_path):
 
 
 def test_editors_accept_such_names(project):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(editor_schema())
     values = yaml.safe_load(project("schema_j").read_text())
     for folders in ("src", ["src", "lib"]):
         assert list(validator.iter_errors(values | {"pythonpath": folders})) == []
