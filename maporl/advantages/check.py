@@ -113,7 +113,7 @@ def _critics(run: ResolvedRun) -> Iterator[Fault]:
     if not baseline_of(config).needs_critic or (returns.per_token and not returns.needs_critic):
         return
     for name, agent in run.config.agents.items():
-        critic = agent.critic or run.config.training.critic
+        critic = run.config.critic_of(agent)
         if critic == "none" and agent.trainable and agent.weights:
             yield Fault(
                 "advantage",

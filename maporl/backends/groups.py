@@ -139,6 +139,6 @@ def _bases(config: Config) -> dict[str, tuple]:
     bases: dict[str, tuple] = {}
     for policy, section in _speakers(config).items():
         shares = section.tiny is None and (section.lora or section.adapter)
-        central = section.trainable and (section.critic or config.training.critic) == "central"
+        central = section.trainable and config.critic_of(section) == "central"
         bases[policy] = ("central critic",) if central else base_key(section) if shares else (policy,)
     return bases

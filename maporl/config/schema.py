@@ -1128,6 +1128,10 @@ class Config(RunOptions):
         factory=ClusterSection,
     )
 
+    def critic_of(self, agent: AgentSection) -> str:
+        """Return the kind of critic of an agent that is trained."""
+        return agent.critic or self.training.critic
+
     def questions_per_update(self) -> int:
         """Return the number of questions that a process plays in an update."""
         return self.training.per_device_train_batch_size * self.training.gradient_accumulation_steps

@@ -14,6 +14,7 @@ from maporl.protocols import policy_names
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
 from maporl.team.memory import adapter_parameters, shape_of
+from trl_ext.learning.critics import CRITICS
 from trl_ext.models.shape import Shape
 
 BETWEEN = 100
@@ -68,7 +69,7 @@ def groups_of(
             longest,
             config.ppo.num_ppo_epochs,
             bool(config.ppo.kl_coef),
-            bool(critics & {"model", "adapter"}),
+            any(CRITICS[critic].trunks > 1 for critic in critics),
             config.ppo.num_ppo_epochs * config.ppo.num_mini_batches * max(1, len(learning)),
         )
         agents = [owners[policy] for policy in learning or group.policies]
@@ -81,7 +82,7 @@ def _critic(policy: str, section: AgentSection, config: Config) -> str:
     """Return the kind of a policy's critic, which must not be a central one."""
     if not baseline_of(config.advantage).needs_critic:
         return "none"
-    kind = section.critic or config.training.critic
+    kind = config.critic_of(section)
     if kind == "central":
         raise ConfigError(f"plan: policy {policy!r} has a central critic, which is not planned for; use critic: head")
     return kind

@@ -21,7 +21,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     """Yield what an agent that is trained lacks for its kind of critic."""
     key = f"agents.{name}.critic" if agent.critic is not None else "training.critic"
-    kind = agent.critic or config.training.critic
+    kind = config.critic_of(agent)
     if kind == "central":
         yield from _central_critic(name, agent, key, config)
     if kind != "adapter":
@@ -46,8 +46,7 @@ def _central_critic(name: str, agent: AgentSection, key: str, config: Config) ->
     if config.training.placement == "split":
         yield Fault(key, "'central' excludes training.placement: split", "set training.placement: shared")
     for other, section in config.agents.items():
-        central = (section.critic or config.training.critic) == "central"
-        if not (section.weights and section.trainable and central):
+        if not (section.weights and section.trainable and config.critic_of(section) == "central"):
             continue
         for what in ("model", "tiny", "tokenizer"):
             if getattr(agent, what) != getattr(section, what):

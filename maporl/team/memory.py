@@ -16,6 +16,7 @@ from maporl.protocols import policy_names
 from maporl.run import ResolvedRun
 from maporl.team.loading import base_owners, lora_config
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
+from trl_ext.learning.critics import CRITICS, CentralValues, ModelCritic
 from trl_ext.models.shape import Shape, training_bytes
 from trl_ext.models.weights import check_adapter_source, read_pretrained
 
@@ -59,9 +60,9 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
             parts["weights"] += trained * shape.bytes if adapter else 0
             if not section.trainable:
                 continue
-            critic = section.critic or training.critic
-            copies = 2 if critic == "model" else 1
-            if critic == "central" and "central critic" not in bases:  # one for all, whole and in float32
+            critic = CRITICS[config.critic_of(section)]
+            copies = 2 if critic is ModelCritic else 1
+            if critic is CentralValues and "central critic" not in bases:  # one for all, whole and in float32
                 bases.add("central critic")
                 parts["weights"] += shape.parameters * 4
                 each = training_bytes(4, training.optim)
@@ -72,9 +73,7 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
             each = training_bytes(shape.bytes, training.optim)
             parts["gradients"] += copies * trained * each.gradients
             parts["optimizer"] += copies * trained * (each.copy + each.moments)
-            activations = (2 if critic == "central" else copies) * shape.activations(
-                read, training.gradient_checkpointing
-            )
+            activations = critic.trunks * shape.activations(read, training.gradient_checkpointing)
             peaks.append(
                 (activations, shape.logits(scored if ppo.logits_chunk is None else min(scored, ppo.logits_chunk)))
             )

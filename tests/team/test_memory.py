@@ -101,6 +101,8 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
     assert parts["references"] == 0, "the base without adapters"
     assert parts["optimizer"] == 2 * adapter * (4 + 2 * 4)
     assert parts["activations"] == 2 * 10 * 2 * 2 * (8 * 8 + 4 * 16), "one policy's at a time: two micro-batches"
+    with_critic = ResolvedRun(replace(config, training=replace(config.training, critic="adapter")))
+    assert estimate(with_critic, longest=10, dialogues=1)["activations"] == 2 * parts["activations"], "it reads again"
     assert LIBRARIES < 1e9
 
 
