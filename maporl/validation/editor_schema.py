@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config import parse
+from maporl.environments.games import GAMES
 from maporl.loops.builders import BUILDERS
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
@@ -21,8 +22,8 @@ IMPORT = r"^[^\s:]+:[^\s:]+$"
 def editor_schema() -> dict[str, Any]:
     """Return the JSON schema of a configuration file, in which each name of a part has the options of this part.
 
-    The parts are tasks, protocols, rules, transforms and builders. No option is required, because a file that extends
-    another one may leave it out.
+    The parts are tasks, protocols, games, rules, transforms and builders. No option is required, because a file that
+    extends another one may leave it out.
     """
     schema = parse.json_schema()
     parts = _Parts(schema["$defs"])
@@ -32,6 +33,10 @@ def editor_schema() -> dict[str, Any]:
     schema["properties"]["protocol"] |= parts.by_name(
         PROTOCOLS, {"agents": agents, "sampling": {"type": ["object", "null"]}, "step_judge": judge}
     )
+    for name, kind in GAMES.items():
+        game = {"properties": {"game": {"const": name}}, "required": ["game"]}
+        of_game = {"properties": {"options": parts.section(kind)}}
+        schema["properties"]["protocol"]["allOf"].append({"if": game, "then": of_game})
     for section, key, table in (("RewardSection", "rules", RULES), ("AdvantageConfig", "post", TRANSFORMS)):
         schema["$defs"][section]["properties"][key]["items"] = parts.entry(table)
     for definition in list(schema["$defs"].values()):

@@ -35,6 +35,7 @@ def test_every_configuration_satisfies_the_schema(file, validator):
         {"protocol": {"name": "debate", "trns": 2}},
         {"protocol": {"name": "debate", "turns": [2]}},
         {"protocol": {"name": "debate", "step_judge": {"agent": "ann", "sample": 3}}},
+        {"protocol": {"name": "game", "game": "kuhn_poker", "options": {"cards": 9}}},
         {"reward": {"rules": ["zero_sm"]}},
         {"reward": {"rules": [{"cost": {"per_tokn": 0.1}}]}},
         {"reward": {"rules": [{"cost": {}, "own": {}}]}},
