@@ -13,17 +13,18 @@ import torch
 from checked_cluster import check_cluster
 from fake_groups import (
     Engine,
-    Learner,
     Thread,
     config_of,
+    learners_of,
     newest_ray,  # noqa: F401  # a fixture
+    pool_of,
     row,
     spec,
 )
 from torch.distributed import TCPStore
 
 from maporl.backends.engine_pool import EnginePool
-from maporl.backends.group import GroupFailed, LearnerGroup
+from maporl.backends.group import GroupFailed
 from maporl.backends.groups import groups_of
 from maporl.backends.learner_process import LearnerProcess
 from maporl.backends.member import MemberDied
@@ -163,18 +164,6 @@ class VLLM(Engine):
             own[0] -= own[0] if self.hurry.is_set() else 1
         self.done = self.done | {n: said for n, (left, said) in self.running.items() if left <= 0}
         self.running = {n: own for n, own in self.running.items() if own[0] > 0}
-
-
-def pool_of(tmp_path, replicas=2, rows=None, seconds=(0.0, 0.0), **failures):
-    started = []
-
-    def start(number, place):
-        started.append(Thread(f"ann engine {number}", Engine(seconds)))
-        return started[-1]
-
-    pool = EnginePool(spec(replicas, rows), start, FailuresSection(**failures), tmp_path)
-    pool.build()
-    return pool, started
 
 
 def test_what_was_asked_of_a_dead_engine_is_asked_again(tmp_path):
@@ -343,18 +332,6 @@ def test_what_a_dead_vllm_was_asked_is_asked_again(tmp_path):
         assert {own.version for own in said} == {version}
     assert pool.replaced >= 5
     pool.end()
-
-
-def learners_of(tmp_path, deaths=(), hangs=(), **failures):
-    world = {"updates": [], "deaths": deaths, "hangs": hangs, "members": []}
-
-    def start(rank):
-        world["members"].append(Thread(f"ann learner {rank}", Learner(world, rank)))
-        return world["members"][-1]
-
-    group = LearnerGroup(spec(), start, FailuresSection(**failures), tmp_path)
-    group.build()
-    return group, world
 
 
 def updates(group, numbers):

@@ -17,7 +17,9 @@ from fake_groups import (
     Learner,
     Thread,
     config_of,
+    learners_of,
     newest_ray,  # noqa: F401  # a fixture
+    pool_of,
     row,
     spec,
 )
@@ -415,16 +417,7 @@ def test_no_two_processes_of_a_device_work_at_once_in_turns(tmp_path):
 
 
 def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog):
-    started = []
-
-    def start(number, place):
-        if number >= 2:
-            raise NoPlace("no machine has free devices for it")
-        started.append(Thread(f"ann engine {number}", Engine((0.001, 0.0))))
-        return started[-1]
-
-    pool = EnginePool(spec(), start, FailuresSection(), tmp_path)
-    pool.build()
+    pool, started = pool_of(tmp_path, places=2)
     started[0].end()
     answers = pool.ask([row(number) for number in range(8)])
     assert [answer.result(timeout=20).ids for answer in answers] == [[n, 0] for n in range(8)]
@@ -441,16 +434,7 @@ def test_a_pool_goes_on_with_fewer_processes_if_a_place_is_lost(tmp_path, caplog
 
 
 def test_a_group_whose_place_is_lost_ends_the_run_with_the_newest_checkpoint(tmp_path):
-    world = {"updates": [], "deaths": (1,), "hangs": (), "members": []}
-
-    def start(rank):
-        if len(world["members"]) >= 2:
-            raise NoPlace("no machine has free devices for it: asked for ann to train 2; free: nothing")
-        world["members"].append(Thread(f"ann learner {rank}", Learner(world, rank)))
-        return world["members"][-1]
-
-    group = LearnerGroup(spec(), start, FailuresSection(), tmp_path)
-    group.build()
+    group, _ = learners_of(tmp_path, deaths=(1,), places=2)
     group.annotate([("a",), ("b",)])
     with pytest.raises(
         GroupFailed, match=r"'ann': no machine has free devices for it.*has no checkpoint yet \(training\.save_steps\)"

@@ -7,9 +7,12 @@ from concurrent.futures import Future
 
 import pytest
 
+from maporl.backends.engine_pool import EnginePool
 from maporl.backends.engine_process import OtherVersion
-from maporl.backends.member import MemberDied
+from maporl.backends.group import LearnerGroup
+from maporl.backends.member import MemberDied, NoPlace
 from maporl.backends.spec import GroupSpec
+from maporl.config.cluster import FailuresSection
 from maporl.validation.load import from_dict
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
@@ -141,3 +144,36 @@ def config_of(agents=None, **sections):
 def newest_ray(monkeypatch):
     """These tests need no Ray, so that its version is told to be one that works."""
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+
+
+def _place(started, places):
+    if len(started) == places:
+        raise NoPlace("no machine has free devices for it")
+
+
+def pool_of(folder, replicas=2, rows=None, seconds=(0.0, 0.0), places=None, **failures):
+    """A pool that is built, and the engines that it starts, of which ``places`` find a place."""
+    started = []
+
+    def start(number, place):
+        _place(started, places)
+        started.append(Thread(f"ann engine {number}", Engine(seconds)))
+        return started[-1]
+
+    pool = EnginePool(spec(replicas, rows), start, FailuresSection(**failures), folder)
+    pool.build()
+    return pool, started
+
+
+def learners_of(folder, deaths=(), hangs=(), places=None, **failures):
+    """A group of learners that is built, and what they do, of which ``places`` find a place."""
+    world = {"updates": [], "deaths": deaths, "hangs": hangs, "members": []}
+
+    def start(rank):
+        _place(world["members"], places)
+        world["members"].append(Thread(f"ann learner {rank}", Learner(world, rank)))
+        return world["members"][-1]
+
+    group = LearnerGroup(spec(), start, FailuresSection(**failures), folder)
+    group.build()
+    return group, world
