@@ -80,9 +80,8 @@ class VLLMEngine(TokenEngine):
             self._servers[server.url] = server
             self._places |= {name: [server.url] for name in names}
         self._names: dict[str, str] = {}
-        self._versions = 0
-        self._introduced: Counter[str] = Counter()
-        """How often each policy was sent."""
+        self._sent: Counter[str] = Counter()
+        """How often the weights of each policy were sent."""
         self._run = distributed.broadcast_from_main(uuid.uuid4().hex[:8])
         check_sharing(list(self.policies.values()), self.sections)
         self._senders: dict[str, WeightSender] = {}
@@ -129,13 +128,12 @@ class VLLMEngine(TokenEngine):
         """
         if policy not in self.sections:
             return
-        self._versions += 1
         changed = self.policies[policy]
         old = self._names.get(policy)
         if isinstance(changed.model, PeftModel):
-            self._names[policy] = f"{policy}-{self._run}-{self._versions}"
+            self._names[policy] = f"{policy}-{self._run}-{self._sent.total() + 1}"
         distributed.on_main(lambda: self._send(policy, changed, old))
-        self._introduced[policy] += 1
+        self._sent[policy] += 1
 
     def _send(self, name: str, policy: Policy, old: str | None) -> None:
         adapter = isinstance(policy.model, PeftModel)
@@ -146,13 +144,13 @@ class VLLMEngine(TokenEngine):
             self._send_adapter(name, policy, old)
         elif policy.trainable and self.sections[name].colocate is None:
             self._send_weights(name, policy)
-        sent, copied = self._introduced[name], self.sections[name].colocate is not None
+        sent, copied = self._sent[name], self.sections[name].colocate is not None
         for url in self._places[name] if not sent or (copied and sent % self.probe_every == 0) else ():
             self._introduce(self._servers[url], name, policy)
 
     def _check_weights(self, policies: Collection[str]) -> None:
         """Send the weights of policies that no server has got. A single process may do this at any time."""
-        for policy in sorted(set(policies) - self._introduced.keys()):
+        for policy in sorted(set(policies) - self._sent.keys()):
             if distributed.size() > 1:
                 raise VLLMFailure(
                     f"policy {policy!r}: its servers have not got its weights; call the engine's sync({policy!r}) in "
@@ -162,7 +160,7 @@ class VLLMEngine(TokenEngine):
 
     def metrics(self) -> dict[str, float]:
         """Return ``vllm/pushed``, the number of times that weights were sent."""
-        return {"vllm/pushed": float(self._versions)}
+        return {"vllm/pushed": float(self._sent.total())}
 
     def _model(self, policy: str, server: Server) -> str:
         return self._names.get(policy) or self.sections[policy].base or server.base
