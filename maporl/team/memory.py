@@ -115,9 +115,10 @@ def device_lines(run: ResolvedRun, longest: int, dialogues: int, total: int | No
     needed = sum(parts[what] for what in FIXED) + max(cache, moving) + (LIBRARIES if cpu else 0.0)
     lines = []
     if not cpu:
+        more = "" if config.ppo.local_rollout_forward_batch_size else " or takes up to a quarter of what is free"
         lines.append(
-            f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache, "
-            "and states kept between turns at most half of what is free"
+            f"device: {total / 2**30:.1f} GiB; a batch of sampling needs about {cache / 2**30:.1f} GiB of KV cache"
+            f"{more}, and states kept between turns at most half of what is free"
             + ("" if bounded else "; ppo.max_tokens_per_microbatch is chosen from the free memory")
         )
     if needed <= total:

@@ -202,6 +202,12 @@ def test_check_knows_the_device_and_says_what_to_change(monkeypatch, size, chang
     assert "GiB of KV cache" in told and ("chosen from the free memory" in told) is (
         "max_tokens_per_microbatch" not in changes.get("ppo", {})
     )
+    assert "or takes up to a quarter of what is free" not in told
+    unset = from_dict({**values, "ppo": {}})
+    assert (
+        "of KV cache or takes up to a quarter of what is free, and"
+        in memory.device_lines(ResolvedRun(unset), 20, 1, int(size))[0]
+    )
     assert len(warnings) == (message is not None)
     if message is not None:
         assert message in warnings[0] and "the run needs about" in warnings[0]
