@@ -8,7 +8,7 @@ from maporl.loops.rows import Row
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.types import Utterance
-from trl_ext.chat.stop_strings import StopStrings
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
 
@@ -34,7 +34,12 @@ def sample_candidates(
     flat = iter(completions)
     return [
         [
-            replace(row, completion_ids=(ids := next(flat).ids), cut=not sampling.ends(ids), value=0.0)
+            replace(
+                row,
+                completion_ids=(ids := next(flat).ids),
+                cut=not ended(ids, sampling.stop_ids, sampling.stop_strings),
+                value=0.0,
+            )
             for _ in range(count)
         ]
         for (row, _), sampling in zip(states, sampled_as, strict=True)

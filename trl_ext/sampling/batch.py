@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trl_ext.chat.stop_strings import ended
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sampling.drawing import draw
-from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache, plain_states
+from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.recorded_step import RecordedStep, records
 
@@ -43,13 +44,14 @@ class Row:
         """Return the tokens to read before the next one is sampled: the prompt, and what was sampled already."""
         return self.prompt + self.ids if self.ids else self.prompt
 
-    def ended(self) -> bool:
-        """Return whether the completion has ended."""
-        return len(self.ids) >= self.sampling.max_new_tokens or (bool(self.ids) and self.sampling.ends(self.ids))
-
-    def pauses(self) -> bool:
-        """Return whether the next token belongs to another regime."""
-        return self.longest is not None and len(self.prompt) + len(self.ids) > self.longest
+    def stops(self) -> bool:
+        """Return whether the completion has ended, or its next token belongs to another regime."""
+        count = len(self.ids)
+        if count >= self.sampling.max_new_tokens or (
+            self.longest is not None and len(self.prompt) + count > self.longest
+        ):
+            return True
+        return count > 0 and ended(self.ids, self.sampling.stop_ids, self.sampling.stop_strings)
 
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
@@ -64,25 +66,25 @@ class Row:
 class Batch:
     """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
 
-    def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose):
+    def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose, plain: str):
         self.model, self.base, self.states = model, base_of(model), states
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
-        self.cache = empty_cache(self.base)
         self.mask = torch.zeros(0)
-        self.longest = max(row.sampling.max_new_tokens for row in rows)
+        self.longest = max([row.sampling.max_new_tokens for row in rows])
         self.uniforms: Tensor | None = None  # if all rows are greedy
-        if any(row.uniforms is not None for row in rows):
-            self.uniforms = torch.zeros(len(rows), self.longest, dtype=torch.float64)
-            for numbers, row in zip(self.uniforms, rows, strict=True):
-                if row.uniforms is not None:
-                    left = row.uniforms[len(row.ids) :]
-                    numbers[: len(left)] = left
-            self.uniforms = self.uniforms.to(self.device)
+        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
+        if drawn:
+            numbers = torch.zeros(len(rows), self.longest, dtype=torch.float64)
+            for place, left in drawn:
+                numbers[place, : len(left)] = left
+            self.uniforms = numbers.to(self.device)
         self._find_draws()
-        self.reading = reading_of(self.base)
-        self.masks = _takes_masks(self.base)
+        self.reading, self.brief = reading_of(self.base), accepts(self.base, "logits_to_keep")
+        limits = tree_limits(self.base)
+        # whether every layer takes one mask of keys, [B, 1, 1, T], in a step of decoding
+        self.masks = limits is not None and limits.blocks and plain == "everywhere"
         self.records = self.masks and records(self.base, self.longest)
         self.step: RecordedStep | None = None
 
@@ -97,7 +99,7 @@ class Batch:
         for step in range(self.longest):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                ended[position] = self.rows[position].ended() or self.rows[position].pauses()
+                ended[position] = self.rows[position].stops()
             running = [position for position in running if not ended[position]]
             if not running:
                 break
@@ -119,21 +121,22 @@ class Batch:
     def _prefill(self) -> Tensor:
         """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
         first: dict[tuple, int] = {}
-        unique_of = [first.setdefault((row.adapter, *row.read_ids), len(first)) for row in self.rows]
-        all_rows, unique = self.rows, list(dict(zip(unique_of, self.rows, strict=True)).values())
-        past = max(row.read for row in unique)
-        new = [row.read_ids[row.read :] for row in unique]
-        width = max(map(len, new))
+        lines = [(row, row.read_ids, row.read) for row in self.rows]
+        unique_of = [first.setdefault((row.adapter, *tokens), len(first)) for row, tokens, _ in lines]
+        different = dict(zip(unique_of, lines, strict=True)).values()
+        all_rows, unique = self.rows, [row for row, _, _ in different]
+        past = max([read for _, _, read in different])
+        width = max([len(tokens) - read for _, tokens, read in different])
         ids = torch.full((len(unique), width), PADDING)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
         fresh = torch.zeros(len(unique), width, dtype=torch.long)
-        for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
-            ids[number, width - len(tokens) :] = torch.tensor(tokens)
-            fresh[number, width - len(tokens) :] = 1
-            self.mask[number, past - row.read :] = 1
+        for number, (_, tokens, read) in enumerate(different):
+            ids[number, width - len(tokens) + read :] = torch.tensor(tokens[read:])
+            fresh[number, width - len(tokens) + read :] = 1
+            self.mask[number, past - read :] = 1
         self.mask = self.mask.to(self.device)
-        if past:
-            self.cache = assemble([row.past for row in unique], past, self.base)
+        self.cache = assemble([row.past for row in unique], past, self.base) if past else empty_cache(self.base)
+        self.options = cache_arguments(self.base, self.cache)
         for row in all_rows:
             row.past = None  # a block's memory is freed once its last row is copied
         self.rows = unique
@@ -166,10 +169,10 @@ class Batch:
         """Append ``ids`` [B, n] to the cache and return the next token's logits, [B, V]. ``fresh`` is 0 at padding."""
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
-        options = cache_arguments(self.base, self.cache)
+        options = dict(self.options)
         if self.reading.positions:
             options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :] + self.reading.first
-        if accepts(self.base, "logits_to_keep"):
+        if self.brief:
             # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
             options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
         if self.choose_adapters is not None:
@@ -201,7 +204,7 @@ class Batch:
         else:
             # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
             numbers, logprobs = torch.stack([tokens.to(row_logprobs.dtype), row_logprobs]).tolist()
-            chosen = [int(number) for number in numbers]
+            chosen = list(map(int, numbers))
         for position, row in enumerate(self.rows):
             if not ended[position]:
                 row.ids.append(chosen[position])
@@ -235,9 +238,3 @@ class Batch:
             self.rows = [self.rows[p] for p in positions]
             self.uniforms = None if self.uniforms is None else self.uniforms[index]
             self._find_draws()
-
-
-def _takes_masks(model: Any) -> bool:
-    """Return whether every layer of ``model`` takes one mask of keys, [B, 1, 1, T], in a step of decoding."""
-    limits = tree_limits(model)
-    return limits is not None and limits.blocks and plain_states(model) == "everywhere"

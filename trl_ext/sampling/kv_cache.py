@@ -26,14 +26,14 @@ def plain_states(model: Any) -> str:
     """
     if not model._supports_default_dynamic_cache():
         return "no"
-    layers: list[Any] = DynamicCache(config=model.config).layers
+    kinds = set(map(type, DynamicCache(config=model.config).layers))
     # a layer of another type may hold more, which would be left behind where rows are cut out of a batch
-    if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return "no"
     local = "local" in str(
         getattr(model.config, "attention_types", None)
     )  # GPT-Neo's windows, which its cache does not know
-    return "windowed" if local or any(layer.is_sliding for layer in layers) else "everywhere"
+    return "windowed" if local or DynamicSlidingWindowLayer in kinds else "everywhere"
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Block:
     @cached_property
     def bytes(self) -> int:
         """Return the memory of the block."""
-        return sum(values.nbytes for pair in self.layers for values in pair)
+        return sum([values.nbytes for pair in self.layers for values in pair])
 
     @classmethod
     def of(cls, cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> "Block":
@@ -125,11 +125,8 @@ class KVCache:
         if self._limit is None:
             free = free_bytes(mask.device)
             self._limit = sys.maxsize if free is None else free // 2
-        each = width * sum(
-            values.shape[1] * values.shape[3] * values.element_size()
-            for layer in cache.layers
-            for values in (layer.keys, layer.values)
-        )
+        states = [values for layer in cache.layers for values in (layer.keys, layer.values)]
+        each = width * sum([values.shape[1] * values.shape[3] * values.element_size() for values in states])
         fitting = min(len(rows), self._limit // each)
         self._make_room(fitting * each)
         fitting = min(fitting, max(0, self._limit - self.bytes) // each)

@@ -60,8 +60,9 @@ def sample(
     if keys is None:
         seed = int(torch.randint(2**62, (1,)))
         keys = [(seed, row) for row in range(len(prompts))]
-    plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
-    plain = plain if reading.cached else "no"
+    base = base_of(model)
+    reading = reading_of(base)
+    plain = plain_states(base) if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if own is None else own
@@ -78,11 +79,11 @@ def sample(
                 for batch in _batches(alike, sampling):
                     _generate_by_transformers(model, batch, alike[0].sampling, choose)
         else:
-            for part in _in_regimes(rows, length_regimes(base_of(model))):
+            for part in _in_regimes(rows, length_regimes(base)):
                 _take_states(part, states)
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, sampling):
-                        Batch(model, batch, states, choose).run()
+                        Batch(model, batch, states, choose, plain).run()
     return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -96,7 +97,7 @@ def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
         here = []
         for row in rows:
             row.longest, row.regime = longest, number
-            if not row.ended() and (longest is None or len(row.prompt) + len(row.ids) <= longest):
+            if not row.stops():
                 here.append(row)
         if here:
             yield here
