@@ -49,10 +49,9 @@ class Columns:
     task: str | None = None
 
     @classmethod
-    def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
-        """Return the columns of an utterance that has a credit."""
-        before = [u for u in dialogue.utterances if u.order < utterance.order]
-        caller = None if utterance.caller is None else name_of(dialogue, dialogue.utterances[utterance.caller])
+    def of(cls, dialogue: Dialogue, utterance: Utterance, names: Sequence[Name], policy: str = "") -> "Columns":
+        """Return the columns of an utterance that has a credit. ``names`` are those of the dialogue's utterances."""
+        spoken = zip(dialogue.utterances, names, strict=True)
         return cls(
             name=name_of(dialogue, utterance),
             policy=policy,
@@ -63,8 +62,8 @@ class Columns:
             turn=utterance.turn,
             order=utterance.order,
             credit=utterance.rewards["credit"],
-            caller=caller,
-            earlier=tuple((u.order, u.agent, name_of(dialogue, u)) for u in before),
+            caller=None if utterance.caller is None else names[utterance.caller],
+            earlier=tuple([(u.order, u.agent, name) for u, name in spoken if u.order < utterance.order]),
             action=_action(utterance),
             tokens=len(utterance.response_ids),
             game=utterance.tags.get("game"),
@@ -72,7 +71,7 @@ class Columns:
             state=utterance.tags.get("state"),
             rewards=dict(utterance.rewards),
             task=dialogue.asked(utterance).meta.get("task"),
-            seconds=sum(call.result.seconds for call in utterance.calls or () if call.result is not None),
+            seconds=sum([call.result.seconds for call in utterance.calls if call.result is not None]),
         )
 
 
@@ -113,11 +112,11 @@ def samples_by_policy(
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
     for dialogue in dialogues:
-        for utterance in dialogue.utterances:
-            if not may_learn(utterance, tokenizers, plan) or "credit" not in utterance.rewards:
+        names = names_of(dialogue)
+        for utterance, name in zip(dialogue.utterances, names, strict=True):
+            if "credit" not in utterance.rewards or not may_learn(utterance, tokenizers, plan):
                 continue
             credit = utterance.rewards["credit"]
-            name = name_of(dialogue, utterance)
             if utterance.sample is not None and name in copies:
                 first, credits = copies[name]
                 credits.append(credit)
@@ -134,7 +133,7 @@ def samples_by_policy(
                 sampled_logprobs=utterance.logprobs,
                 trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
                 critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
-                columns=Columns.of(dialogue, utterance, utterance.policy),
+                columns=Columns.of(dialogue, utterance, names, utterance.policy),
                 utterance=utterance,
                 temperature=utterance.temperature,
             )
@@ -152,10 +151,10 @@ def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Colum
     """Return the columns of credited utterances that are not ``known``. No policy is trained on them."""
     others: dict[Name, Columns] = {}
     for dialogue in dialogues:
-        for utterance in dialogue.utterances:
-            name = name_of(dialogue, utterance)
+        names = names_of(dialogue)
+        for utterance, name in zip(dialogue.utterances, names, strict=True):
             if "credit" in utterance.rewards and name not in known and name not in others:
-                others[name] = Columns.of(dialogue, utterance)
+                others[name] = Columns.of(dialogue, utterance, names)
     return list(others.values())
 
 
@@ -178,10 +177,10 @@ def turn_batch(
             callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
     recorded: dict[str, list] = {}
-    for f in fields(Columns):
+    for f in (f for f in fields(Columns) if f.name in COLUMNS):
         column = [getattr(entry, f.name) for entry in columns]
         # what only some protocols and tasks have is None by default, and recorded if a row has it
-        if f.name in COLUMNS and (f.default is not None or any(value is not None for value in column)):
+        if f.default is not None or column.count(None) < len(column):
             recorded[f.name] = column
     recorded["parent"] = [_parent(entry, number) for entry in columns]
     recorded["caller"] = [None if entry.caller is None else callers[entry.caller] for entry in columns]
@@ -191,13 +190,11 @@ def turn_batch(
 
 def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
     """Return the row before this one on its branch, or None: of the last step with rows, the agent's or the last."""
-    earlier = [(order, agent, name) for order, agent, name in entry.earlier if name in number]
-    if not earlier:
-        return None
-    last = max(order for order, _, _ in earlier)
-    step = [(agent, name) for order, agent, name in earlier if order == last]
-    same_agent = [name for agent, name in step if agent == entry.agent]
-    return number[same_agent[-1] if same_agent else step[-1][1]]
+    parent, best = None, (-1, False)
+    for order, agent, name in entry.earlier:
+        if name in number and (order, agent == entry.agent) >= best:
+            parent, best = number[name], (order, agent == entry.agent)
+    return parent
 
 
 def _action(utterance: Utterance) -> str:
@@ -216,6 +213,11 @@ def name_of(dialogue: Dialogue, utterance: Utterance) -> Name:
     if utterance.sample is not None:
         return ("sample", dialogue.prompt, utterance.sample)
     return (dialogue.prompt, dialogue.rollout, utterance.id)
+
+
+def names_of(dialogue: Dialogue) -> list[Name]:
+    """Return the names of a dialogue's utterances, in order."""
+    return [name_of(dialogue, utterance) for utterance in dialogue.utterances]
 
 
 def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:

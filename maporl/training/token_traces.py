@@ -23,13 +23,17 @@ def trace(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners: Mappin
         names = ["old_logprobs", "advantages", *(["values"] if learners[policy].critic.gives_values else [])]
         samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
         wanted_rows = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
-        # all rows at once, to wait for the device once
-        numbers = torch.stack(
-            [getattr(rows, name)[torch.tensor(wanted_rows, dtype=torch.long)] for name in names]
-        ).tolist()
-        for place, row in enumerate(wanted_rows):
-            sample, columns = samples[row], slice(rows.first[row], rows.tree.lengths[row])
-            logprobs, advantages, *values = ([round(x, DIGITS) for x in of[place][columns]] for of in numbers)
+        row, column = rows.sampled_on_host
+        chosen = torch.isin(row, torch.tensor(wanted_rows, dtype=torch.long))
+        place = row[chosen], column[chosen]
+        # all tokens at once, to wait for the device once
+        numbers = torch.stack([getattr(rows, name)[place] for name in names]).tolist()
+        rounded = [[round(number, DIGITS) for number in each] for each in numbers]
+        start = 0
+        for sample in [samples[number] for number in wanted_rows]:
+            end = start + len(sample.response_ids)
+            logprobs, advantages, *values = [each[start:end] for each in rounded]
+            start = end
             texts = pieces(learners[policy].tokenizer, sample.response_ids)
             sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
 

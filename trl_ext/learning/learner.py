@@ -461,7 +461,7 @@ class Learner:
             if not math.isfinite(sums["loss"]):
                 self._report_not_finite(rows, logprobs, sums["loss"])
         parts = distributed.all_gather(sums)
-        return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
+        return {key: sum([part.get(key, 0.0) for part in parts]) for key in max(parts, key=len)}
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
         """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""
