@@ -245,7 +245,7 @@ class Debate(Protocol):
         for turn in range(self.turns):
             if self.consensus is not None and self.consensus.reached(answered(said)):
                 return "consensus"
-            if turn and self._enough(answered(said)):
+            if turn and self._enough(said):
                 return "enough"
             speaking = speakers_of(self.speaks, debaters, turn)
             summaries = yield from self._summaries([a for a in speaking if heard.news[a]], example.question, heard)
@@ -255,8 +255,11 @@ class Debate(Protocol):
 
     def _enough(self, said: list[Utterance]) -> bool:
         """Return whether the answers of a turn are good enough to end with."""
-        scores = [u.rewards["score"] for u in said if "score" in u.rewards]  # none where a check plays without a reward
-        return self.end_above is not None and bool(scores) and exceeds(fmean(scores), self.end_above)
+        if self.end_above is None:
+            return False
+        # none where a check plays without a reward
+        scores = [u.rewards["score"] for u in answered(said) if "score" in u.rewards]
+        return bool(scores) and exceeds(fmean(scores), self.end_above)
 
     def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
@@ -268,7 +271,7 @@ class Debate(Protocol):
             text = (self.opening if mine is None else self.alone).format(question=question)
         if mine is not None and (told := self.words.tell(self.words.own, mine, self.feedback)):
             text = "\n\n".join([f"{told} {self.words.explanation}".strip(), text])
-        parents = (summary.id,) if summary is not None else tuple(u.id for u in others)
+        parents = (summary.id,) if summary is not None else tuple([u.id for u in others])
         message = {"role": "user", "content": text}
         return Ask(agent, [message], parents=parents, turn=turn if self.speaks else None)
 
@@ -317,10 +320,9 @@ class Heard:
 
     def take(self, said: list[Utterance]) -> None:
         """Take the words of a turn. Those who spoke in it had been shown all news before."""
-        self.last |= {u.agent: u for u in said}
-        speakers = {u.agent for u in said}
+        spoken = {u.agent: u for u in said}
+        self.last |= spoken
         new = {u.agent: u for u in answered(said)}
         for agent, news in self.news.items():
-            old = {} if agent in speakers else {u.agent: u for u in news}
-            latest = old | new
+            latest = new if agent in spoken else {u.agent: u for u in news} | new
             self.news[agent] = [latest[other] for other in self.news if other in latest and other != agent]

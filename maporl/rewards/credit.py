@@ -36,11 +36,12 @@ def assign_credit(
     ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat.
     The parts of a credit keep their names: ``bonus``, and ``penalty/NAME``, which is negative.
     """
-    for u in (u for d in dialogues for u in d.utterances):
-        u.rewards.pop("credit", None)  # a batch that is resampled is credited again
-    answers = [u for d in dialogues for u in d.answers()]
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            u.rewards.pop("credit", None)  # a batch that is resampled is credited again
     penalties = reward.penalties
     if penalties is not None:
+        answers = [u for d in dialogues for u in d.answers()]
         penalise(answers, penalties, digits or {})
         if penalties.mode == "replace":
             for u in answers:
@@ -111,11 +112,12 @@ def _finite(value: Any) -> bool:
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
     """Set credits as MAPoRL does: an answer gets shared scores plus the collaboration bonus."""
     # MAPoRL has answers only; the score of another utterance is its own, so it is shared with nobody
-    for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
+    for u in [u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards]:
         u.rewards["credit"] = u.rewards["score"]
-    if not any(d.answers() for d in dialogues):
+    answers = [(u, question) for question, dialogue in enumerate(dialogues) for u in dialogue.answers()]
+    if not answers:
         return
-    grid = _Grid(dialogues, agents)
+    grid = _Grid(answers, agents, len(dialogues))
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = None
     if (rule := reward.bonus) is not None:
@@ -180,12 +182,11 @@ def _penalties(utterance: Utterance) -> list[float]:
 class _Grid:
     """Answers as cells (turn, agent, question) of arrays."""
 
-    def __init__(self, dialogues: list[Dialogue], agents: tuple[str, ...]):
-        answers = [(u, question) for question, dialogue in enumerate(dialogues) for u in dialogue.answers()]
+    def __init__(self, answers: list[tuple[Utterance, int]], agents: tuple[str, ...], questions: int):
         speaking = {u.agent for u, _ in answers}
-        seat = {agent: index for index, agent in enumerate(a for a in agents if a in speaking)}
+        seat = {agent: index for index, agent in enumerate([a for a in agents if a in speaking])}
         self.cells = [(u, (u.turn, seat[u.agent], question)) for u, question in answers]
-        self.shape = (1 + max(u.turn for u, _ in answers), len(seat), len(dialogues))
+        self.shape = (1 + max([u.turn for u, _ in answers]), len(seat), questions)
 
     def of(self, value) -> np.ndarray:
         """Return an array with ``value(utterance)`` in its cell and NaN elsewhere."""

@@ -24,12 +24,12 @@ Sums = dict[str, tuple[float, int]]
 def reward_sums(dialogues: list[Dialogue]) -> Sums:
     """Sum every named reward over all utterances, over those of each agent, and over those of each agent and turn."""
     sums: Sums = {}
-    for utterance in (u for d in dialogues for u in d.utterances):
-        spoken = f"{utterance.agent}/turn_{utterance.turn + 1}"
-        for name, value in utterance.rewards.items():
-            for key in (name, f"{name}/{utterance.agent}", f"{name}/{spoken}"):
-                total, count = sums.get(f"reward/{key}", (0, 0))
-                sums[f"reward/{key}"] = (total + value, count + 1)
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            for name, value in u.rewards.items():
+                for key in (name, f"{name}/{u.agent}", f"{name}/{u.agent}/turn_{u.turn + 1}"):
+                    total, count = sums.get(f"reward/{key}", (0, 0))
+                    sums[f"reward/{key}"] = (total + value, count + 1)
     return sums
 
 
@@ -39,9 +39,10 @@ def mean_rewards(parts: Sequence[Sums]) -> dict[str, float]:
     For penalties, also return how many there were.
     """
     totals: Sums = {}
-    for name, (added, number) in (entry for part in parts for entry in part.items()):
-        total, count = totals.get(name, (0, 0))
-        totals[name] = (total + added, count + number)
+    for part in parts:
+        for name, (added, number) in part.items():
+            total, count = totals.get(name, (0, 0))
+            totals[name] = (total + added, count + number)
     means = {name: total / count for name, (total, count) in totals.items()}
     counts = {f"count/{n.removeprefix('reward/')}": float(c) for n, (_, c) in totals.items() if "/penalty/" in n}
     return means | counts

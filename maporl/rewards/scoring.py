@@ -110,8 +110,8 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
     """
     for dialogue in dialogues:
         for u in dialogue.utterances:
-            counted = [n for n, weight in weights.items() if n in u.rewards and (weight or u.answers)]
-            values = [weights[name] * u.rewards[name] for name in counted]
+            earned = u.rewards
+            values = [w * earned[name] for name, w in weights.items() if name in earned and (w or u.answers)]
             if values:
                 u.rewards["score"] = sum(values)
             elif u.answers:

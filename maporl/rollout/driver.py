@@ -355,24 +355,23 @@ class RolloutDriver:
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
         self.world.begin([episode.rooms for episode in episodes])
-        steps = [Step(episode, self.builder.requests(episode), []) for episode in episodes]
-        requests = [request for step in steps for request in step.requests]
-        pending: list[Any] = [
-            None if reply is None else Pending(Ready(reply))
-            for step in steps
-            for reply in map(step.episode.replay, step.requests)
-        ]
-        asked = [i for i, one in enumerate(pending) if one is None]
-        names = dict.fromkeys(self.specs[requests[i].ask.agent].engine for i in asked)
+        steps: list[Step] = []
+        asked: dict[str, list[tuple[Step, int]]] = {}  # by engine: a step, and the place of a request in it
+        for episode in episodes:
+            requests = self.builder.requests(episode)
+            pending: list[Any] = [None] * len(requests)
+            step = Step(episode, requests, pending)
+            steps.append(step)
+            for place, request in enumerate(requests):
+                if (reply := episode.replay(request)) is not None:
+                    pending[place] = Pending(Ready(reply))
+                else:
+                    asked.setdefault(self.specs[request.ask.agent].engine, []).append((step, place))
         # an engine that answers at once keeps this thread, while the servers of others can work already
-        for engine in sorted(names, key=lambda name: not self.engines[name].continuous):
-            rows = [i for i in asked if self.specs[requests[i].ask.agent].engine == engine]
-            submitted = self.engines[engine].submit([requests[i] for i in rows], self.decoding)
-            for row, one in zip(rows, submitted, strict=True):
-                pending[row] = one
-        left = iter(pending)
-        for step in steps:
-            step.pending.extend(next(left) for _ in step.requests)
+        for engine in sorted(asked, key=lambda name: not self.engines[name].continuous):
+            submitted = self.engines[engine].submit([step.requests[n] for step, n in asked[engine]], self.decoding)
+            for (step, place), answer in zip(asked[engine], submitted, strict=True):
+                step.pending[place] = answer
         return steps
 
     def _answered(self, steps: list[Step], every: bool) -> list[int]:

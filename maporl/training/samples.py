@@ -53,7 +53,7 @@ class Columns:
         """Return the columns of an utterance that has a credit. ``names`` are those of the dialogue's utterances."""
         spoken = zip(dialogue.utterances, names, strict=True)
         return cls(
-            name=name_of(dialogue, utterance),
+            name=names[utterance.id],
             policy=policy,
             prompt=dialogue.prompt,
             rollout=dialogue.rollout,
@@ -177,7 +177,9 @@ def turn_batch(
             callers.setdefault(entry.caller, len(number) - len(callers) - 1)
 
     recorded: dict[str, list] = {}
-    for f in (f for f in fields(Columns) if f.name in COLUMNS):
+    for f in fields(Columns):
+        if f.name not in COLUMNS:
+            continue
         column = [getattr(entry, f.name) for entry in columns]
         # what only some protocols and tasks have is None by default, and recorded if a row has it
         if f.default is not None or column.count(None) < len(column):
@@ -208,16 +210,10 @@ def _action(utterance: Utterance) -> str:
     return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def name_of(dialogue: Dialogue, utterance: Utterance) -> Name:
-    """Return the name of an utterance in an update, which it shares with its copies."""
-    if utterance.sample is not None:
-        return ("sample", dialogue.prompt, utterance.sample)
-    return (dialogue.prompt, dialogue.rollout, utterance.id)
-
-
 def names_of(dialogue: Dialogue) -> list[Name]:
-    """Return the names of a dialogue's utterances, in order."""
-    return [name_of(dialogue, utterance) for utterance in dialogue.utterances]
+    """Return the names of a dialogue's utterances in an update, which they share with their copies."""
+    place = (dialogue.prompt, dialogue.rollout)
+    return [(*place, u.id) if u.sample is None else ("sample", dialogue.prompt, u.sample) for u in dialogue.utterances]
 
 
 def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:

@@ -19,7 +19,7 @@ from simulated_processes import Processes
 
 from maporl.engines.base import Request
 from maporl.rewards.verifier.source import LearningVerifier
-from maporl.training.samples import name_of
+from maporl.training.samples import names_of
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
@@ -154,7 +154,7 @@ def found_in(batches: list[TeamUpdateBatch]) -> Found:
                 place = place_of(dialogue, u)
                 found.said[place] = u.response_ids
                 found.rewards[place] = u.rewards
-                found.rows[place] = trained.get(name_of(dialogue, u))
+                found.rows[place] = trained.get(names_of(dialogue)[u.id])
     return found
 
 

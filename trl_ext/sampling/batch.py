@@ -1,7 +1,7 @@
 """Rows that are sampled together, token by token, with a KV cache."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,10 +34,8 @@ class Row:
     longest: int | None = None
     """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
     regime: int = 0
-
-    def __post_init__(self):
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def read_ids(self) -> list[int]:

@@ -195,32 +195,32 @@ class RoomyLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._memory: list[Tensor | None] = [None, None]
+        self._memory: list[Tensor] = []  # of the keys and of the values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, n, width], and return all of them, [B, heads, T + n, width]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._append(0, self.keys, key_states)
-        self.values = self._append(1, self.values, value_states)
+        earlier: list[Any] = [self.keys, self.values]
+        before = earlier[0].shape[2] if earlier[0].numel() else 0
+        after = before + key_states.shape[2]
+        if not self._memory or self._memory[0].shape[2] < after:
+            larger = []
+            for held, new in zip(earlier, (key_states, value_states), strict=True):
+                larger.append(new.new_empty(*new.shape[:2], after + self.ROOM, new.shape[3]))
+                if before:
+                    larger[-1][:, :, :before] = held
+            self._memory = larger
+        keys, values = self._memory
+        keys[:, :, before:after] = key_states
+        values[:, :, before:after] = value_states
+        self.keys, self.values = keys[:, :, :after], values[:, :, :after]
         return self.keys, self.values
-
-    def _append(self, which: int, held: Any, new: Tensor) -> Tensor:
-        before = held.shape[2] if held.numel() else 0
-        after = before + new.shape[2]
-        memory = self._memory[which]
-        if memory is None or memory.shape[2] < after:
-            memory = new.new_empty(*new.shape[:2], after + self.ROOM, new.shape[3])
-            if before:
-                memory[:, :, :before] = held
-            self._memory[which] = memory
-        memory[:, :, before:after] = new
-        return memory[:, :, :after]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows ``indices`` only. Their states move into memory of their own."""
         super().batch_select_indices(indices)
-        self._memory = [None, None]
+        self._memory = []
 
 
 def empty_cache(model: Any) -> DynamicCache:
