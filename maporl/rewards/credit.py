@@ -1,6 +1,6 @@
 """Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import PenaltySection, RewardSection
 from maporl.errors import ConfigError
-from maporl.rewards.penalties import repeats
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
 from maporl.types import Dialogue, Utterance
@@ -136,7 +135,7 @@ def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[
     - ``too_short``: the answer has fewer than ``min_tokens`` tokens.
     - ``no_final_answer``: the answer contains no final answer in the required form. This includes an answer that had to
       be restated.
-    - ``repetition``: see :func:`maporl.rewards.penalties.repeats`.
+    - ``repetition``: see :func:`maporl.rewards.credit.repeats`.
     - ``no_eos``: the length limit cut the answer off.
     """
     repeating = np.zeros(len(answers), dtype=bool)
@@ -219,3 +218,49 @@ def credit_by_readers(dialogue: Dialogue) -> None:
             credits = [v.rewards["credit"] for v in heirs if "credit" in v.rewards]
             if credits:
                 u.rewards["credit"] = sum(credits) / len(credits)
+
+
+LONGEST_NGRAM = 20
+"""The longest n-gram whose repetition is searched for, as in MAPoRL's published code."""
+
+
+def repeats(
+    answers: Sequence[Sequence[int]], exempt: Sequence[Collection[int]] | None = None, times: int = 3
+) -> np.ndarray:
+    """Return which answers contain some n-gram of tokens (n = 1 .. 20) more than ``times`` times in a row: bool
+    [answer].
+
+    ``exempt`` lists, for each answer, token ids that do not count, such as digits. An n-gram that contains only such
+    ids may repeat, because 1111 is a number. The time is linear in the number of tokens: an n-gram stands k times in a
+    row if k-1 periods in a row agree with the period after them.
+    """
+    repeating = np.zeros(len(answers), dtype=bool)
+    order = np.argsort([len(a) for a in answers], kind="stable")
+    for chunk in np.array_split(order, max(1, len(answers) // 512)):  # answers of similar length share an array
+        if len(chunk):
+            repeating[chunk] = _repeats(
+                [answers[i] for i in chunk], [exempt[i] if exempt else () for i in chunk], times
+            )
+    return repeating
+
+
+def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times: int) -> np.ndarray:
+    width = max((len(a) for a in answers), default=0)
+    # padding differs at every position, so it never repeats
+    ids = np.tile(-1 - np.arange(width), (len(answers), 1))
+    counts = np.zeros((len(answers), width + 1), dtype=np.int64)  # tokens that are not exempt, up to a position
+    for row, (answer, ignored) in enumerate(zip(answers, exempt, strict=True)):
+        ids[row, : len(answer)] = answer
+        marks = [token not in ignored for token in answer]
+        counts[row, 1 : len(answer) + 1] = np.cumsum(marks)
+        counts[row, len(answer) + 1 :] = counts[row, len(answer)]
+    repeating = np.zeros(len(answers), dtype=bool)
+    for n in range(1, min(LONGEST_NGRAM, width // (times + 1)) + 1):
+        same = ids[:, n:] == ids[:, :-n]
+        agreeing = np.zeros((len(answers), same.shape[1] + 1), dtype=np.int64)
+        np.cumsum(same, axis=1, out=agreeing[:, 1:])
+        span = times * n
+        starts = agreeing[:, span:] - agreeing[:, :-span] == span
+        counted = counts[:, n : n + starts.shape[1]] > counts[:, : starts.shape[1]]
+        repeating |= (starts & counted).any(1)
+    return repeating

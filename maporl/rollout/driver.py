@@ -21,9 +21,16 @@ from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
-from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step, record_call, recorded_results
+from maporl.rollout.episode import (
+    Episode,
+    Referee,
+    Sent,
+    SpeakerSpec,
+    Step,
+    record_call,
+    recorded_results,
+)
 from maporl.rollout.interleaving import Interleaving
-from maporl.rollout.referee import Referee
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
 from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance

@@ -26,12 +26,11 @@ from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.rules import weighed
-from maporl.rewards.scorer import Scorer
+from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.rollout.interleaving import Interleaving
-from maporl.rollout.referee import Referee
 from maporl.rollout.restate import UntrainedWeights, restate
 from maporl.schedules import Growth
 from maporl.tasks.base import Task

@@ -33,7 +33,7 @@ from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
-from trl_ext.process.allocator import reuse_memory
+from trl_ext.process.devices import reuse_memory
 
 
 def build_trainer(

@@ -1,7 +1,7 @@
 """Multi-agent PPO: train the policies and critics of a team of agents together, on their dialogues.
 
 ``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
-:class:`maporl.rewards.scorer.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
+:class:`maporl.rewards.scoring.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
 credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the
 results.
 """

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.critics import CRITICS
+from trl_ext.learning.critics import CRITICS, ValueHead
 from trl_ext.learning.metrics import Metrics
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError, Trained, flat
@@ -46,7 +46,6 @@ from trl_ext.models.forward import (
 from trl_ext.models.liger import use_liger
 from trl_ext.models.randomness import quiet
 from trl_ext.models.recomputation import set_recomputation
-from trl_ext.models.value_head import ValueHead
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed

@@ -10,8 +10,7 @@ from peft import PeftModel
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of
-from trl_ext.models.lora_merge import merged, merges
-from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.shape import Shape
 from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.process.devices import free_bytes

@@ -16,12 +16,11 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of, length_regimes, reading_of
-from trl_ext.models.mixed_adapters import mixed
+from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.batch import Batch, Choose, Row
-from trl_ext.sampling.drawing import uniforms
+from trl_ext.sampling.batch import Batch, Choose, Row, uniforms
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled, Sampling
 
@@ -47,7 +46,7 @@ def sample(
 
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
-            :func:`trl_ext.models.mixed_adapters.mixes` must allow.
+            :func:`trl_ext.models.lora_sampling.mixes` must allow.
         prompts: the token ids of the prompts.
         sampling: how to sample.
         keys: the key of each row's random numbers. By default they come from torch's random state.

@@ -1,4 +1,4 @@
-"""Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were
+"""Rows of one batch go through different adapters of one base (trl_ext/models/lora_sampling.py), each as if it were
 alone."""
 
 import pytest
@@ -7,7 +7,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
-from trl_ext.models.mixed_adapters import mixed, mixes
+from trl_ext.models.lora_sampling import mixed, mixes
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.sample import sample
