@@ -24,9 +24,8 @@ from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.growth import grown
 from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
-from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.rules import weighed
-from maporl.rewards.scoring import Scorer
+from maporl.rewards.scoring import Scorer, mean_rewards, reward_sums
 from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Referee, SpeakerSpec

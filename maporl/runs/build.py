@@ -12,7 +12,7 @@ from transformers import set_seed
 from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
-from maporl.playground.checks import check_taught
+from maporl.playground.teacher import check_taught
 from maporl.playground.warm_start import warm_start
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained

@@ -16,8 +16,7 @@ from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
-from maporl.training.samples import Columns, turn_batch, untrained_columns
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import Columns, TeamUpdateBatch, turn_batch, untrained_columns
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths

@@ -31,7 +31,7 @@ from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.description import describe
 from maporl.training.parts import RunParts
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, Trace, to_json, without_tokens
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.files.atomic import new_folder, replace_file

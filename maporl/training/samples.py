@@ -1,4 +1,4 @@
-"""Turn dialogues into training samples: one for each utterance, with the columns that advantages need."""
+"""Turn the dialogues of an update into training samples: one for each utterance, with the columns of advantages."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -8,9 +8,11 @@ from typing import Any
 from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
+from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 from trl_ext.ppo.batch import Completion
+from trl_ext.trainer.update_batch import UpdateBatch
 
 Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""
@@ -231,3 +233,20 @@ def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, token
     earlier = [f"{u.agent}, turn {u.turn + 1}: {u.words()}" for u in dialogue.utterances if u.order < utterance.order]
     content = "\n\n".join([first.messages[-1]["content"], *earlier])
     return encode_prompt(tokenizer, [*first.messages[:-1], {"role": "user", "content": content}])
+
+
+@dataclass(kw_only=True)
+class TeamUpdateBatch(UpdateBatch):
+    """An :class:`trl_ext.trainer.update_batch.UpdateBatch` of dialogues.
+
+    Args:
+        task: the task that has the questions and grades the answers. With a curriculum it differs between batches.
+        plan: which agents are trained in this update, and whose weights speak for which agent.
+        dialogues: the dialogues that this process played.
+        samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
+    """
+
+    task: Task
+    plan: Plan
+    dialogues: list[Dialogue] = field(default_factory=list)
+    samples: dict[str, list[TrainingSample]] = field(default_factory=dict)

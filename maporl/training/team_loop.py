@@ -27,8 +27,8 @@ from maporl.training.home import TeamHome
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.parts import RunParts
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
+from maporl.training.samples import TeamUpdateBatch
 from maporl.training.untrained import UntrainedCounter
-from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import Saved

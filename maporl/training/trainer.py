@@ -33,10 +33,9 @@ from maporl.training.dialogue_metrics import measured
 from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
-from maporl.training.samples import samples_by_policy
+from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
-from maporl.training.update_batch import TeamUpdateBatch
 from trl_ext.learning.metrics import Clock
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from maporl.rewards.base import RewardFailure, where
 from maporl.schedules import Plan
-from maporl.training.samples import Name, may_learn, names_of
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import Name, TeamUpdateBatch, may_learn, names_of
 from maporl.types import Dialogue, Utterance
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed

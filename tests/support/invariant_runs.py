@@ -19,9 +19,8 @@ from simulated_processes import Processes
 
 from maporl.engines.base import Request
 from maporl.rewards.verifier.source import LearningVerifier
-from maporl.training.samples import names_of
+from maporl.training.samples import TeamUpdateBatch, names_of
 from maporl.training.trainer import MultiAgentPPOTrainer
-from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
 
 QUESTIONS = 4

@@ -216,7 +216,7 @@ def test_processes_count_together_and_stop_together(monkeypatch):
 
 
 def batch_of(dialogues, number=1):
-    from maporl.training.update_batch import TeamUpdateBatch
+    from maporl.training.samples import TeamUpdateBatch
 
     return TeamUpdateBatch(number, number - 1, [], task=TASK, plan=Plan(), dialogues=dialogues)
 

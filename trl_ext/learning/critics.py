@@ -16,7 +16,7 @@ from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.policy import Policy, load_everywhere, save_weights
 from trl_ext.models.adapters import adapter_parameters, copy_adapter
 from trl_ext.models.forward import base_of, head_width, states_of
-from trl_ext.models.recomputation import recomputes
+from trl_ext.models.randomness import recomputes
 from trl_ext.models.weights import WeightsError, load_tensors
 from trl_ext.ppo.batch import TokenBatch
 

@@ -44,8 +44,7 @@ from trl_ext.models.forward import (
     tree_limits,
 )
 from trl_ext.models.liger import use_liger
-from trl_ext.models.randomness import quiet
-from trl_ext.models.recomputation import set_recomputation
+from trl_ext.models.randomness import quiet, set_recomputation
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
