@@ -82,10 +82,12 @@ class Scorer:
             RewardFailure: a source failed, or nothing scored an answer.
             ConfigError: nobody answered in an ablation.
         """
-        played = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
+        ablations = [ablation for dialogue in dialogues for ablation in dialogue.ablations]
+        played = [*dialogues, *ablations]
         grade_answers(played, task)
         score_dialogues(played, task, self.sources, self.reward.sources)
-        set_contributions(dialogues)
+        if ablations:
+            set_contributions(dialogues)
 
     def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
         """Return the sum of the scores of each dialogue's utterances. Each dialogue is judged separately.

@@ -21,15 +21,7 @@ from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
-from maporl.rollout.episode import (
-    Episode,
-    Referee,
-    Sent,
-    SpeakerSpec,
-    Step,
-    record_call,
-    recorded_results,
-)
+from maporl.rollout.episode import Episode, Referee, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.interleaving import Interleaving
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
@@ -85,6 +77,7 @@ class RolloutDriver:
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
+        self.where = f"protocol {protocol.label}"
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
         """Open a dialogue on ``example``, ready for its first step.
@@ -177,7 +170,7 @@ class RolloutDriver:
         """
         if len(episode.asks) != 1 or not episode.asks[0].fresh:
             raise ConfigError(
-                f"protocol {self.protocol.label}: any_agent lets another agent say what it asks for, so it must ask "
+                f"{self.where}: any_agent lets another agent say what it asks for, so it must ask "
                 f"one agent at a time, with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change "
                 "its asks, or set any_agent = False"
             )
@@ -251,7 +244,7 @@ class RolloutDriver:
     def _play(self, example: Example, prompt: int, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
-        return must_be_play(play, f"protocol {self.protocol.label}")
+        return must_be_play(play, self.where)
 
     def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
         """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
@@ -265,8 +258,8 @@ class RolloutDriver:
             raise
         except Exception as error:
             folder = Path(inspect.getfile(type(self.protocol))).parent
-            raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
-        must_be_moves(moves, f"protocol {self.protocol.label}")
+            raise ConfigError(f"{self.where}: its play failed: {told(error, [folder])}") from error
+        must_be_moves(moves, self.where)
         for move in moves:
             self._check(move, len(episode.dialogue.utterances))
         if isinstance(moves[0], Act):

@@ -307,7 +307,8 @@ class Player:
             numbers: see :class:`maporl.rollout.driver.RolloutDriver`.
             scores: whether the referee scores what the protocol must know between turns.
         """
-        current = grown(self.protocol, self.growth, batch).at_update(batch)
+        stage = self.protocol if self.growth is None else grown(self.protocol, self.growth, batch)
+        current = stage.at_update(batch)
         sources = current.between_turns() - current.pays if scores else frozenset()
         score, grade = scores and current.score_between_turns, current.grade_between_turns
         referee = ScoringReferee(task, self.scorer, sources, score, self.untrained if self.restates else None, grade)

@@ -134,7 +134,9 @@ def samples_by_policy(
                 score=credit,
                 sampled_logprobs=utterance.logprobs,
                 trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
-                critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
+                critic_prompt_ids=None
+                if critic_context == "dialogue"
+                else _critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
                 columns=Columns.of(dialogue, utterance, names, utterance.policy),
                 utterance=utterance,
                 temperature=utterance.temperature,
@@ -223,10 +225,8 @@ def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
     return (dialogue.prompt, dialogue.rollout, utterance.agent, alone)
 
 
-def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int] | None:
-    """Return the critic's prompt, or None if it is the agent's own prompt."""
-    if context == "dialogue":
-        return None
+def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the critic's prompt, where it is not the agent's prompt."""
     first = next(u for u in dialogue.utterances if u.agent == utterance.agent)
     if context == "answer":
         return first.prompt_ids

@@ -247,7 +247,8 @@ class TokenBatch:
         rows = index.tolist()
         tree = self.tree.take(rows)
         width = max(tree.lengths, default=1)
-        places = {device: index.to(device) for device in {self.input_ids.device, self.value_mask.device}}
+        device, host = self.input_ids.device, self.value_mask.device
+        places = {device: index.to(device), host: index.to(host)}
         chosen: dict[str, Any] = {
             "labels": [self.labels[row] for row in rows],
             "first": [self.first[row] for row in rows],
