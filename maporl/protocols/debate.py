@@ -248,7 +248,9 @@ class Debate(Protocol):
             if turn and self._enough(said):
                 return "enough"
             speaking = speakers_of(self.speaks, debaters, turn)
-            summaries = yield from self._summaries([a for a in speaking if heard.news[a]], example.question, heard)
+            summaries: dict[str, Utterance] = {}
+            if self.summariser is not None and (shown := [a for a in speaking if heard.news[a]]):
+                summaries = yield from self._summaries(self.summariser, shown, example.question, heard)
             said = yield [self._ask(a, turn, example.question, heard, summaries.get(a)) for a in speaking]
             heard.take(said)
         return None
@@ -284,18 +286,16 @@ class Debate(Protocol):
         return self.separator.join(quotes)
 
     def _summaries(
-        self, agents: list[str], question: str, heard: "Heard"
+        self, summariser: str, agents: list[str], question: str, heard: "Heard"
     ) -> Generator[list[Ask], list[Utterance], dict[str, Utterance]]:
-        """Return the summariser's words for each of the ``agents``, if there is a summariser."""
-        if self.summariser is None or not agents:
-            return {}
+        """Return the words of the ``summariser`` for each of the ``agents``."""
         requests = []
         for agent in agents:
             others = heard.news[agent]
             text = self.summary.format(question=question, others=self._quotes(others))
             requests.append(
                 Ask(
-                    self.summariser,
+                    summariser,
                     user_says(text),
                     role="summariser",
                     parents=tuple(u.id for u in others),

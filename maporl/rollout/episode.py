@@ -106,8 +106,8 @@ class Episode:
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""
-        self.asks = [move for move in moves if isinstance(move, Ask)]
-        self.acts = [move for move in moves if isinstance(move, Act)]
+        # all moves of a step are of one kind
+        self.asks, self.acts = ([], moves) if isinstance(moves[0], Act) else (moves, [])  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

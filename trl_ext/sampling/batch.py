@@ -94,7 +94,7 @@ class Batch:
         """
         logits = self._prefill()
         running = list(range(len(self.rows)))  # the positions in the batch that have not ended
-        ended = [False] * len(self.rows)
+        ended, few = [False] * len(self.rows), self._few()
         for step in range(self.longest):
             tokens = self._choose(logits, step, ended)
             for position in running:
@@ -102,10 +102,10 @@ class Batch:
             running = [position for position in running if not ended[position]]
             if not running:
                 break
-            if len(running) <= self._few():
+            if len(running) <= few:
                 self._keep_only(running)
                 tokens = tokens[torch.tensor(running, device=self.device)]
-                running, ended = list(range(len(running))), [False] * len(running)
+                running, ended, few = list(range(len(running))), [False] * len(running), self._few()
             logits = self._read(tokens, self.longest - step - 1)
         self._keep_only([])
 

@@ -112,7 +112,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Return the bytes of all blocks in memory."""
-        return sum(block.bytes for block in self._blocks)
+        return sum([block.bytes for block in self._blocks])
 
     def keep(self, names: Sequence[Hashable], cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> None:
         """Keep the first ``lengths`` states of ``rows`` of a batch under ``names``, as far as there is room.
@@ -247,7 +247,7 @@ def assemble(places: Sequence[Place | None], width: int, model: Any) -> DynamicC
     copies = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, (to, at) in rows_of.items()]
     cache = empty_cache(model)
     for layer, pair in enumerate(first.layers):
-        keys, values = (like.new_zeros(len(places), like.shape[1], width, like.shape[3]) for like in pair)
+        keys, values = [like.new_zeros(len(places), like.shape[1], width, like.shape[3]) for like in pair]
         for block, to, at in copies:
             for target, states in zip((keys, values), block.layers[layer], strict=True):
                 shared = min(width, states.shape[2])
