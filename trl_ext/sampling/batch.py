@@ -63,7 +63,10 @@ class Row:
 
 
 class Batch:
-    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
+    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order.
+
+    ``plain`` is what :func:`trl_ext.sampling.kv_cache.plain_states` says of the model.
+    """
 
     def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose, plain: str):
         self.model, self.base, self.states = model, base_of(model), states
