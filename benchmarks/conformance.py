@@ -35,8 +35,7 @@ from maporl.config.schema import TinySection
 from maporl.tiny import build_tiny_tokenizer
 from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.models.adapters import adapter_parameters
-from trl_ext.models.lora_merge import merged, merges
-from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.weights import read_adapter
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampling

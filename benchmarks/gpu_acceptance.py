@@ -53,7 +53,7 @@ from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.learning import learner
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.policy import Policy
-from trl_ext.models.lora_merge import merged
+from trl_ext.models.lora_sampling import merged
 from trl_ext.ppo import maths
 from trl_ext.ppo.advantages import assign_advantages
 from trl_ext.ppo.batch import Completion, GlobalBatch

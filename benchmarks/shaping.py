@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from maporl.rewards.penalties import repeats
+from maporl.rewards.credit import repeats
 from maporl.rewards.shaping import HORIZONS, SHARES, collaboration_bonus, share_scores
 
 QUESTIONS, AGENTS, TURNS, ANSWERS, TOKENS, RUNS = 10_000, 4, 5, 10_000, 300, 9

@@ -23,7 +23,7 @@ from maporl.config.parse import parse_config, to_yaml
 from maporl.config.schema import Config
 from maporl.environments import ENVIRONMENTS, TOOLS
 from maporl.environments.games import GAMES
-from maporl.loops.builders import BUILDERS
+from maporl.loops.plan import BUILDERS
 from maporl.protocols.judging import StepJudge
 from maporl.tasks.registry import PRESETS
 

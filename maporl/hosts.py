@@ -3,8 +3,11 @@
 import ipaddress
 import os
 import re
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from maporl.errors import ConfigError
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -86,3 +89,22 @@ def _in_networks(host: str) -> bool:
         except ValueError:
             continue
     return False
+
+
+def check_address(what: str, url: Any, network: bool) -> None:
+    """Check that ``url`` is an address over HTTP, and on this machine unless ``network`` is true.
+
+    Raises:
+        ConfigError: it is not. The message begins with ``what``.
+    """
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        host = None if parts is None else parts.hostname
+    except ValueError:  # such as brackets without an address in them
+        parts = host = None
+    if parts is None or not host or parts.scheme not in ("http", "https"):
+        raise ConfigError(f"{what}: url: expected an address, as http://localhost:8000, got {url!r:.80}")
+    if not (network or is_loopback(host)):
+        raise ConfigError(
+            f"{what}: url: {host} is another machine; add network: true if agents may send it what they like"
+        )

@@ -18,8 +18,8 @@ from maporl.methods.g_ra import Gate
 from maporl.methods.mac_spgg import PublicGoods
 from maporl.methods.ssl import Tier
 from maporl.rewards.counterfactual import shapley_values
-from maporl.rewards.metrics import with_reward_variance
 from maporl.rewards.rules import build_rules
+from maporl.rewards.scoring import with_reward_variance
 from maporl.rounding import LEAST, ROUNDING, deviations, differ, difference, exceeds
 from maporl.training.assign import group_spreads
 from maporl.types import Dialogue, Example, Grade, Utterance

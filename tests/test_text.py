@@ -20,9 +20,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 from written_runs import AFTER, write_run
 
-from maporl.cli.common import echo
+from maporl.cli.common import Screen, echo
 from maporl.cli.main import app
-from maporl.cli.screen import Screen
 from maporl.config.schema import ApiSection
 from maporl.engines.base import Request
 from maporl.engines.human import HumanEngine
@@ -219,8 +218,7 @@ def test_an_api_s_half_of_a_pair_is_written_down():
 
 PRINTS = {
     "maporl/runs/loop.py": "names of policies and folders, which are made printable",
-    "maporl/cli/common.py": "defines echo",
-    "maporl/cli/screen.py": "defines Screen",
+    "maporl/cli/common.py": "defines echo and Screen",
     "maporl/backends/logs.py": "names a process in its own log",
     "maporl/backends/starting.py": "tells what is started, which it makes printable",
     "maporl/config/command_line.py": "prints errors, which it makes printable",
@@ -245,7 +243,7 @@ def test_commands_print_by_echo_and_screen_only():
             ):
                 found.add(str(path.relative_to(ROOT)))
     assert {f for f in found if "sandboxed" not in f} <= PRINTS.keys(), (
-        "print by maporl.cli.common.echo or maporl.cli.screen"
+        "print by maporl.cli.common.echo or maporl.cli.common.Screen"
     )
 
 

@@ -17,7 +17,7 @@ _EXPORTS = {
     "Policy": "trl_ext.learning.policy",
     "Sampler": "trl_ext.trainer.sampler",
     "UserError": "trl_ext.errors",
-    "ValueHead": "trl_ext.models.value_head",
+    "ValueHead": "trl_ext.learning.critics",
 }
 __all__ = sorted(_EXPORTS)
 

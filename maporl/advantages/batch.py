@@ -129,9 +129,10 @@ class TurnBatch:
             ValueError: a column of the key was not recorded.
         """
         columns = [self.column(name, wanted_by) for name in key]
+        keys = list(zip(*columns, strict=True)) if columns else [()] * len(self)
         groups: dict[tuple, list[int]] = {}
         for i in self.rows():
-            groups.setdefault(tuple(column[i] for column in columns), []).append(i)
+            groups.setdefault(keys[i], []).append(i)
         return list(groups.values())
 
     def dialogues(self) -> tuple[str, ...]:

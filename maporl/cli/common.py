@@ -1,16 +1,30 @@
-"""What the commands share: the words that name a configuration, reading it, and quieting libraries."""
+"""What the commands share: the words that name a configuration, reading it, quieting libraries, and a console that is
+safe for texts of strangers."""
 
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
 from maporl.text import printable
+
+
+class Screen(Console):
+    """A console that makes the control characters of every text visible (:func:`maporl.text.printable`)."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return the segments of ``renderable``. Colours are Rich's own, and not part of a segment's text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 Values = Annotated[

@@ -42,7 +42,7 @@ def crossplay(
     """
     names, overrides = split_words(runs)
     quiet_libraries()
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.crossplay.entrants import read_entrants
     from maporl.crossplay.play import play_crossplay, write_crossplay
     from maporl.evaluation.tables import crossplay_table

@@ -71,7 +71,7 @@ def evaluate(
     exchanged = swap.split(",") if swap is not None else []
     if suite is not None:
         return _evaluate_suite(settings, checkpoint, suite, suite_data, samples, limit, as_json, exchanged)
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.evaluation.tables import evaluation_table, flip_lines
     from maporl.runs.evaluate import evaluate as evaluate_run
 
@@ -256,7 +256,7 @@ def _has_browser() -> bool:
 def _in_the_terminal(folder: Path) -> None:
     from rich.live import Live
 
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.errors import RunError
     from maporl.report.read import RunReader
     from maporl.report.terminal import frame

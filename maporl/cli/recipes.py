@@ -38,7 +38,7 @@ def list_(by: By = None) -> None:
     """All recipes, with their status and the cost of an update in updates of plain PPO."""
     from rich.table import Table
 
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.config.recipes import by_axis, card_of, recipe_files
 
     screen = Screen()

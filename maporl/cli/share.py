@@ -63,7 +63,7 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.runs.doctor import examine, examine_cluster
 
     table = Table(box=None, show_header=False, padding=(0, 1))

@@ -43,7 +43,7 @@ def train(
     if dry_run:
         return _dry_run(settings)
     quiet_libraries()
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.config.threads import threads_of
     from maporl.evaluation.tables import before_after, flip_lines
     from maporl.runs.train import train as train_run

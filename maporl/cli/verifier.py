@@ -71,7 +71,7 @@ def balance(
     if config is None and (options.agent or options.judge or set_):
         raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")
     quiet_libraries()
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.verifier import balance as balancing
     from maporl.verifier import data, leak
 
@@ -100,7 +100,7 @@ def train(
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
     quiet_libraries()
-    from maporl.cli.screen import Screen
+    from maporl.cli.common import Screen
     from maporl.verifier.card import measures_table
     from maporl.verifier.train import train_verifier
 

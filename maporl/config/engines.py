@@ -46,7 +46,7 @@ ENGINES: dict[str, EngineEntry] = {
     "human": EngineEntry("maporl.engines.human", samples=False),
     "random": EngineEntry("maporl.engines.random_moves", samples=False),
     "openai": EngineEntry("maporl.engines.openai", section="api", example="{model: NAME}", top_k=False),
-    "python": EngineEntry("maporl.engines.passed"),
+    "python": EngineEntry("maporl.engines.scripted"),
 }
 
 IN_PYTHON = "python"

@@ -359,7 +359,7 @@ class BonusSection:
 
 @section()
 class PenaltySection:
-    """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.penalties``)."""
+    """Penalties for answers that are too short, repetitive or unfinished (``maporl.rewards.credit``)."""
 
     too_short: NotNegative = option(0.1, "What an answer costs that has fewer than min_tokens tokens.")
     min_tokens: Natural = option(0, "Number of tokens below which an answer is too short.")

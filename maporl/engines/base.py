@@ -53,7 +53,7 @@ class Request:
     @property
     def temperature(self) -> float | None:
         """Return the temperature of the answer, or None if it is that of the run."""
-        return self.settings.get("temperature")
+        return None if self.sampling is None else self.sampling.at(0).get("temperature")
 
     @property
     def settings(self) -> dict[str, Any]:

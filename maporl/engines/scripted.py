@@ -1,8 +1,13 @@
-"""An engine whose agents follow a script, for tests, warm starts and fixed opponents."""
+"""The engine ``python``, which a Python program passes to its trainer. A configuration cannot build it.
+
+:class:`ScriptedEngine` is one whose agents follow a script, for tests, warm starts and fixed opponents.
+"""
 
 from collections.abc import Callable
 
 from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.build import EngineSetup
+from maporl.errors import ConfigError
 from trl_ext.ppo.options import Decoding
 
 
@@ -15,3 +20,16 @@ class ScriptedEngine(Engine):
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request. ``decoding`` is ignored."""
         return [Reply(self.script(request)) for request in requests]
+
+
+def build(setup: EngineSetup) -> Engine:
+    """Refuse, because no name says how to build the engine.
+
+    Raises:
+        ConfigError: always. The message names the agents.
+    """
+    agents = ", ".join(sorted(setup.options))
+    raise ConfigError(
+        f"engine 'python' of {agents}: it was passed in Python, and nothing here can build it; pass it again: "
+        "MultiAgentPPOTrainer(..., engines={'python': ...})"
+    )

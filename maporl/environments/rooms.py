@@ -103,8 +103,12 @@ class Rooms:
         Raises:
             EnvironmentFailure: ``state`` raised something, or returned neither a text nor None.
         """
-        named = [self._text(name, room.world.state, "state()") for name, room in self.open.items()]
-        return "; ".join(state for state in named if state is not None) or None
+        named = []
+        for name, room in self.open.items():
+            state = self._text(name, room.world.state, "state()")
+            if state is not None:
+                named.append(state)
+        return "; ".join(named) or None
 
     def _text(self, name: str, ask: Callable[[], Any], what: str) -> str | None:
         """Return the text or None that an environment's own code returns."""

@@ -71,7 +71,9 @@ def play_step(asks: list[Ask], tools: Mapping[str, AgentTools], open_turns: "dic
             for turn in going:
                 turn.see([next(results) for _ in turn.acts])  # type: ignore[misc]  # an act is answered by a result
         going = [turn for turn in going if turn.goes_on()]
-    open_turns |= {turn.segment.id: turn for turn in turns if turn.waits()}
+    for turn in turns:
+        if turn.waits():
+            open_turns[turn.segment.id] = turn
     return [turn.segment for turn in turns]
 
 
@@ -183,7 +185,7 @@ class Turn:
 
     def waits(self) -> bool:
         """Return whether the protocol must answer a call before the turn can go on."""
-        return self.segment.turn_end is None and any(call.result is None for call in self.segment.calls)
+        return self.segment.turn_end is None and None in [call.result for call in self.segment.calls]
 
     def resume(self, ask: Ask) -> None:
         """Take the protocol's answers to the calls that waited for it, and prepare what the agent is asked next.

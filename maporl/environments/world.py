@@ -184,6 +184,8 @@ class World:
         """Close the environments of a dialogue that does not go on."""
         self._open = [r for r in self._open if r is not rooms]
         open_rooms = {name: room for name, room in rooms.open.items() if not room.closed}
+        if not open_rooms:
+            return
         for room in open_rooms.values():
             room.closed = True
         jobs = [

@@ -236,7 +236,7 @@ def evaluate_dialogues(dialogues: Sequence[Dialogue], turns: int | None = None) 
     count = turns_played(dialogues) if turns is None else turns
     reports = [_turn_report(dialogues, turn) for turn in range(count)]
     flips = [_flips(dialogues, turn) for turn in range(count - 1)]
-    tokens = sum(len(u.response_ids) for d in dialogues for u in d.utterances)
+    tokens = sum([len(u.response_ids) for d in dialogues for u in d.utterances])
     ended = [d.turns() for d in dialogues if d.outcome == "consensus"]
     finished = [ended.count(turn + 1) / max(1, len(dialogues)) for turn in range(count)]
     return Evaluation(reports, flips, len(dialogues), tokens, finished=finished)
@@ -275,13 +275,13 @@ def majority_credit(grades: Sequence[Grade]) -> float:
     >>> majority_credit([right, wrong]), majority_credit([right, none, none]), majority_credit([wrong, wrong, right])
     (0.5, 1.0, 0.0)
     """
-    votes = Counter(g.answer for g in grades if g.answer is not None)
+    votes = Counter([g.answer for g in grades if g.answer is not None])
     if not votes:
         return 0.0
     most = max(votes.values())
     tied = [answer for answer, count in votes.items() if count == most]
     right = {g.answer for g in grades if g.correct}
-    return sum(answer in right for answer in tied) / len(tied)
+    return len(right.intersection(tied)) / len(tied)
 
 
 def unanswered(dialogue: Dialogue) -> bool:
@@ -302,7 +302,7 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
             votes += majority_credit(grades)
             agreed += grades[0].answer is not None and len({g.answer for g in grades}) == 1
             voted += 1
-            right += sum(bool(g.correct) for g in grades) / len(grades)
+            right += sum([bool(g.correct) for g in grades]) / len(grades)
         voted += not standing and unanswered(dialogue)
     return TurnReport(
         agents={agent: Share(sum(correct), len(correct)) for agent, correct in by_agent.items()},

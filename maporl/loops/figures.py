@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maporl.evaluation.metrics import Evaluation
-from maporl.rewards.metrics import mean_rewards, reward_sums
+from maporl.rewards.scoring import mean_rewards, reward_sums
 from maporl.rollout.player import evaluate_everywhere
 from maporl.types import Dialogue
 

@@ -1,17 +1,39 @@
-"""What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch."""
+"""What a loop does in a round: its stages with their builders, checked before anything is sampled. No torch.
+
+``BUILDERS`` names the builders (:mod:`maporl.loops.builder`).
+"""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from maporl.config.imports import Parts
 from maporl.config.loops import PPOStage, RowsStage, StageSection, TurnCriticStage
 from maporl.config.parse import build_named, entry_name
 from maporl.config.schema import Config, TrainingOptions
 from maporl.errors import Fault, refuse
 from maporl.loops.builder import Builder
-from maporl.loops.builders import BUILDERS
-from maporl.loops.ranked import RankHalves
+from maporl.loops.pairs import Comparisons, Gap, Siblings
+from maporl.loops.ranked import RankHalves, TrajectoryPairs
+from maporl.loops.singles import BestOf, Signs, Threshold
 from trl_ext.process import distributed
+
+BUILDERS = Parts(
+    {
+        "threshold": Threshold,
+        "siblings": Siblings,
+        "best_of": BestOf,
+        "gap": Gap,
+        "signs": Signs,
+        "flatten": "maporl.methods.chain_of_agents:Flatten",
+        "repair": "maporl.methods.agent_rlvr:Repair",
+        "comparisons": Comparisons,
+        "trajectory_pairs": TrajectoryPairs,
+        "rank_halves": RankHalves,
+    }
+)
+"""Name -> builder. What one method alone uses is in :mod:`maporl.methods`, and imported when it is looked up."""
+
 
 Stage = tuple[StageSection, Builder | None]
 PPO_ONLY = ("updates", "advantage", "schedule")

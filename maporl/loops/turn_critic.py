@@ -5,9 +5,11 @@ critic and its reference start from the policy's weights, and both read the righ
 shown. The critic learns from pairs of dialogues of one question by ``-log sigmoid(beta (worth of the better one - worth
 of the other))``, so advantages of turns are learned from what whole dialogues were worth. The worth of a dialogue is
 the sum of its turns' advantages in the paper, and one mean over the tokens of all its turns in the published code.
+The critic then ranks several candidates for what an agent said, which are sampled in the state in which it said it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +23,16 @@ from maporl.config.schema import Config
 from maporl.errors import RunError
 from maporl.loops.rows import Row, TrajectoryPair
 from maporl.loops.stages import run_quietly, trainer_options
+from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
-from maporl.types import Example
+from maporl.types import Example, Utterance
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.models.forward import accepts, base_of, completion_logprobs
 from trl_ext.ppo import maths
+from trl_ext.sampling.options import Sampling
+from trl_ext.sampling.sample import sample
 from trl_ext.sharding.master_weights import MasterAdamW
 
 FOLDER = "others/turn_critic"
@@ -175,3 +181,47 @@ def train_turn_critic(
         )
         gaps.append(better - worse)
     return {"pairs": len(pairs), "loss": loss, "pair_accuracy": sum(gap > 0 for gap in gaps) / len(gaps)}
+
+
+def sample_candidates(
+    run: ResolvedRun, policy: Policy, states: Sequence[tuple[Row, Utterance]], count: int, key: tuple[Any, ...]
+) -> list[list[Row]]:
+    """Return ``count`` candidates for each of ``states``, as rows without a value.
+
+    Args:
+        run: the run. Candidates are sampled as its training samples the agent's answers.
+        policy: the policy that speaks. Its stop ids are known.
+        states: what was said in each state, as a row and as the utterance that it was made of.
+        count: the number of candidates of a state.
+        key: begins the keys of all random numbers.
+    """
+    sampled_as = [_sampling(run, policy, row, said) for row, said in states]
+    each = [sampling for sampling in sampled_as for _ in range(count)]
+    prompts = [row.prompt_ids for row, _ in states for _ in range(count)]
+    keys = [(*key, *row.place, number) for row, _ in states for number in range(count)]
+    with policy.active() as model:
+        completions = sample(model, prompts, each[0], keys, samplings=each)
+    flat = iter(completions)
+    return [
+        [
+            replace(
+                row,
+                completion_ids=(ids := next(flat).ids),
+                cut=not ended(ids, sampling.stop_ids, sampling.stop_strings),
+                value=0.0,
+            )
+            for _ in range(count)
+        ]
+        for (row, _), sampling in zip(states, sampled_as, strict=True)
+    ]
+
+
+def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sampling:
+    """Return how an answer is sampled in the state of ``row``."""
+    config, decoding = run.config, run.config.ppo.decoding
+    settings = run.sampling.of(row.agent, training=True).at(None, said.role, said.turn, decoding)
+    draw = policy.voice.draw(settings, decoding, config.ppo.response_length)
+    if said.temperature is not None:
+        draw = replace(draw, temperature=said.temperature)
+    rows = config.ppo.batch_rows
+    return Sampling.of(draw, StopStrings.of(policy.tokenizer, draw.stop), rows)

@@ -8,7 +8,7 @@ from maporl.config.schema import JudgementSection, RewardSection
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.build import Voices
 from maporl.rewards.labels import is_judgement
-from maporl.rewards.metrics import shares_right
+from maporl.rewards.scoring import shares_right
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.process import distributed

@@ -1,7 +1,10 @@
-"""The teacher of a warm start: it plays a protocol and says what each agent is to learn. It needs no model."""
+"""The teacher of a warm start: it plays a protocol and says what each agent is to learn. It needs no model.
+
+Before a model loads, it is checked by some plays that the warm start can write what each agent is to learn.
+"""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from maporl.config.schema import PupilSection, WarmStartSection
@@ -9,10 +12,11 @@ from maporl.engines.base import Request
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, Fault
 from maporl.protocols.base import Protocol
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.run import ResolvedRun
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons, lessons_of
 from maporl.types import Call, Dialogue, Example, Utterance
@@ -136,3 +140,36 @@ def _written(
     if pupil.skill is not None and right and request.ask.continues is None:  # after a call it answers rightly
         return lessons.write_by_skill(example, pupil.skill)
     return lessons.write_reply(example, rng, right, role)
+
+
+TRIED = 8
+"""How many questions the teacher plays."""
+
+
+def check_taught(run: ResolvedRun, world: World) -> None:
+    """Let the teacher of the warm start play some questions in ``world``, with right replies and with wrong ones.
+
+    Raises:
+        ConfigError: neither the protocol nor the task says what an agent is taught.
+    """
+    config, task = run.config, run.task
+    if not config.warm_start.steps:
+        return
+    specs = {name: SpeakerSpec("scripted", (name,), role=config.agents[name].role) for name in run.speakers}
+    rng = random.Random(config.seed)
+    examples = [task[rng.randrange(len(task))] for _ in range(TRIED)]
+    play_teacher(task, run.protocol, specs, config.warm_start, rng, examples, world)
+
+
+def taught_calls(run: ResolvedRun, tools: Mapping[str, AgentTools]) -> Iterator[Fault]:
+    """Yield the agents whose call format the warm start cannot write, because only their chat template knows it.
+    ``tools`` are what agents may call."""
+    config, task = run.config, run.task
+    for agent, agent_tools in tools.items():
+        if not config.warm_start.steps or not config.warm_start.pupil(agent).calls:
+            continue
+        try:
+            for name, arguments in lessons_of(task).write_calls(task[0], agent_tools.checks.keys()):
+                agent_tools.format.write(name, arguments)
+        except ConfigError as error:
+            yield Fault.of(ConfigError(f"agents.{agent}: {error}"))

@@ -216,26 +216,33 @@ def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act]:
     Raises:
         ConfigError: it is something else. ``where`` names the protocol.
     """
-    if isinstance(moves, list | tuple) and moves and all(isinstance(move, Act) for move in moves):
-        return list(moves)
-    if not isinstance(moves, list | tuple) or not moves or any(not isinstance(move, Ask) for move in moves):
+    listed = list(moves) if isinstance(moves, list | tuple) else []
+    asks = [move for move in listed if isinstance(move, Ask)]
+    acts = [move for move in listed if isinstance(move, Act)]
+    if listed and len(acts) == len(listed):
+        return acts
+    if not listed or len(asks) < len(listed):
         raise ConfigError(
             f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
         )
-    for ask in moves:
-        messages = ask.messages
-        if not isinstance(messages, list | tuple) or not all(_is_message(message) for message in messages):
+    for ask in asks:
+        if not _are_messages(ask.messages):
             raise ConfigError(
-                f"{where}: it asks agent {ask.agent!r} with messages={messages!r:.80}, expected a list of messages, as "
-                '[{"role": "user", "content": "a text"}]'
+                f"{where}: it asks agent {ask.agent!r} with messages={ask.messages!r:.80}, expected a list of "
+                'messages, as [{"role": "user", "content": "a text"}]'
             )
-    return list(moves)
+    return asks
 
 
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-    )
+def _are_messages(messages: Any) -> bool:
+    if not isinstance(messages, list | tuple):
+        return False
+    for message in messages:
+        if not isinstance(message, dict):
+            return False
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            return False
+    return True
 
 
 def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:

@@ -245,18 +245,23 @@ class Debate(Protocol):
         for turn in range(self.turns):
             if self.consensus is not None and self.consensus.reached(answered(said)):
                 return "consensus"
-            if turn and self._enough(answered(said)):
+            if turn and self._enough(said):
                 return "enough"
             speaking = speakers_of(self.speaks, debaters, turn)
-            summaries = yield from self._summaries([a for a in speaking if heard.news[a]], example.question, heard)
+            summaries: dict[str, Utterance] = {}
+            if self.summariser is not None and (shown := [a for a in speaking if heard.news[a]]):
+                summaries = yield from self._summaries(self.summariser, shown, example.question, heard)
             said = yield [self._ask(a, turn, example.question, heard, summaries.get(a)) for a in speaking]
             heard.take(said)
         return None
 
     def _enough(self, said: list[Utterance]) -> bool:
         """Return whether the answers of a turn are good enough to end with."""
-        scores = [u.rewards["score"] for u in said if "score" in u.rewards]  # none where a check plays without a reward
-        return self.end_above is not None and bool(scores) and exceeds(fmean(scores), self.end_above)
+        if self.end_above is None:
+            return False
+        # none where a check plays without a reward
+        scores = [u.rewards["score"] for u in answered(said) if "score" in u.rewards]
+        return bool(scores) and exceeds(fmean(scores), self.end_above)
 
     def _ask(self, agent: str, turn: int, question: str, heard: "Heard", summary: Utterance | None) -> Ask:
         """Return the ask that shows ``agent`` the other answers, or their summary, before its next answer."""
@@ -268,7 +273,7 @@ class Debate(Protocol):
             text = (self.opening if mine is None else self.alone).format(question=question)
         if mine is not None and (told := self.words.tell(self.words.own, mine, self.feedback)):
             text = "\n\n".join([f"{told} {self.words.explanation}".strip(), text])
-        parents = (summary.id,) if summary is not None else tuple(u.id for u in others)
+        parents = (summary.id,) if summary is not None else tuple([u.id for u in others])
         message = {"role": "user", "content": text}
         return Ask(agent, [message], parents=parents, turn=turn if self.speaks else None)
 
@@ -281,18 +286,16 @@ class Debate(Protocol):
         return self.separator.join(quotes)
 
     def _summaries(
-        self, agents: list[str], question: str, heard: "Heard"
+        self, summariser: str, agents: list[str], question: str, heard: "Heard"
     ) -> Generator[list[Ask], list[Utterance], dict[str, Utterance]]:
-        """Return the summariser's words for each of the ``agents``, if there is a summariser."""
-        if self.summariser is None or not agents:
-            return {}
+        """Return the words of the ``summariser`` for each of the ``agents``."""
         requests = []
         for agent in agents:
             others = heard.news[agent]
             text = self.summary.format(question=question, others=self._quotes(others))
             requests.append(
                 Ask(
-                    self.summariser,
+                    summariser,
                     user_says(text),
                     role="summariser",
                     parents=tuple(u.id for u in others),
@@ -317,10 +320,9 @@ class Heard:
 
     def take(self, said: list[Utterance]) -> None:
         """Take the words of a turn. Those who spoke in it had been shown all news before."""
-        self.last |= {u.agent: u for u in said}
-        speakers = {u.agent for u in said}
+        spoken = {u.agent: u for u in said}
+        self.last |= spoken
         new = {u.agent: u for u in answered(said)}
         for agent, news in self.news.items():
-            old = {} if agent in speakers else {u.agent: u for u in news}
-            latest = old | new
+            latest = new if agent in spoken else {u.agent: u for u in news} | new
             self.news[agent] = [latest[other] for other in self.news if other in latest and other != agent]

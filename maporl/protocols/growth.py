@@ -12,13 +12,13 @@ from maporl.schedules import Growth
 WHERE = "schedule.growth.options"
 
 
-def grown(protocol: Protocol, growth: Growth | None, update: int) -> Protocol:
+def grown(protocol: Protocol, growth: Growth, update: int) -> Protocol:
     """Return ``protocol`` with the options that ``growth`` gives it in ``update``, counted from 1.
 
     Raises:
         ConfigError: the protocol has no such option, or refuses a value.
     """
-    for name, value in ({} if growth is None else growth.at(update)).items():
+    for name, value in growth.at(update).items():
         try:
             protocol = _with(protocol, name, value)
         except ValueError as error:
@@ -28,7 +28,9 @@ def grown(protocol: Protocol, growth: Growth | None, update: int) -> Protocol:
 
 def faults(protocol: Protocol, growth: Growth | None, players: tuple[str, ...]) -> Iterator[Fault]:
     """Yield why ``players`` cannot play ``protocol`` at some stage, and stages with more turns than ``protocol``."""
-    for update in () if growth is None else range(1, growth.stages * growth.every + 1, growth.every):
+    if growth is None:
+        return
+    for update in range(1, growth.stages * growth.every + 1, growth.every):
         try:
             stage = grown(protocol, growth, update)
             stage.check_players(players)

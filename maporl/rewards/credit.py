@@ -1,6 +1,6 @@
 """Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import PenaltySection, RewardSection
 from maporl.errors import ConfigError
-from maporl.rewards.penalties import repeats
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
 from maporl.types import Dialogue, Utterance
@@ -36,11 +35,12 @@ def assign_credit(
     ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat.
     The parts of a credit keep their names: ``bonus``, and ``penalty/NAME``, which is negative.
     """
-    for u in (u for d in dialogues for u in d.utterances):
-        u.rewards.pop("credit", None)  # a batch that is resampled is credited again
-    answers = [u for d in dialogues for u in d.answers()]
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            u.rewards.pop("credit", None)  # a batch that is resampled is credited again
     penalties = reward.penalties
     if penalties is not None:
+        answers = [u for d in dialogues for u in d.answers()]
         penalise(answers, penalties, digits or {})
         if penalties.mode == "replace":
             for u in answers:
@@ -111,11 +111,12 @@ def _finite(value: Any) -> bool:
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:
     """Set credits as MAPoRL does: an answer gets shared scores plus the collaboration bonus."""
     # MAPoRL has answers only; the score of another utterance is its own, so it is shared with nobody
-    for u in (u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards):
+    for u in [u for d in dialogues for u in d.utterances if not u.answers and "score" in u.rewards]:
         u.rewards["credit"] = u.rewards["score"]
-    if not any(d.answers() for d in dialogues):
+    answers = [(u, question) for question, dialogue in enumerate(dialogues) for u in dialogue.answers()]
+    if not answers:
         return
-    grid = _Grid(dialogues, agents)
+    grid = _Grid(answers, agents, len(dialogues))
     credit = share_scores(grid.of(lambda u: u.rewards["score"]), reward.horizon, reward.share, reward.discount)
     bonus = None
     if (rule := reward.bonus) is not None:
@@ -134,7 +135,7 @@ def penalise(answers: list[Utterance], section: PenaltySection, digits: Mapping[
     - ``too_short``: the answer has fewer than ``min_tokens`` tokens.
     - ``no_final_answer``: the answer contains no final answer in the required form. This includes an answer that had to
       be restated.
-    - ``repetition``: see :func:`maporl.rewards.penalties.repeats`.
+    - ``repetition``: see :func:`maporl.rewards.credit.repeats`.
     - ``no_eos``: the length limit cut the answer off.
     """
     repeating = np.zeros(len(answers), dtype=bool)
@@ -180,12 +181,11 @@ def _penalties(utterance: Utterance) -> list[float]:
 class _Grid:
     """Answers as cells (turn, agent, question) of arrays."""
 
-    def __init__(self, dialogues: list[Dialogue], agents: tuple[str, ...]):
-        answers = [(u, question) for question, dialogue in enumerate(dialogues) for u in dialogue.answers()]
+    def __init__(self, answers: list[tuple[Utterance, int]], agents: tuple[str, ...], questions: int):
         speaking = {u.agent for u, _ in answers}
-        seat = {agent: index for index, agent in enumerate(a for a in agents if a in speaking)}
+        seat = {agent: index for index, agent in enumerate([a for a in agents if a in speaking])}
         self.cells = [(u, (u.turn, seat[u.agent], question)) for u, question in answers]
-        self.shape = (1 + max(u.turn for u, _ in answers), len(seat), len(dialogues))
+        self.shape = (1 + max([u.turn for u, _ in answers]), len(seat), questions)
 
     def of(self, value) -> np.ndarray:
         """Return an array with ``value(utterance)`` in its cell and NaN elsewhere."""
@@ -218,3 +218,49 @@ def credit_by_readers(dialogue: Dialogue) -> None:
             credits = [v.rewards["credit"] for v in heirs if "credit" in v.rewards]
             if credits:
                 u.rewards["credit"] = sum(credits) / len(credits)
+
+
+LONGEST_NGRAM = 20
+"""The longest n-gram whose repetition is searched for, as in MAPoRL's published code."""
+
+
+def repeats(
+    answers: Sequence[Sequence[int]], exempt: Sequence[Collection[int]] | None = None, times: int = 3
+) -> np.ndarray:
+    """Return which answers contain some n-gram of tokens (n = 1 .. 20) more than ``times`` times in a row: bool
+    [answer].
+
+    ``exempt`` lists, for each answer, token ids that do not count, such as digits. An n-gram that contains only such
+    ids may repeat, because 1111 is a number. The time is linear in the number of tokens: an n-gram stands k times in a
+    row if k-1 periods in a row agree with the period after them.
+    """
+    repeating = np.zeros(len(answers), dtype=bool)
+    order = np.argsort([len(a) for a in answers], kind="stable")
+    for chunk in np.array_split(order, max(1, len(answers) // 512)):  # answers of similar length share an array
+        if len(chunk):
+            repeating[chunk] = _repeats(
+                [answers[i] for i in chunk], [exempt[i] if exempt else () for i in chunk], times
+            )
+    return repeating
+
+
+def _repeats(answers: list[Sequence[int]], exempt: list[Collection[int]], times: int) -> np.ndarray:
+    width = max((len(a) for a in answers), default=0)
+    # padding differs at every position, so it never repeats
+    ids = np.tile(-1 - np.arange(width), (len(answers), 1))
+    counts = np.zeros((len(answers), width + 1), dtype=np.int64)  # tokens that are not exempt, up to a position
+    for row, (answer, ignored) in enumerate(zip(answers, exempt, strict=True)):
+        ids[row, : len(answer)] = answer
+        marks = [token not in ignored for token in answer]
+        counts[row, 1 : len(answer) + 1] = np.cumsum(marks)
+        counts[row, len(answer) + 1 :] = counts[row, len(answer)]
+    repeating = np.zeros(len(answers), dtype=bool)
+    for n in range(1, min(LONGEST_NGRAM, width // (times + 1)) + 1):
+        same = ids[:, n:] == ids[:, :-n]
+        agreeing = np.zeros((len(answers), same.shape[1] + 1), dtype=np.int64)
+        np.cumsum(same, axis=1, out=agreeing[:, 1:])
+        span = times * n
+        starts = agreeing[:, span:] - agreeing[:, :-span] == span
+        counted = counts[:, n : n + starts.shape[1]] > counts[:, : starts.shape[1]]
+        repeating |= (starts & counted).any(1)
+    return repeating

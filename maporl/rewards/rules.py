@@ -12,8 +12,7 @@ from typing import Any, Literal
 from maporl.config import build_named
 from maporl.config.imports import Parts
 from maporl.config.schema import RewardSection
-from maporl.rewards.named import along_names, named_reward, split_name
-from maporl.rewards.rule import Along, Credits, Rule, identity
+from maporl.rewards.rule import Along, Credits, Rule, along_names, identity, named_reward, split_name
 from maporl.rounding import difference
 from maporl.text import check_names
 from maporl.types import Dialogue, Utterance

@@ -1,13 +1,117 @@
-"""Grades and scores dialogues: sources give named rewards, and their weighted sum is the score. Imports no torch."""
+"""Grades and scores dialogues: sources give named rewards, and their weighted sum is the score. Imports no torch.
+
+:class:`Scorer` is everything that a trainer or a player needs of rewards, as one part. Then come their statistics.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from maporl.config.imports import told
+from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
+from maporl.rewards.counterfactual import set_contributions
+from maporl.rewards.credit import assign_credit
+from maporl.rounding import differ
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Grade
+
+
+class Scorer:
+    """Grades and scores dialogues, and credits utterances.
+
+    Args:
+        reward: the weights of the sources, and the rules by which scores become credit.
+        sources: reward sources by name.
+        speakers: the agents that play, in order.
+        digits: for each policy, the token ids that may repeat without penalty.
+        missing_eos_penalty: subtracted from the credit of an utterance without end of sequence; None: nothing is.
+    """
+
+    def __init__(
+        self,
+        reward: RewardSection,
+        sources: Mapping[str, RewardSource],
+        speakers: Sequence[str],
+        digits: Mapping[str, Collection[int]] | None = None,
+        missing_eos_penalty: float | None = None,
+    ):
+        self.reward, self.sources, self.speakers = reward, dict(sources), tuple(speakers)
+        self.digits, self.missing_eos_penalty = digits or {}, missing_eos_penalty
+
+    @property
+    def meeting(self) -> dict[str, RewardSource]:
+        """The sources by name whose values depend on what all processes play in an update."""
+        return {name: one for name, one in self.sources.items() if type(one).meet is not RewardSource.meet}
+
+    def meet(self, dialogues: list[Dialogue]) -> None:
+        """Let the sources of all processes exchange what an update's rewards depend on. All processes call this
+        together.
+
+        What these sources have scored before is dropped, because other dialogues may have stood beside it.
+        """
+        for name, source in self.meeting.items():
+            for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
+                utterance.rewards.pop(name, None)
+            source.meet(dialogues)
+
+    def grade(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Set ``grade`` of every answer that has no grade yet.
+
+        Raises:
+            RewardFailure: the task's grader failed.
+        """
+        grade_answers(dialogues, task)
+
+    def fill_in(self, dialogues: list[Dialogue], task: Task, names: Collection[str]) -> None:
+        """Set the rewards called ``names`` of every utterance that lacks them and that their sources score.
+
+        Raises:
+            RewardFailure: a source failed.
+        """
+        fill_in(dialogues, task, {name: self.sources[name] for name in names})
+
+    def score(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Grade every answer, and set ``rewards["score"]`` of the utterances to the weighted sum of their sources.
+
+        Ablations are scored too, and what each agent contributed is set
+        (:func:`maporl.rewards.counterfactual.set_contributions`).
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+            ConfigError: nobody answered in an ablation.
+        """
+        ablations = [ablation for dialogue in dialogues for ablation in dialogue.ablations]
+        played = [*dialogues, *ablations]
+        grade_answers(played, task)
+        score_dialogues(played, task, self.sources, self.reward.sources)
+        if ablations:
+            set_contributions(dialogues)
+
+    def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
+        """Return the sum of the scores of each dialogue's utterances. Each dialogue is judged separately.
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+        """
+        self.score(dialogues, task)
+        return [sum(u.rewards.get("score", 0.0) for u in dialogue.utterances) for dialogue in dialogues]
+
+    def credit(self, dialogues: list[Dialogue], task: Task, update: int = 1) -> None:
+        """Score the utterances and set their credits (``rewards["credit"]``) in ``update``, including penalties.
+
+        Raises:
+            RewardFailure: a source failed, or nothing scored an answer.
+        """
+        self.score(dialogues, task)
+        assign_credit(dialogues, self.speakers, self.reward, self.digits, update)
+        if self.missing_eos_penalty is None:
+            return
+        credited = (u for d in dialogues for u in d.utterances if "credit" in u.rewards)
+        for utterance in (u for u in credited if not u.stop.whole):
+            utterance.rewards["missing_eos"] = -self.missing_eos_penalty
+            utterance.rewards["credit"] -= self.missing_eos_penalty
 
 
 def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
@@ -110,8 +214,8 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
     """
     for dialogue in dialogues:
         for u in dialogue.utterances:
-            counted = [n for n, weight in weights.items() if n in u.rewards and (weight or u.answers)]
-            values = [weights[name] * u.rewards[name] for name in counted]
+            earned = u.rewards
+            values = [w * earned[name] for name, w in weights.items() if name in earned and (w or u.answers)]
             if values:
                 u.rewards["score"] = sum(values)
             elif u.answers:
@@ -120,3 +224,54 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
                     f"no reward source scored {where(dialogue, u)}: {', '.join(weights)} gave None, and every answer "
                     f"needs a number from one of them{grading}"
                 )
+
+
+def with_reward_variance(dialogues: list[Dialogue]) -> set[int]:
+    """Return the questions that have reward variance: some agent earned different credits in their dialogues."""
+    credits: dict[tuple[int, str], list[float]] = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            if "credit" in u.rewards:
+                credits.setdefault((dialogue.prompt, u.agent), []).append(u.rewards["credit"])
+    return {prompt for (prompt, _), values in credits.items() if differ(values)}
+
+
+Sums = dict[str, tuple[float, int]]
+"""For each metric, the sum of its values and their number."""
+
+
+def reward_sums(dialogues: list[Dialogue]) -> Sums:
+    """Sum every named reward over all utterances, over those of each agent, and over those of each agent and turn."""
+    sums: Sums = {}
+    for dialogue in dialogues:
+        for u in dialogue.utterances:
+            for name, value in u.rewards.items():
+                for key in (name, f"{name}/{u.agent}", f"{name}/{u.agent}/turn_{u.turn + 1}"):
+                    total, count = sums.get(f"reward/{key}", (0, 0))
+                    sums[f"reward/{key}"] = (total + value, count + 1)
+    return sums
+
+
+def mean_rewards(parts: Sequence[Sums]) -> dict[str, float]:
+    """Return the means of the rewards in ``parts``, each a result of :func:`reward_sums`, over all dialogues.
+
+    For penalties, also return how many there were.
+    """
+    totals: Sums = {}
+    for part in parts:
+        for name, (added, number) in part.items():
+            total, count = totals.get(name, (0, 0))
+            totals[name] = (total + added, count + number)
+    means = {name: total / count for name, (total, count) in totals.items()}
+    counts = {f"count/{n.removeprefix('reward/')}": float(c) for n, (_, c) in totals.items() if "/penalty/" in n}
+    return means | counts
+
+
+def shares_right(verdicts: Collection[tuple[bool, bool | None]]) -> list[float]:
+    """Return the share of verdicts that are right, among those that should be True and then among the others.
+
+    A verdict is what it should be, and what it is. None is never right. A side without any verdict is left out. The
+    mean of both is the balanced accuracy, which says nothing at 0.5 however rare one side is.
+    """
+    sides = [[said is ideal for wanted, said in verdicts if wanted is ideal] for ideal in (True, False)]
+    return [fmean(side) for side in sides if side]

@@ -21,9 +21,8 @@ from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
 from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
-from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step, record_call, recorded_results
+from maporl.rollout.episode import Episode, Referee, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.interleaving import Interleaving
-from maporl.rollout.referee import Referee
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
 from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
@@ -78,6 +77,7 @@ class RolloutDriver:
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
+        self.where = f"protocol {protocol.label}"
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
         """Open a dialogue on ``example``, ready for its first step.
@@ -170,7 +170,7 @@ class RolloutDriver:
         """
         if len(episode.asks) != 1 or not episode.asks[0].fresh:
             raise ConfigError(
-                f"protocol {self.protocol.label}: any_agent lets another agent say what it asks for, so it must ask "
+                f"{self.where}: any_agent lets another agent say what it asks for, so it must ask "
                 f"one agent at a time, with fresh=True; it asks {', '.join(ask.agent for ask in episode.asks)}; change "
                 "its asks, or set any_agent = False"
             )
@@ -244,7 +244,7 @@ class RolloutDriver:
     def _play(self, example: Example, prompt: int, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
-        return must_be_play(play, f"protocol {self.protocol.label}")
+        return must_be_play(play, self.where)
 
     def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
         """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
@@ -258,8 +258,8 @@ class RolloutDriver:
             raise
         except Exception as error:
             folder = Path(inspect.getfile(type(self.protocol))).parent
-            raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
-        must_be_moves(moves, f"protocol {self.protocol.label}")
+            raise ConfigError(f"{self.where}: its play failed: {told(error, [folder])}") from error
+        must_be_moves(moves, self.where)
         for move in moves:
             self._check(move, len(episode.dialogue.utterances))
         if isinstance(moves[0], Act):
@@ -355,24 +355,23 @@ class RolloutDriver:
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
         self.world.begin([episode.rooms for episode in episodes])
-        steps = [Step(episode, self.builder.requests(episode), []) for episode in episodes]
-        requests = [request for step in steps for request in step.requests]
-        pending: list[Any] = [
-            None if reply is None else Pending(Ready(reply))
-            for step in steps
-            for reply in map(step.episode.replay, step.requests)
-        ]
-        asked = [i for i, one in enumerate(pending) if one is None]
-        names = dict.fromkeys(self.specs[requests[i].ask.agent].engine for i in asked)
+        steps: list[Step] = []
+        asked: dict[str, list[tuple[Step, int]]] = {}  # by engine: a step, and the place of a request in it
+        for episode in episodes:
+            requests = self.builder.requests(episode)
+            pending: list[Any] = [None] * len(requests)
+            step = Step(episode, requests, pending)
+            steps.append(step)
+            for place, request in enumerate(requests):
+                if (reply := episode.replay(request)) is not None:
+                    pending[place] = Pending(Ready(reply))
+                else:
+                    asked.setdefault(self.specs[request.ask.agent].engine, []).append((step, place))
         # an engine that answers at once keeps this thread, while the servers of others can work already
-        for engine in sorted(names, key=lambda name: not self.engines[name].continuous):
-            rows = [i for i in asked if self.specs[requests[i].ask.agent].engine == engine]
-            submitted = self.engines[engine].submit([requests[i] for i in rows], self.decoding)
-            for row, one in zip(rows, submitted, strict=True):
-                pending[row] = one
-        left = iter(pending)
-        for step in steps:
-            step.pending.extend(next(left) for _ in step.requests)
+        for engine in sorted(asked, key=lambda name: not self.engines[name].continuous):
+            submitted = self.engines[engine].submit([step.requests[n] for step, n in asked[engine]], self.decoding)
+            for (step, place), answer in zip(asked[engine], submitted, strict=True):
+                step.pending[place] = answer
         return steps
 
     def _answered(self, steps: list[Step], every: bool) -> list[int]:

@@ -106,8 +106,8 @@ class Episode:
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""
-        self.asks = [move for move in moves if isinstance(move, Ask)]
-        self.acts = [move for move in moves if isinstance(move, Act)]
+        # all moves of a step are of one kind
+        self.asks, self.acts = ([], moves) if isinstance(moves[0], Act) else (moves, [])  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -143,3 +143,19 @@ def recorded_results(dialogue: Dialogue, episodes: list[Episode]) -> list[Sent]:
             results.append(result)
         sent.append((episode, results))
     return sent
+
+
+class Referee:
+    """Sees the dialogues of a step one at a time, and may collect them. It must be done with them after :meth:`settle`.
+
+    This base class does nothing. :class:`maporl.rollout.player.ScoringReferee` grades, scores and restates answers.
+    """
+
+    batches: bool = False
+    """Whether it does work that takes batches, so that all dialogues should take their steps together."""
+
+    def see(self, dialogue: Dialogue) -> None:
+        """Receive a dialogue that holds only its new utterances."""
+
+    def settle(self) -> None:
+        """Fill in grades and rewards of all utterances that were seen since the last call, in one batch."""

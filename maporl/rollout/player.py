@@ -24,14 +24,12 @@ from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.growth import grown
 from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
-from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.rules import weighed
-from maporl.rewards.scorer import Scorer
+from maporl.rewards.scoring import Scorer, mean_rewards, reward_sums
 from maporl.rollout.agent_tools import tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.rollout.interleaving import Interleaving
-from maporl.rollout.referee import Referee
 from maporl.rollout.restate import UntrainedWeights, restate
 from maporl.schedules import Growth
 from maporl.tasks.base import Task
@@ -309,7 +307,8 @@ class Player:
             numbers: see :class:`maporl.rollout.driver.RolloutDriver`.
             scores: whether the referee scores what the protocol must know between turns.
         """
-        current = grown(self.protocol, self.growth, batch).at_update(batch)
+        stage = self.protocol if self.growth is None else grown(self.protocol, self.growth, batch)
+        current = stage.at_update(batch)
         sources = current.between_turns() - current.pays if scores else frozenset()
         score, grade = scores and current.score_between_turns, current.grade_between_turns
         referee = ScoringReferee(task, self.scorer, sources, score, self.untrained if self.restates else None, grade)

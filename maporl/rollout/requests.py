@@ -63,7 +63,7 @@ class RequestBuilder:
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
-            heard = tuple(dialogue.utterances[parent] for parent in ask.parents)
+            heard = tuple([dialogue.utterances[parent] for parent in ask.parents])
             policy = spec.policy(turn)
             sampling = spec.sampling_of(ask, turn, self.decoding)
             ends = () if spec.tools is None else spec.tools.format.stop_strings

@@ -12,7 +12,7 @@ from transformers import set_seed
 from maporl.backends.ray_backend import RayBackend
 from maporl.config import Config
 from maporl.engines.build import build_engines
-from maporl.playground.checks import check_taught
+from maporl.playground.teacher import check_taught
 from maporl.playground.warm_start import warm_start
 from maporl.rewards.base import RewardSource
 from maporl.rewards.likelihood import asks_untrained
@@ -33,7 +33,7 @@ from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
-from trl_ext.process.allocator import reuse_memory
+from trl_ext.process.devices import reuse_memory
 
 
 def build_trainer(

@@ -8,9 +8,8 @@ from maporl.config import Config
 from maporl.errors import ConfigError, refuse
 from maporl.evaluation.metrics import Evaluation
 from maporl.evaluation.suite import SuiteResult
-from maporl.rollout.baselines import play_baselines
+from maporl.rollout.evaluations import play_baselines, play_suite
 from maporl.rollout.player import Player
-from maporl.rollout.suite import play_suite
 from maporl.run import ResolvedRun
 from maporl.runs.build import loaded_player
 from maporl.tasks import Task, build_task

@@ -24,9 +24,9 @@ from maporl.loops.shards import dialogues_of
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.verifier.identity import recall_verifiers, record_verifiers
 from maporl.rollout.branching import play_branched
+from maporl.rollout.evaluations import CHUNK
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
-from maporl.rollout.suite import CHUNK
 from maporl.run import ResolvedRun
 from maporl.runs.build import find_device, loaded_player, player_of, ready_to_play
 from maporl.runs.claim import claim, must_be_free, must_hold_run

@@ -14,7 +14,6 @@ from maporl.config import Config
 from maporl.config.loops import DPOStage, PolicyStage, PPOStage, PreferenceStage, RewardStage, TurnCriticStage
 from maporl.config.schema import VerifierSection
 from maporl.errors import ConfigError, RunError
-from maporl.loops.candidates import sample_candidates
 from maporl.loops.flattened import encoded
 from maporl.loops.plan import Stage
 from maporl.loops.ranked import RankHalves
@@ -22,7 +21,7 @@ from maporl.loops.rows import Comparison, Pair, Row, TrajectoryPair, described, 
 from maporl.loops.shards import check_both_kinds, counts, dialogues_of, place_of, roles_of, speakers_in, stage_rows
 from maporl.loops.stages import train_jointly, train_stage
 from maporl.loops.turn_critic import FOLDER as TURN_CRITIC
-from maporl.loops.turn_critic import read_by_critic, train_turn_critic, turn_advantages
+from maporl.loops.turn_critic import read_by_critic, sample_candidates, train_turn_critic, turn_advantages
 from maporl.loops.verifiers import FOLDER as VERIFIER
 from maporl.loops.verifiers import train_verifier, verifier_of
 from maporl.run import ResolvedRun

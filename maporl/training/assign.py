@@ -16,8 +16,7 @@ from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
-from maporl.training.samples import Columns, turn_batch, untrained_columns
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import Columns, TeamUpdateBatch, turn_batch, untrained_columns
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths
@@ -49,6 +48,7 @@ class Advantages:
     ):
         self.config, self.options, self.critics = config, options, frozenset(critics)
         self.sources = sources if config.multi_objective_aggregation == "normalize_then_sum" else None
+        self.returned, self.baseline, self.scale = return_of(config), baseline_of(config), scale_of(config)
         self.transforms: list[Transform] = build_transforms(config)
         self.state = BaselineState()
 
@@ -73,7 +73,7 @@ class Advantages:
             return {}, {}
         rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
         row_columns = [entry for entries in columns.values() for entry in entries]
-        if return_of(self.config).per_token:
+        if self.returned.per_token:
             self._number_groups(batches, rows, row_columns)
             self._over_tokens(batches, rows, row_columns)
             metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
@@ -128,14 +128,14 @@ class Advantages:
 
     def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
         """Fill in ``group``, by the key, by the agent, or for all rows. A group is whitened together."""
-        key = {"agent": ("agent",), "batch": ()}.get(scale_of(self.config).over, self.config.key)
+        key = {"agent": ("agent",), "batch": ()}.get(self.scale.over, self.config.key)
         for number, members in enumerate(turn_batch(columns, [0.0] * len(columns)).groups(key)):
             for i in members:
                 policy, row = rows[i]
                 batches[policy].group[row] = number
 
     def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
-        along = return_of(self.config).along
+        along = self.returned.along
         if along == "utterance":
             for name, batch in batches.items():
                 token_gae(batch, self.options, name in self.critics)
@@ -185,7 +185,7 @@ class Advantages:
     def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
         """Give all tokens of an utterance one advantage. Return by policy how much the returns in its groups differ."""
         # the critic's value is that of the first token, or of the last one if the baseline reads what was said
-        after = baseline_of(self.config).reads_after
+        after = self.baseline.reads_after
         judged = {name: _one_sampled(batch.sampled_mask, last=after) for name, batch in batches.items()}
         per_token = [transform for transform in self.transforms if transform.per_token]
         scores = {name: batch.score.tolist() for name, batch in batches.items()}
@@ -197,7 +197,7 @@ class Advantages:
             [amounts[policy][row] for policy, row in rows] + [c.credit for c in others] for amounts in (rewards, scores)
         )
         value = None
-        if baseline_of(self.config).needs_critic:
+        if self.baseline.needs_critic:
             values = {name: batch.values[judged[name]].tolist() for name, batch in batches.items()}
             value = [values[policy][row] for policy, row in rows]
             value += [0.0] * len(others)
@@ -212,7 +212,7 @@ class Advantages:
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, columns[: len(rows)])
             whiten_groups(list(batches.values()), unbiased=self.config.ddof == 1)
-        compared = turns.groups(self.config.key) if baseline_of(self.config).over == "group" else []
+        compared = turns.groups(self.config.key) if self.baseline.over == "group" else []
         owners = [policy for policy, _ in rows]
         metrics = {name: group_spreads(estimates, compared, owners, name) for name in batches}
         if compared and any(transform.drops for transform in self.transforms):

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from maporl.config.schema import BranchingSection
-from maporl.rewards.metrics import with_reward_variance
+from maporl.rewards.scoring import with_reward_variance
 from maporl.rollout.branching import play_branched
 from maporl.rollout.player import Player
 from maporl.team.past_policies import PastPolicies
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, Example
 from trl_ext.process import distributed
 

@@ -11,9 +11,9 @@ from statistics import fmean
 
 from maporl.environments.world import World
 from maporl.rewards.labels import is_step_verdict
-from maporl.rewards.metrics import mean_rewards, reward_sums, shares_right
+from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed

@@ -1,4 +1,5 @@
-"""What a run leaves besides the records of its updates: its configuration, its evaluations, its weights and its report.
+"""What a run leaves besides the records of its updates: its configuration, its evaluations, its weights and its report,
+and what a training gave each token of the dialogues that are logged.
 
 ``MultiAgentPPOTrainer.train()`` writes all of it, whether a configuration or a Python program has built the trainer.
 """
@@ -7,11 +8,12 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os.path import lexists
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from maporl.config import Config, parse_config, to_yaml
@@ -29,9 +31,9 @@ from maporl.text import printable
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.description import describe
 from maporl.training.parts import RunParts
-from maporl.training.token_traces import trace
-from maporl.training.update_batch import TeamUpdateBatch
-from maporl.types import Dialogue, to_json, without_tokens
+from maporl.training.samples import TeamUpdateBatch
+from maporl.types import Dialogue, Trace, to_json, without_tokens
+from trl_ext.chat.encoding import Tokenizer
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.files.lock import LOCK, is_leftover
@@ -166,7 +168,7 @@ class RunRecord:
     ) -> None:
         """Record the first ``most`` dialogues of all processes in an update, and the verifiers among ``sources``."""
         recorded = distributed.share_of_first(batch.dialogues, most)
-        trace(batch, recorded, learners)
+        trace_tokens(batch, recorded, learners)
         self.run.add_dialogues(batch.number, distributed.to_main(recorded))
         if distributed.is_main():
             record_verifiers(self.folder, batch.number, sources)
@@ -287,3 +289,51 @@ def record_evaluation(dialogues: list[Dialogue], file: Path) -> Evaluation:
         replace_file(file.with_suffix(".jsonl"), "".join(to_json(d) + "\n" for d in bare))
         replace_file(file, json.dumps(evaluation.to_json(), indent=1))
     return evaluation
+
+
+TRACE_DIGITS = 4
+"""The number of decimals that are recorded."""
+
+
+def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners: Mapping[str, Any]) -> None:
+    """Fill in the :class:`~maporl.types.Trace` of the trained utterances in the ``recorded`` dialogues.
+
+    ``batch`` has token batches with advantages. Values are recorded of those of ``learners`` that have a critic.
+    """
+    wanted = {id(u) for d in recorded for u in d.utterances}
+    for policy, rows in batch.token_batches.items():
+        names = ["old_logprobs", "advantages", *(["values"] if learners[policy].critic.gives_values else [])]
+        samples = [batch.samples[policy][place] for place in rows.sample.tolist()]
+        wanted_rows = [row for row, sample in enumerate(samples) if id(sample.utterance) in wanted]
+        row, column = rows.sampled_on_host
+        chosen = torch.isin(row, torch.tensor(wanted_rows, dtype=torch.long))
+        place = row[chosen], column[chosen]
+        # all tokens at once, to wait for the device once
+        numbers = torch.stack([getattr(rows, name)[place] for name in names]).tolist()
+        rounded = [[round(number, TRACE_DIGITS) for number in each] for each in numbers]
+        start = 0
+        for sample in [samples[number] for number in wanted_rows]:
+            end = start + len(sample.response_ids)
+            logprobs, advantages, *values = [each[start:end] for each in rounded]
+            start = end
+            texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
+            sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds, special tokens included.
+
+    A token that ends within a character adds the empty text. The token that completes the character adds all of it.
+    """
+    texts: list[str] = []
+    # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
+    before = done = 0
+    for end in range(1, len(ids) + 1):
+        prefix = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(prefix) :])
+        before, done = done, end
+    return texts

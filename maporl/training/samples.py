@@ -1,4 +1,4 @@
-"""Turn dialogues into training samples: one for each utterance, with the columns that advantages need."""
+"""Turn the dialogues of an update into training samples: one for each utterance, with the columns of advantages."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -8,9 +8,11 @@ from typing import Any
 from maporl.advantages.batch import COLUMNS, TurnBatch
 from maporl.rewards.base import where
 from maporl.schedules import Plan
+from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 from trl_ext.ppo.batch import Completion
+from trl_ext.trainer.update_batch import UpdateBatch
 
 Name = tuple
 """The name of an utterance in an update. Its copies in dialogues that were forked after it have the same name."""
@@ -49,12 +51,11 @@ class Columns:
     task: str | None = None
 
     @classmethod
-    def of(cls, dialogue: Dialogue, utterance: Utterance, policy: str = "") -> "Columns":
-        """Return the columns of an utterance that has a credit."""
-        before = [u for u in dialogue.utterances if u.order < utterance.order]
-        caller = None if utterance.caller is None else name_of(dialogue, dialogue.utterances[utterance.caller])
+    def of(cls, dialogue: Dialogue, utterance: Utterance, names: Sequence[Name], policy: str = "") -> "Columns":
+        """Return the columns of an utterance that has a credit. ``names`` are those of the dialogue's utterances."""
+        spoken = zip(dialogue.utterances, names, strict=True)
         return cls(
-            name=name_of(dialogue, utterance),
+            name=names[utterance.id],
             policy=policy,
             prompt=dialogue.prompt,
             rollout=dialogue.rollout,
@@ -63,8 +64,8 @@ class Columns:
             turn=utterance.turn,
             order=utterance.order,
             credit=utterance.rewards["credit"],
-            caller=caller,
-            earlier=tuple((u.order, u.agent, name_of(dialogue, u)) for u in before),
+            caller=None if utterance.caller is None else names[utterance.caller],
+            earlier=tuple([(u.order, u.agent, name) for u, name in spoken if u.order < utterance.order]),
             action=_action(utterance),
             tokens=len(utterance.response_ids),
             game=utterance.tags.get("game"),
@@ -72,7 +73,7 @@ class Columns:
             state=utterance.tags.get("state"),
             rewards=dict(utterance.rewards),
             task=dialogue.asked(utterance).meta.get("task"),
-            seconds=sum(call.result.seconds for call in utterance.calls or () if call.result is not None),
+            seconds=sum([call.result.seconds for call in utterance.calls if call.result is not None]),
         )
 
 
@@ -113,11 +114,11 @@ def samples_by_policy(
     samples: dict[str, list[TrainingSample]] = {}
     copies: dict[Name, tuple[TrainingSample, list[float]]] = {}
     for dialogue in dialogues:
-        for utterance in dialogue.utterances:
-            if not may_learn(utterance, tokenizers, plan) or "credit" not in utterance.rewards:
+        names = names_of(dialogue)
+        for utterance, name in zip(dialogue.utterances, names, strict=True):
+            if "credit" not in utterance.rewards or not may_learn(utterance, tokenizers, plan):
                 continue
             credit = utterance.rewards["credit"]
-            name = name_of(dialogue, utterance)
             if utterance.sample is not None and name in copies:
                 first, credits = copies[name]
                 credits.append(credit)
@@ -133,8 +134,10 @@ def samples_by_policy(
                 score=credit,
                 sampled_logprobs=utterance.logprobs,
                 trajectory=_trajectory(dialogue, utterance) if join_trajectories else None,
-                critic_prompt_ids=_critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
-                columns=Columns.of(dialogue, utterance, utterance.policy),
+                critic_prompt_ids=None
+                if critic_context == "dialogue"
+                else _critic_prompt(dialogue, utterance, critic_context, tokenizers[utterance.policy]),
+                columns=Columns.of(dialogue, utterance, names, utterance.policy),
                 utterance=utterance,
                 temperature=utterance.temperature,
             )
@@ -152,10 +155,10 @@ def untrained_columns(dialogues: list[Dialogue], known: set[Name]) -> list[Colum
     """Return the columns of credited utterances that are not ``known``. No policy is trained on them."""
     others: dict[Name, Columns] = {}
     for dialogue in dialogues:
-        for utterance in dialogue.utterances:
-            name = name_of(dialogue, utterance)
+        names = names_of(dialogue)
+        for utterance, name in zip(dialogue.utterances, names, strict=True):
             if "credit" in utterance.rewards and name not in known and name not in others:
-                others[name] = Columns.of(dialogue, utterance)
+                others[name] = Columns.of(dialogue, utterance, names)
     return list(others.values())
 
 
@@ -179,9 +182,11 @@ def turn_batch(
 
     recorded: dict[str, list] = {}
     for f in fields(Columns):
+        if f.name not in COLUMNS:
+            continue
         column = [getattr(entry, f.name) for entry in columns]
         # what only some protocols and tasks have is None by default, and recorded if a row has it
-        if f.name in COLUMNS and (f.default is not None or any(value is not None for value in column)):
+        if f.default is not None or column.count(None) < len(column):
             recorded[f.name] = column
     recorded["parent"] = [_parent(entry, number) for entry in columns]
     recorded["caller"] = [None if entry.caller is None else callers[entry.caller] for entry in columns]
@@ -191,13 +196,11 @@ def turn_batch(
 
 def _parent(entry: Columns, number: Mapping[tuple, int]) -> int | None:
     """Return the row before this one on its branch, or None: of the last step with rows, the agent's or the last."""
-    earlier = [(order, agent, name) for order, agent, name in entry.earlier if name in number]
-    if not earlier:
-        return None
-    last = max(order for order, _, _ in earlier)
-    step = [(agent, name) for order, agent, name in earlier if order == last]
-    same_agent = [name for agent, name in step if agent == entry.agent]
-    return number[same_agent[-1] if same_agent else step[-1][1]]
+    parent, best = None, (-1, False)
+    for order, agent, name in entry.earlier:
+        if name in number and (order, agent == entry.agent) >= best:
+            parent, best = number[name], (order, agent == entry.agent)
+    return parent
 
 
 def _action(utterance: Utterance) -> str:
@@ -211,11 +214,10 @@ def _action(utterance: Utterance) -> str:
     return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def name_of(dialogue: Dialogue, utterance: Utterance) -> Name:
-    """Return the name of an utterance in an update, which it shares with its copies."""
-    if utterance.sample is not None:
-        return ("sample", dialogue.prompt, utterance.sample)
-    return (dialogue.prompt, dialogue.rollout, utterance.id)
+def names_of(dialogue: Dialogue) -> list[Name]:
+    """Return the names of a dialogue's utterances in an update, which they share with their copies."""
+    place = (dialogue.prompt, dialogue.rollout)
+    return [(*place, u.id) if u.sample is None else ("sample", dialogue.prompt, u.sample) for u in dialogue.utterances]
 
 
 def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
@@ -223,13 +225,28 @@ def _trajectory(dialogue: Dialogue, utterance: Utterance) -> tuple:
     return (dialogue.prompt, dialogue.rollout, utterance.agent, alone)
 
 
-def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int] | None:
-    """Return the critic's prompt, or None if it is the agent's own prompt."""
-    if context == "dialogue":
-        return None
+def _critic_prompt(dialogue: Dialogue, utterance: Utterance, context: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the critic's prompt, where it is not the agent's prompt."""
     first = next(u for u in dialogue.utterances if u.agent == utterance.agent)
     if context == "answer":
         return first.prompt_ids
     earlier = [f"{u.agent}, turn {u.turn + 1}: {u.words()}" for u in dialogue.utterances if u.order < utterance.order]
     content = "\n\n".join([first.messages[-1]["content"], *earlier])
     return encode_prompt(tokenizer, [*first.messages[:-1], {"role": "user", "content": content}])
+
+
+@dataclass(kw_only=True)
+class TeamUpdateBatch(UpdateBatch):
+    """An :class:`trl_ext.trainer.update_batch.UpdateBatch` of dialogues.
+
+    Args:
+        task: the task that has the questions and grades the answers. With a curriculum it differs between batches.
+        plan: which agents are trained in this update, and whose weights speak for which agent.
+        dialogues: the dialogues that this process played.
+        samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
+    """
+
+    task: Task
+    plan: Plan
+    dialogues: list[Dialogue] = field(default_factory=list)
+    samples: dict[str, list[TrainingSample]] = field(default_factory=dict)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
+from maporl.report.metric_panels import bar_text
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
@@ -23,10 +26,9 @@ from maporl.training.assign import Advantages
 from maporl.training.home import TeamHome
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.parts import RunParts
-from maporl.training.progress import TeamProgress
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
+from maporl.training.samples import TeamUpdateBatch
 from maporl.training.untrained import UntrainedCounter
-from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import Saved
@@ -34,6 +36,34 @@ from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
 from trl_ext.trainer.loop import PPOLoop
 from trl_ext.trainer.resuming import Remembers
+
+
+class TeamProgress(TrainerCallback):
+    """Shows the updates, the accuracy of each turn, the reward, sampled tokens per second and the time left."""
+
+    def __init__(self):
+        self.bar = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Open the bar on the main process."""
+        if state.is_world_process_zero:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="update", dynamic_ncols=True)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Show the metrics of an update. The metrics of an evaluation are not shown."""
+        if self.bar is not None and logs and "tokens_per_second" in logs:  # only updates have this metric
+            self.bar.set_postfix_str(bar_text(logs), refresh=False)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Advance the bar to the present update."""
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def close(self) -> None:
+        """Close the bar, so that what is printed next begins a line."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
 
 
 class TeamLoop(PPOLoop[TeamUpdateBatch]):

@@ -1,7 +1,7 @@
 """Multi-agent PPO: train the policies and critics of a team of agents together, on their dialogues.
 
 ``MultiAgentPPOTrainer`` only connects five parts. A :class:`maporl.rollout.player.Player` plays dialogues. A
-:class:`maporl.rewards.scorer.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
+:class:`maporl.rewards.scoring.Scorer` scores them and assigns credit. :class:`maporl.training.assign.Advantages` turns
 credit into advantages. :class:`trl_ext.learning.learners.Learning` updates the weights. The run folder records the
 results.
 """
@@ -33,10 +33,9 @@ from maporl.training.dialogue_metrics import measured
 from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
 from maporl.training.run_record import RunRecord
-from maporl.training.samples import samples_by_policy
+from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
-from maporl.training.update_batch import TeamUpdateBatch
 from trl_ext.learning.metrics import Clock
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction

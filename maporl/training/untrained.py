@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from maporl.rewards.base import RewardFailure, where
 from maporl.schedules import Plan
-from maporl.training.samples import Name, may_learn, name_of
-from maporl.training.update_batch import TeamUpdateBatch
+from maporl.training.samples import Name, TeamUpdateBatch, may_learn, names_of
 from maporl.types import Dialogue, Utterance
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
@@ -31,7 +30,7 @@ class Count:
     first: str = ""
 
     def add(self, other: "Count") -> None:
-        """Add what another process, or another utterance, counted."""
+        """Add what another process counted."""
         self.credited += other.credited
         self.uncredited += other.uncredited
         self.first = self.first or other.first
@@ -106,14 +105,17 @@ def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Pl
     """
     utterances: dict[Name, tuple[Dialogue, Utterance]] = {}
     for dialogue in dialogues:
-        for utterance in (u for u in dialogue.utterances if may_learn(u, policies, plan)):
-            name = name_of(dialogue, utterance)
-            if name not in utterances or "credit" in utterance.rewards:
+        for utterance, name in zip(dialogue.utterances, names_of(dialogue), strict=True):
+            if may_learn(utterance, policies, plan) and (name not in utterances or "credit" in utterance.rewards):
                 utterances[name] = (dialogue, utterance)
     counts: dict[Speaker, Count] = {}
     for dialogue, u in utterances.values():
-        count = Count(credited=1) if "credit" in u.rewards else Count(uncredited=1, first=_why(dialogue, u))
-        counts.setdefault((u.policy, u.agent, u.role), Count()).add(count)
+        count = counts.setdefault((u.policy, u.agent, u.role), Count())
+        if "credit" in u.rewards:
+            count.credited += 1
+        else:
+            count.uncredited += 1
+            count.first = count.first or _why(dialogue, u)
     return counts
 
 
@@ -123,11 +125,9 @@ def shares(counts: dict[Speaker, Count]) -> Metrics:
     metrics: Metrics = {}
     for policy in dict.fromkeys(policy for policy, _, _ in counts):
         policy_counts = [count for (name, _, _), count in counts.items() if name == policy]
-        lacking, all_of_them = (
-            sum(c.uncredited for c in policy_counts),
-            sum(c.uncredited + c.credited for c in policy_counts),
-        )
-        metrics[f"{policy}/untrained_share"] = lacking / all_of_them
+        lacking = sum([count.uncredited for count in policy_counts])
+        credited = sum([count.credited for count in policy_counts])
+        metrics[f"{policy}/untrained_share"] = lacking / (lacking + credited)
     for (policy, agent, role), count in counts.items():
         if count.uncredited:
             who = agent if role is None else f"{agent}/{role}"

@@ -18,12 +18,11 @@ from maporl.tasks import TASKS, build_task
 from maporl.tasks.lessons import lessons_of
 from maporl.team import check as team
 from maporl.team import exchange
-from maporl.team import sampling as team_sampling
 from maporl.training import check as training
 
 PARTS = (
     team.check,
-    team_sampling.check,
+    team.check_sampling,
     exchange.check,
     rewards.check,
     rollout.check,

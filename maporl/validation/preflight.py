@@ -23,7 +23,7 @@ from maporl.config.threads import threads_of
 from maporl.engines import choice
 from maporl.errors import ConfigError, Fault, install_command, one_line, refuse, refused
 from maporl.loops import plan
-from maporl.playground.checks import check_taught, taught_calls
+from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
 from maporl.rewards.own_code import check_reward_functions, label_warnings, own_task_warnings
 from maporl.rollout.ablation import left_out

@@ -24,7 +24,7 @@ LIGHT = (
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.playground.tiny_programs", "maporl.playground.parts", "maporl.playground.hops",
     "maporl.playground.arithmetic", "maporl.playground.tiny_versions", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
-    "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.builders", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
+    "maporl.rewards.rules", "maporl.rewards.build", "maporl.loops.plan", "trl_ext.ppo.options", "trl_ext.errors", "trl_ext.process.distributed", "trl_ext.process.threads",
     "trl_ext.process.random_states", "trl_ext.process.servant", "trl_ext.process.waits",
 )  # fmt: skip
 """Rooms and modules that import no torch."""
@@ -250,7 +250,7 @@ for name in {light!r}:
     if brought := sorted(({HEAVY!r} & set(sys.modules)) - before):
         print(f"{{name}} imports {{', '.join(brought)}}")
 import maporl
-for table in (maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.builders.BUILDERS):
+for table in (maporl.rewards.rules.RULES, maporl.rewards.build.SOURCES, maporl.loops.plan.BUILDERS):
     assert all(callable(part) for part in table.values())
 assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and not {HEAVY!r} & set(sys.modules)
 """

@@ -6,7 +6,7 @@ import pytest
 
 from maporl.evaluation.metrics import Evaluation, Share, evaluate_dialogues
 from maporl.report.plots import plot_run
-from maporl.rewards.metrics import mean_rewards, reward_sums
+from maporl.rewards.scoring import mean_rewards, reward_sums
 from maporl.types import Dialogue, Example, Grade, Utterance
 
 

@@ -32,7 +32,7 @@ from maporl.config.recipes import card_of, recipe_file, recipe_files
 from maporl.loops.plan import stages_of
 from maporl.rollout.branching import BRANCHINGS
 from maporl.storage.run_folder import RunFolder
-from maporl.training.samples import name_of
+from maporl.training.samples import names_of
 from maporl.validation.load import from_dict
 
 LOOPS = [name for name in recipe_files() if "loop" in read_yaml(recipe_file(name))]
@@ -91,15 +91,15 @@ def equals(found, final, apart):
     for dialogue in found.dialogues:
         ablated = sorted(words_of(ablation.utterances) for ablation in dialogue.ablations)
         for u in dialogue.utterances:
-            follows[name_of(dialogue, u)].append((words_of(dialogue.utterances), ablated))
+            follows[names_of(dialogue)[u.id]].append((words_of(dialogue.utterances), ablated))
     groups = defaultdict(dict)
     for dialogue in found.dialogues:
         for u in dialogue.utterances:
-            name, before = name_of(dialogue, u), [v for v in dialogue.utterances if v.order < u.order]
+            name, before = names_of(dialogue)[u.id], [v for v in dialogue.utterances if v.order < u.order]
             step = [v for v in dialogue.utterances if v.order == u.order]
             state = (dialogue.prompt, u.agent, u.turn, u.part, words_of([*before, *step]))
             after = () if final else tuple(map(repr, sorted(follows[name])))
-            sampled_before = tuple(name_of(dialogue, v) for v in before) if apart else ()
+            sampled_before = tuple(names_of(dialogue)[v.id] for v in before) if apart else ()
             groups[state, after, sampled_before][name] = place_of(dialogue, u)
     for places in groups.values():
         first, *others = places.values()

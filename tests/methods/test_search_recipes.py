@@ -11,7 +11,7 @@ from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from maporl.errors import ConfigError
 from maporl.methods.m_grpo import Align
 from maporl.training.assign import turn_shares
-from maporl.training.samples import Columns
+from maporl.training.samples import Columns, names_of
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
 
@@ -144,7 +144,7 @@ def columns_of(*turns):
     for number, u in enumerate(said):
         u.id = u.order = number
     dialogue = Dialogue(Example("e", "q", "a"), said)
-    return [Columns.of(dialogue, u, "ann") for u in said]
+    return [Columns.of(dialogue, u, names_of(dialogue), "ann") for u in said]
 
 
 def test_a_row_has_its_share_of_the_tokens_of_its_turn():

@@ -211,7 +211,7 @@ class TestCallsThatNobodyCanWrite:
         from tool_models import characters, trl_template
 
         from maporl.errors import refuse
-        from maporl.playground.checks import taught_calls
+        from maporl.playground.teacher import taught_calls
         from maporl.team.agents import Voice
         from maporl.validation.load import from_dict
 

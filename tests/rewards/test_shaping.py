@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from folders import GOLDEN
 
-from maporl.rewards.penalties import repeats
+from maporl.rewards.credit import repeats
 from maporl.rewards.shaping import HORIZONS, SHARES, collaboration_bonus, share_scores
 
 NUMBERS = GOLDEN / "maporl_rewards.json"

@@ -20,8 +20,7 @@ from maporl.errors import ConfigError
 from maporl.playground.arithmetic import Arithmetic
 from maporl.protocols import Debate
 from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
-from maporl.rollout.referee import Referee
+from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.types import Stop
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run

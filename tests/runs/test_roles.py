@@ -10,7 +10,7 @@ from stand_ins import tiny_values
 from tiny_run import TINY
 
 from maporl.errors import ConfigError, refuse
-from maporl.rollout.suite import play_suite
+from maporl.rollout.evaluations import play_suite
 from maporl.run import ResolvedRun
 from maporl.runs.evaluate import evaluate
 from maporl.runs.train import train

@@ -4,8 +4,7 @@ from maporl import Arithmetic
 from maporl.engines.scripted import ScriptedEngine
 from maporl.rewards import fill_in, grade_answers, label, score_dialogues
 from maporl.rollout.driver import RolloutDriver
-from maporl.rollout.episode import SpeakerSpec
-from maporl.rollout.referee import Referee
+from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.types import Example
 from trl_ext.ppo.options import GREEDY
 

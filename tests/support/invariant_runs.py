@@ -19,9 +19,8 @@ from simulated_processes import Processes
 
 from maporl.engines.base import Request
 from maporl.rewards.verifier.source import LearningVerifier
-from maporl.training.samples import name_of
+from maporl.training.samples import TeamUpdateBatch, names_of
 from maporl.training.trainer import MultiAgentPPOTrainer
-from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
 
 QUESTIONS = 4
@@ -154,7 +153,7 @@ def found_in(batches: list[TeamUpdateBatch]) -> Found:
                 place = place_of(dialogue, u)
                 found.said[place] = u.response_ids
                 found.rewards[place] = u.rewards
-                found.rows[place] = trained.get(name_of(dialogue, u))
+                found.rows[place] = trained.get(names_of(dialogue)[u.id])
     return found
 
 

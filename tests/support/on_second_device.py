@@ -23,7 +23,7 @@ from maporl.runs import doctor
 from maporl.runs.build import build_trainer
 from maporl.runs.train import train
 from maporl.team.devices import split
-from maporl.training.token_traces import trace
+from maporl.training.run_record import trace_tokens
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
@@ -452,10 +452,10 @@ def test_traces_wait_twice_for_a_policy(sim, tmp_path, monkeypatch):
         assert len(recorded) > 1
         for some in (recorded[:1], recorded):
             with waits() as found:
-                trace(batch, some, *others)
+                trace_tokens(batch, some, *others)
             counts.append(sum(found.values()))
 
-    monkeypatch.setattr("maporl.training.trainer.trace", counted)
+    monkeypatch.setattr("maporl.training.run_record.trace_tokens", counted)
     run_of(tmp_path, False, {}, {})
     assert len(counts) == 2 * UPDATES and set(counts) == {2 * 2}
 

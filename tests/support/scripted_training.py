@@ -19,8 +19,8 @@ from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs.build import build_trainer
 from maporl.runs.loop import Loop
+from maporl.training.samples import TeamUpdateBatch
 from maporl.training.trainer import MultiAgentPPOTrainer
-from maporl.training.update_batch import TeamUpdateBatch
 from maporl.types import Dialogue, Utterance
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import Decoding

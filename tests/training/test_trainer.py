@@ -212,7 +212,7 @@ def test_a_missing_end_of_sequence_is_penalised_on_the_offenders_own_credit(pair
 
 def test_one_agent_and_one_turn_reproduce_the_single_policy_trainer(tiny, tmp_path):
     """Same seed, same questions, same reward: the same weights, bit by bit."""
-    from trl_ext.trainer.prompts import shuffled_indices
+    from trl_ext.process.random_states import shuffled_indices
 
     options = {"num_mini_batches": 2, "kl_coef": 0.05}
     model, tokenizer = tiny()

@@ -18,7 +18,7 @@ from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run, training_arguments
 from trl_ext.ppo.losses import engine_weights
 from trl_ext.ppo.options import Decoding, PPOOptions
-from trl_ext.sampling.drawing import truncated
+from trl_ext.sampling.batch import truncated
 from trl_ext.sampling.request import Draw, TokenRequest
 
 

@@ -25,7 +25,7 @@ from maporl.report.health import health
 from maporl.report.read import read_run
 from maporl.rewards import RewardFailure, RewardSource, as_source, assign_credit, build_sources, fill_in
 from maporl.rewards.build import ANSWERS_ONLY, SOURCES
-from maporl.rewards.scorer import Scorer
+from maporl.rewards.scoring import Scorer
 from maporl.schedules import Freeze, Plan, Schedule
 from maporl.training import untrained
 from maporl.training.untrained import Count, UntrainedCounter, count_credits, shares
@@ -216,7 +216,7 @@ def test_processes_count_together_and_stop_together(monkeypatch):
 
 
 def batch_of(dialogues, number=1):
-    from maporl.training.update_batch import TeamUpdateBatch
+    from maporl.training.samples import TeamUpdateBatch
 
     return TeamUpdateBatch(number, number - 1, [], task=TASK, plan=Plan(), dialogues=dialogues)
 

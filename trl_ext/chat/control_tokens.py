@@ -67,7 +67,7 @@ class ControlTokens:
 
     def marked(self, messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
         """Return ``messages`` with ``mark`` at every place where a control token must be cut."""
-        marked = [_mapped(message, lambda text: mark.join(self.pieces(text))) for message in messages]
+        marked = [self._marked(message, mark) for message in messages]
         before = ""  # a template may write messages without anything between them, so they may spell a token together
         for message in marked:
             if isinstance(message.get("content"), str):
@@ -76,6 +76,19 @@ class ControlTokens:
                     message["content"] = mark + message["content"]
                 before = (before + message["content"])[-self._longest :]
         return marked
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        """Return ``value`` with ``mark`` in every text in its lists and dictionaries."""
+        if isinstance(value, str):
+            return mark.join(self.pieces(value))
+        if isinstance(value, dict):  # roles and types of parts are words that templates compare with their own
+            return {
+                name: part if name in ("role", "type") and str(part).isalpha() else self._marked(part, mark)
+                for name, part in value.items()
+            }
+        if isinstance(value, list):
+            return [self._marked(part, mark) for part in value]
+        return value
 
     def _places(self, text: str) -> list[int]:
         """Return where the spellings begin, overlapping ones included."""
@@ -148,19 +161,9 @@ def encode_pieces(tokenizer: Tokenizer, pieces: list[str]) -> list[int]:
     return [i for piece in pieces for i in tokenizer.encode(piece, add_special_tokens=False)]
 
 
+_PRIVATE_USE = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xE000, 0xE010))))
+
+
 def new_mark() -> str:
     """Return a random run of private-use characters, which no text can contain except by being told it."""
-    return "".join([chr(0xE000 + byte) for byte in secrets.token_bytes(16)])
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return ``value`` with ``change`` done to every text in its lists and dictionaries."""
-    # roles and types of parts are words that templates compare with their own, so a single word stays as it is
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        names = {key for key in ("role", "type") if str(value.get(key)).isalpha()}
-        return {key: part if key in names else _mapped(part, change) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_mapped(part, change) for part in value]
-    return value
+    return secrets.token_hex(16).translate(_PRIVATE_USE)

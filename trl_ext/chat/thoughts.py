@@ -25,4 +25,7 @@ def end_of_begun_thought(prefix: str) -> str:
     ('</think>', '')
     """
     told = prefix.rstrip()
-    return next((end for mark, end in THINKING.items() if told.endswith(mark)), "")
+    for mark, end in THINKING.items():
+        if told.endswith(mark):
+            return end
+    return ""

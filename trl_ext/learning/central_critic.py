@@ -13,12 +13,11 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.critics import load_head, save_head
+from trl_ext.learning.critics import ValueHead, load_head, save_head
 from trl_ext.learning.policy import load_weights
 from trl_ext.learning.trained import Trained
 from trl_ext.models.forward import head_width, share_reading, states_of
 from trl_ext.models.randomness import quiet
-from trl_ext.models.value_head import ValueHead
 from trl_ext.ppo.batch import TokenBatch
 from trl_ext.process.distributed import WorldError
 from trl_ext.sharding.choice import strategy_of

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_tokens
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.critics import CRITICS
+from trl_ext.learning.critics import CRITICS, ValueHead
 from trl_ext.learning.metrics import Metrics
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError, Trained, flat
@@ -44,9 +44,7 @@ from trl_ext.models.forward import (
     tree_limits,
 )
 from trl_ext.models.liger import use_liger
-from trl_ext.models.randomness import quiet
-from trl_ext.models.recomputation import set_recomputation
-from trl_ext.models.value_head import ValueHead
+from trl_ext.models.randomness import quiet, set_recomputation
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
@@ -461,7 +459,7 @@ class Learner:
             if not math.isfinite(sums["loss"]):
                 self._report_not_finite(rows, logprobs, sums["loss"])
         parts = distributed.all_gather(sums)
-        return {key: sum(part.get(key, 0.0) for part in parts) for key in max(parts, key=len)}
+        return {key: sum([part.get(key, 0.0) for part in parts]) for key in max(parts, key=len)}
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
         """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""

@@ -90,8 +90,9 @@ class Learning:
         if tokens:
             metrics |= {"policy/engine_gap": distance / tokens, "policy/engine_kl": difference / tokens}
             self._gaps[name] = distance / tokens, difference / tokens
-        counts = [len(sampled), sum(c.ended for c in sampled), sum(len(c.response_ids) for c in sampled)]
-        answers, ended, length = distributed.all_reduce_sum([float(count) for count in counts], device)
+        ends = [c.ended for c in sampled].count(True)
+        counts = [float(len(sampled)), float(ends), float(len(batch.sampled_on_host[0]))]
+        answers, ended, length = distributed.all_reduce_sum(counts, device)
         metrics["val/num_eos_tokens"] = ended
         metrics["completions/mean_length"] = length / max(answers, 1.0)
         metrics["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)

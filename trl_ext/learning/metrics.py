@@ -36,7 +36,7 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
     """Return means over all optimizer steps of an update, under TRL's metric names."""
     if not entries:
         return {}
-    mean = {key: sum(e[key] for e in entries) / len(entries) for key in entries[0]}
+    mean = {key: sum([e[key] for e in entries]) / len(entries) for key in entries[0]}
     ratios = [e["ratio"] for e in entries]
     extra = {"loss/kl_avg": mean["kl_loss"]} if "kl_loss" in mean else {}
     return extra | {

@@ -1,7 +1,9 @@
 """Take all randomness out of a model's forward, because the ratio of two forwards must come from the weights alone.
 
 Dropout, layer drop, router jitter and noise on embeddings act in training mode. So models stay in evaluation mode while
-they are trained. Only what recomputes activations needs training mode, and it gets it for itself alone.
+they are trained. Only what recomputes activations in the backward pass needs training mode, and it gets it for itself
+alone. Transformers 5.23 calls it activation checkpointing and warns at each use of the old names, gradient
+checkpointing.
 """
 
 import copy
@@ -103,3 +105,19 @@ def first_difference(model: nn.Module, forward: Callable[[], Any]) -> str | None
         if module != other or first.shape != second.shape or not torch.equal(first.nan_to_num(), second.nan_to_num()):
             return names[module]
     return None
+
+
+def recomputes(model: Any) -> bool:
+    """Return whether a Hugging Face model recomputes activations."""
+    new = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if new is None else new)
+
+
+def set_recomputation(model: Any, options: dict[str, Any] | None) -> None:
+    """Let a Hugging Face model recompute activations with the ``options`` of ``torch.utils.checkpoint``, or not
+    (None)."""
+    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if options is None:
+        getattr(model, f"{name}_checkpointing_disable")()
+    else:
+        getattr(model, f"{name}_checkpointing_enable")(**{f"{name}_checkpointing_kwargs": options})

@@ -211,12 +211,12 @@ class TokenBatch:
         """Return the :meth:`inseparable` rows of ``index``, from short rows to long ones, with trees in one piece."""
         groups = self.inseparable(index)
         if limits is None or not tree.worthwhile(limits):
-            return sorted(groups, key=lambda rows: max(self.tree.lengths[row] for row in rows))
+            return sorted(groups, key=lambda rows: max([self.tree.lengths[row] for row in rows]))
         place: dict[int, tuple[int, int, int]] = {}
         for family in tree.trees(limits):
-            longest = max(tree.lengths[row] for row in family)
+            longest = max([tree.lengths[row] for row in family])
             place |= {index[row]: (longest, min(family), number) for number, row in enumerate(family)}
-        return sorted(groups, key=lambda rows: max(place[row] for row in rows))
+        return sorted(groups, key=lambda rows: max([place[row] for row in rows]))
 
     def inseparable(self, index: Sequence[int] | None = None) -> list[list[int]]:
         """Return the rows ``index`` (default: all) in groups that must stay in one micro-batch, in order of appearance.
@@ -247,8 +247,12 @@ class TokenBatch:
         rows = index.tolist()
         tree = self.tree.take(rows)
         width = max(tree.lengths, default=1)
-        places = {device: index.to(device) for device in {self.input_ids.device, self.value_mask.device}}
-        chosen: dict[str, Any] = {name: [getattr(self, name)[row] for row in rows] for name in ("labels", "first")}
+        device, host = self.input_ids.device, self.value_mask.device
+        places = {device: index.to(device), host: index.to(host)}
+        chosen: dict[str, Any] = {
+            "labels": [self.labels[row] for row in rows],
+            "first": [self.first[row] for row in rows],
+        }
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
@@ -343,6 +347,8 @@ def build_token_batch(
     for row, completion in enumerate(completions):
         if not completion.prompt_ids or not completion.response_ids:
             raise ValueError(f"{completion.label}: a row needs at least one prompt token and one completion token")
+        if completion.temperature is not None and completion.temperature <= 0:
+            raise ValueError(f"{completion.label}: it was sampled at temperature 0, so it has no ratio to train on")
         start, end = len(completion.prompt_ids), len(sequences[row])
         input_ids[row, :end] = torch.tensor(sequences[row])
         attention[row, :end] = True
@@ -353,6 +359,7 @@ def build_token_batch(
         if completion.sampled_logprobs is not None:
             sampler_logprobs[row, start:end] = torch.tensor(completion.sampled_logprobs)
         groups.setdefault(completion.group, len(groups))
+    temperatures = [float("nan") if c.temperature is None else c.temperature for c in completions]
     rows = TokenBatch(
         input_ids=input_ids,
         attention_mask=attention,
@@ -368,7 +375,7 @@ def build_token_batch(
         sampler_logprobs=sampler_logprobs,
         tree=PrefixTree.of(sequences),
         sample=torch.arange(len(completions)),
-        temperature=torch.tensor([_temperature(c) for c in completions], dtype=torch.float64),
+        temperature=torch.tensor(temperatures, dtype=torch.float64),
         old_logprobs=torch.zeros(shape),
         ref_logprobs=torch.zeros(shape),
         values=torch.zeros(shape),
@@ -381,14 +388,6 @@ def build_token_batch(
         seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
         rows.critic = build_token_batch(seen, device, critic_only)
     return rows
-
-
-def _temperature(completion: Completion) -> float:
-    if completion.temperature is None:
-        return float("nan")
-    if completion.temperature <= 0:
-        raise ValueError(f"{completion.label}: it was sampled at temperature 0, so it has no ratio to train on")
-    return completion.temperature
 
 
 def concatenated(parts: Sequence[TokenBatch]) -> TokenBatch:

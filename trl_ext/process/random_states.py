@@ -1,6 +1,6 @@
-"""Random numbers: states that are put back, and seeds that depend on a key only.
+"""Random numbers: states that are put back, and seeds and orders that depend on a key only.
 
-Torch is imported where it is meant.
+Torch and NumPy are imported where they are meant.
 """
 
 import hashlib
@@ -75,3 +75,19 @@ def forked_rng() -> Iterator[None]:
 def number_of(key: tuple) -> int:
     """Return a number of 128 bits that depends on ``key`` only, for seeding a random generator."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:16], "little")
+
+
+def shuffled_indices(size: int, seed: int, start: int, count: int) -> list[int]:
+    """Return entries ``start`` to ``start + count`` of an endless sequence of seeded permutations of ``range(size)``.
+
+    The position alone determines the entries, so a resumed run needs no other state.
+    """
+    import numpy as np
+
+    indices: list[int] = []
+    for position in range(start, start + count):
+        epoch, offset = divmod(position, size)
+        if not indices or offset == 0:
+            order = np.random.default_rng([seed, epoch]).permutation(size)
+        indices.append(int(order[offset]))
+    return indices

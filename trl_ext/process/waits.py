@@ -86,8 +86,9 @@ def check() -> None:
     Raises:
         Discarded: it is not.
     """
-    if any(event.is_set() for event in _HERE.events):
-        raise Discarded
+    for event in _HERE.events:
+        if event.is_set():
+            raise Discarded
 
 
 def until(happens: Callable[[float], Value], seconds: float | None = None) -> Value:

@@ -1,16 +1,18 @@
-"""Rows that are sampled together, token by token, with a KV cache."""
+"""Rows that are sampled together, token by token, with a KV cache, by random numbers of their own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from trl_ext.chat.stop_strings import ended
 from trl_ext.models.forward import accepts, base_of, cache_arguments, reading_of, tree_limits
 from trl_ext.ppo.batch import PADDING
-from trl_ext.sampling.drawing import draw
-from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache, plain_states
+from trl_ext.process.random_states import number_of
+from trl_ext.sampling.kv_cache import KVCache, Place, assemble, empty_cache
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.recorded_step import RecordedStep, records
 
@@ -33,23 +35,22 @@ class Row:
     longest: int | None = None
     """The most tokens that may precede one that is sampled now, if a longer row needs other angles of positions."""
     regime: int = 0
-
-    def __post_init__(self):
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def read_ids(self) -> list[int]:
         """Return the tokens to read before the next one is sampled: the prompt, and what was sampled already."""
         return self.prompt + self.ids if self.ids else self.prompt
 
-    def ended(self) -> bool:
-        """Return whether the completion has ended."""
-        return len(self.ids) >= self.sampling.max_new_tokens or (bool(self.ids) and self.sampling.ends(self.ids))
-
-    def pauses(self) -> bool:
-        """Return whether the next token belongs to another regime."""
-        return self.longest is not None and len(self.prompt) + len(self.ids) > self.longest
+    def stops(self) -> bool:
+        """Return whether the completion has ended, or its next token belongs to another regime."""
+        count = len(self.ids)
+        if count >= self.sampling.max_new_tokens or (
+            self.longest is not None and len(self.prompt) + count > self.longest
+        ):
+            return True
+        return count > 0 and ended(self.ids, self.sampling.stop_ids, self.sampling.stop_strings)
 
     def name(self, tokens: list[int]) -> tuple:
         """Return the name under which the states of a conversation of ``tokens`` are kept."""
@@ -62,27 +63,30 @@ class Row:
 
 
 class Batch:
-    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order."""
+    """Rows that are decoded together, token by token. ``rows`` has the rows that are in the cache, in its order.
 
-    def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose):
+    ``plain`` is what :func:`trl_ext.sampling.kv_cache.plain_states` says of the model.
+    """
+
+    def __init__(self, model: Any, rows: list[Row], states: KVCache | None, choose: Choose, plain: str):
         self.model, self.base, self.states = model, base_of(model), states
         self.choose_adapters = choose
         self.device = next(self.base.parameters()).device
         self.rows = rows
-        self.cache = empty_cache(self.base)
         self.mask = torch.zeros(0)
-        self.longest = max(row.sampling.max_new_tokens for row in rows)
+        self.longest = max([row.sampling.max_new_tokens for row in rows])
         self.uniforms: Tensor | None = None  # if all rows are greedy
-        if any(row.uniforms is not None for row in rows):
-            self.uniforms = torch.zeros(len(rows), self.longest, dtype=torch.float64)
-            for numbers, row in zip(self.uniforms, rows, strict=True):
-                if row.uniforms is not None:
-                    left = row.uniforms[len(row.ids) :]
-                    numbers[: len(left)] = left
-            self.uniforms = self.uniforms.to(self.device)
+        drawn = [(n, row.uniforms[len(row.ids) :]) for n, row in enumerate(rows) if row.uniforms is not None]
+        if drawn:
+            numbers = torch.zeros(len(rows), self.longest, dtype=torch.float64)
+            for place, left in drawn:
+                numbers[place, : len(left)] = left
+            self.uniforms = numbers.to(self.device)
         self._find_draws()
-        self.reading = reading_of(self.base)
-        self.masks = _takes_masks(self.base)
+        self.reading, self.brief = reading_of(self.base), accepts(self.base, "logits_to_keep")
+        limits = tree_limits(self.base)
+        # whether every layer takes one mask of keys, [B, 1, 1, T], in a step of decoding
+        self.masks = limits is not None and limits.blocks and plain == "everywhere"
         self.records = self.masks and records(self.base, self.longest)
         self.step: RecordedStep | None = None
 
@@ -93,18 +97,18 @@ class Batch:
         """
         logits = self._prefill()
         running = list(range(len(self.rows)))  # the positions in the batch that have not ended
-        ended = [False] * len(self.rows)
+        ended, few = [False] * len(self.rows), self._few()
         for step in range(self.longest):
             tokens = self._choose(logits, step, ended)
             for position in running:
-                ended[position] = self.rows[position].ended() or self.rows[position].pauses()
+                ended[position] = self.rows[position].stops()
             running = [position for position in running if not ended[position]]
             if not running:
                 break
-            if len(running) <= self._few():
+            if len(running) <= few:
                 self._keep_only(running)
                 tokens = tokens[torch.tensor(running, device=self.device)]
-                running, ended = list(range(len(running))), [False] * len(running)
+                running, ended, few = list(range(len(running))), [False] * len(running), self._few()
             logits = self._read(tokens, self.longest - step - 1)
         self._keep_only([])
 
@@ -119,21 +123,22 @@ class Batch:
     def _prefill(self) -> Tensor:
         """Read the new tokens of every different prompt. Return the next token's logits for each row, [B, V]."""
         first: dict[tuple, int] = {}
-        unique_of = [first.setdefault((row.adapter, *row.read_ids), len(first)) for row in self.rows]
-        all_rows, unique = self.rows, list(dict(zip(unique_of, self.rows, strict=True)).values())
-        past = max(row.read for row in unique)
-        new = [row.read_ids[row.read :] for row in unique]
-        width = max(map(len, new))
+        lines = [(row, row.read_ids, row.read) for row in self.rows]
+        unique_of = [first.setdefault((row.adapter, *tokens), len(first)) for row, tokens, _ in lines]
+        different = dict(zip(unique_of, lines, strict=True)).values()
+        all_rows, unique = self.rows, [row for row, _, _ in different]
+        past = max([read for _, _, read in different])
+        width = max([len(tokens) - read for _, tokens, read in different])
         ids = torch.full((len(unique), width), PADDING)
         self.mask = torch.zeros(len(unique), past, dtype=torch.long)
         fresh = torch.zeros(len(unique), width, dtype=torch.long)
-        for number, (row, tokens) in enumerate(zip(unique, new, strict=True)):
-            ids[number, width - len(tokens) :] = torch.tensor(tokens)
-            fresh[number, width - len(tokens) :] = 1
-            self.mask[number, past - row.read :] = 1
+        for number, (_, tokens, read) in enumerate(different):
+            ids[number, width - len(tokens) + read :] = torch.tensor(tokens[read:])
+            fresh[number, width - len(tokens) + read :] = 1
+            self.mask[number, past - read :] = 1
         self.mask = self.mask.to(self.device)
-        if past:
-            self.cache = assemble([row.past for row in unique], past, self.base)
+        self.cache = assemble([row.past for row in unique], past, self.base) if past else empty_cache(self.base)
+        self.options = cache_arguments(self.base, self.cache)
         for row in all_rows:
             row.past = None  # a block's memory is freed once its last row is copied
         self.rows = unique
@@ -166,10 +171,10 @@ class Batch:
         """Append ``ids`` [B, n] to the cache and return the next token's logits, [B, V]. ``fresh`` is 0 at padding."""
         fresh = torch.ones_like(ids) if fresh is None else fresh
         self.mask = torch.cat([self.mask, fresh], 1)
-        options = cache_arguments(self.base, self.cache)
+        options = dict(self.options)
         if self.reading.positions:
             options["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :] + self.reading.first
-        if accepts(self.base, "logits_to_keep"):
+        if self.brief:
             # a slice of the hidden states, which the number 1 takes, makes torch copy the output head for every row
             options["logits_to_keep"] = torch.tensor([ids.shape[1] - 1], device=self.device)
         if self.choose_adapters is not None:
@@ -201,7 +206,7 @@ class Batch:
         else:
             # both in one tensor, to wait for the device once; float32 holds every id below 2^24 exactly
             numbers, logprobs = torch.stack([tokens.to(row_logprobs.dtype), row_logprobs]).tolist()
-            chosen = [int(number) for number in numbers]
+            chosen = list(map(int, numbers))
         for position, row in enumerate(self.rows):
             if not ended[position]:
                 row.ids.append(chosen[position])
@@ -237,7 +242,53 @@ class Batch:
             self._find_draws()
 
 
-def _takes_masks(model: Any) -> bool:
-    """Return whether every layer of ``model`` takes one mask of keys, [B, 1, 1, T], in a step of decoding."""
-    limits = tree_limits(model)
-    return limits is not None and limits.blocks and plain_states(model) == "everywhere"
+def uniforms(key: tuple, sampling: Sampling) -> Tensor | None:
+    """Return uniform random numbers in [0, 1), one for each token. They depend on ``key`` only."""
+    if sampling.temperature <= 0:
+        return None
+    generator = np.random.Generator(np.random.Philox(key=number_of(key)))
+    return torch.from_numpy(generator.random(sampling.max_new_tokens))
+
+
+def draw(logits: Tensor, drawn: tuple[float, float, int], uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Draw the next token of rows that draw alike. Return the tokens, and their log-probabilities unless greedy."""
+    temperature, top_p, top_k = drawn
+    if temperature <= 0:
+        return logits.argmax(-1), None
+    assert uniforms is not None  # the temperature is above 0
+    probabilities = truncated(torch.softmax(logits / temperature, -1), top_p, top_k)
+    tokens = inverse_cdf(probabilities, uniforms)
+    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+
+
+def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the token of each row at which the cumulated ``probabilities`` [B, V] pass ``uniforms`` [B].
+
+    The token's probability is never 0.
+    """
+    cumulated = probabilities.cumsum(-1)
+    total = cumulated[:, -1:]
+    wanted = uniforms.to(cumulated.dtype).unsqueeze(1) * total
+    # a number just below 1 rounds to 1 in float32, and no cumulated probability passes the total
+    wanted = torch.minimum(wanted, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulated, wanted, right=True)
+    tokens = tokens.clamp(max=probabilities.shape[1] - 1)  # NaN passes nothing; its log-probability is reported later
+    # an accelerator adds up in parallel, so that rounding may make a sum grow at a token of probability 0
+    impossible = probabilities.gather(1, tokens) == 0
+    return torch.where(impossible, probabilities.argmax(-1, keepdim=True), tokens).squeeze(1)
+
+
+def truncated(probabilities: Tensor, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """Return ``probabilities`` [B, V] of the ``top_k`` likeliest tokens, without the tail beyond ``top_p`` of these.
+
+    The rest is 0, and each row has the sum 1. The likeliest token always stays. ``top_k`` cuts first, as it does in
+    transformers and in vLLM.
+    """
+    size = probabilities.shape[-1]
+    if top_p >= 1 and not 0 < top_k < size:
+        return probabilities
+    ordered, index = probabilities.topk(min(top_k or size, size), -1)
+    ordered = ordered / ordered.sum(-1, keepdim=True)
+    if top_p < 1:
+        ordered = torch.where(ordered.cumsum(-1) - ordered < top_p, ordered, 0.0)
+    return torch.zeros_like(probabilities).scatter(1, index, ordered / ordered.sum(-1, keepdim=True))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from trl_ext.process.waits import FIRST_COMPLETED, check, finished
@@ -96,14 +95,20 @@ def wait_for(
         Exception: what a future raised. The others are not waited for.
     """
     while True:
-        for future in chain.from_iterable(groups):
-            if future.done():
-                future.result()
-        done = [number for number, group in enumerate(groups) if all(future.done() for future in group)]
+        done: list[int] = []
+        left: list[Any] = []
+        for number, group in enumerate(groups):
+            before = len(left)
+            for future in group:
+                if future.done():
+                    future.result()
+                else:
+                    left.append(future)
+            if len(left) == before:
+                done.append(number)
         if len(done) == len(groups) or (done and not every):
             return done
         if advance():
             check()
         else:
-            left: list[Any] = [future for future in chain.from_iterable(groups) if not future.done()]
             finished(left, when=FIRST_COMPLETED)

@@ -26,14 +26,14 @@ def plain_states(model: Any) -> str:
     """
     if not model._supports_default_dynamic_cache():
         return "no"
-    layers: list[Any] = DynamicCache(config=model.config).layers
+    kinds = set(map(type, DynamicCache(config=model.config).layers))
     # a layer of another type may hold more, which would be left behind where rows are cut out of a batch
-    if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return "no"
     local = "local" in str(
         getattr(model.config, "attention_types", None)
     )  # GPT-Neo's windows, which its cache does not know
-    return "windowed" if local or any(layer.is_sliding for layer in layers) else "everywhere"
+    return "windowed" if local or DynamicSlidingWindowLayer in kinds else "everywhere"
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Block:
     @cached_property
     def bytes(self) -> int:
         """Return the memory of the block."""
-        return sum(values.nbytes for pair in self.layers for values in pair)
+        return sum([values.nbytes for pair in self.layers for values in pair])
 
     @classmethod
     def of(cls, cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> "Block":
@@ -112,7 +112,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Return the bytes of all blocks in memory."""
-        return sum(block.bytes for block in self._blocks)
+        return sum([block.bytes for block in self._blocks])
 
     def keep(self, names: Sequence[Hashable], cache: Any, mask: Tensor, rows: list[int], lengths: list[int]) -> None:
         """Keep the first ``lengths`` states of ``rows`` of a batch under ``names``, as far as there is room.
@@ -125,11 +125,8 @@ class KVCache:
         if self._limit is None:
             free = free_bytes(mask.device)
             self._limit = sys.maxsize if free is None else free // 2
-        each = width * sum(
-            values.shape[1] * values.shape[3] * values.element_size()
-            for layer in cache.layers
-            for values in (layer.keys, layer.values)
-        )
+        states = [values for layer in cache.layers for values in (layer.keys, layer.values)]
+        each = width * sum([values.shape[1] * values.shape[3] * values.element_size() for values in states])
         fitting = min(len(rows), self._limit // each)
         self._make_room(fitting * each)
         fitting = min(fitting, max(0, self._limit - self.bytes) // each)
@@ -198,32 +195,32 @@ class RoomyLayer(DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._memory: list[Tensor | None] = [None, None]
+        self._memory: list[Tensor] = []  # of the keys and of the values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, heads, n, width], and return all of them, [B, heads, T + n, width]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._append(0, self.keys, key_states)
-        self.values = self._append(1, self.values, value_states)
+        earlier: list[Any] = [self.keys, self.values]
+        before = earlier[0].shape[2] if earlier[0].numel() else 0
+        after = before + key_states.shape[2]
+        if not self._memory or self._memory[0].shape[2] < after:
+            larger = []
+            for held, new in zip(earlier, (key_states, value_states), strict=True):
+                larger.append(new.new_empty(*new.shape[:2], after + self.ROOM, new.shape[3]))
+                if before:
+                    larger[-1][:, :, :before] = held
+            self._memory = larger
+        keys, values = self._memory
+        keys[:, :, before:after] = key_states
+        values[:, :, before:after] = value_states
+        self.keys, self.values = keys[:, :, :after], values[:, :, :after]
         return self.keys, self.values
-
-    def _append(self, which: int, held: Any, new: Tensor) -> Tensor:
-        before = held.shape[2] if held.numel() else 0
-        after = before + new.shape[2]
-        memory = self._memory[which]
-        if memory is None or memory.shape[2] < after:
-            memory = new.new_empty(*new.shape[:2], after + self.ROOM, new.shape[3])
-            if before:
-                memory[:, :, :before] = held
-            self._memory[which] = memory
-        memory[:, :, before:after] = new
-        return memory[:, :, :after]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows ``indices`` only. Their states move into memory of their own."""
         super().batch_select_indices(indices)
-        self._memory = [None, None]
+        self._memory = []
 
 
 def empty_cache(model: Any) -> DynamicCache:
@@ -250,7 +247,7 @@ def assemble(places: Sequence[Place | None], width: int, model: Any) -> DynamicC
     copies = [(b, torch.tensor(to, device=device), torch.tensor(at, device=device)) for b, (to, at) in rows_of.items()]
     cache = empty_cache(model)
     for layer, pair in enumerate(first.layers):
-        keys, values = (like.new_zeros(len(places), like.shape[1], width, like.shape[3]) for like in pair)
+        keys, values = [like.new_zeros(len(places), like.shape[1], width, like.shape[3]) for like in pair]
         for block, to, at in copies:
             for target, states in zip((keys, values), block.layers[layer], strict=True):
                 shared = min(width, states.shape[2])

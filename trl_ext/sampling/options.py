@@ -1,12 +1,11 @@
 """How completions are sampled, and what ends them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.sampling.request import Draw
 
@@ -40,10 +39,6 @@ class Sampling:
         """Return the sampling of ``draw``, whose stop strings are ``stops``."""
         temperature, stop_ids, top_p, top_k = draw.temperature, draw.stop_ids, draw.top_p, draw.top_k
         return cls(draw.max_tokens, temperature, stop_ids, batch_size, top_p, batch_tokens, top_k, stops)
-
-    def ends(self, ids: Sequence[int]) -> bool:
-        """Return whether a completion ends with the last token of ``ids``, and not because it is too long."""
-        return ended(ids, self.stop_ids, self.stop_strings)
 
     @property
     def drawn(self) -> tuple[float, float, int]:

@@ -10,8 +10,7 @@ from peft import PeftModel
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of
-from trl_ext.models.lora_merge import merged, merges
-from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.shape import Shape
 from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.process.devices import free_bytes
@@ -95,12 +94,12 @@ class OwnWeights(TokenEngine):
     def submit(self, requests: Sequence[TokenRequest]) -> list[Ready[Sampled]]:
         """Sample one completion for each request. They are there at once."""
         group_of = {name: self._group(self.policies[name]) for name in {request.policy for request in requests}}
-        groups: dict[tuple, list[int]] = {}
+        groups: dict[tuple[str, Any], list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(group_of[request.policy], []).append(number)
         samples: dict[int, Sampled] = {}
-        for numbers in groups.values():
-            samples |= zip(numbers, self._together([requests[n] for n in numbers]), strict=True)
+        for (how, _), numbers in groups.items():
+            samples |= zip(numbers, self._together([requests[n] for n in numbers], how), strict=True)
         return [Ready(samples[number]) for number in range(len(requests))]
 
     def sync(self, policy: str, version: int) -> None:
@@ -119,17 +118,17 @@ class OwnWeights(TokenEngine):
         size, forgotten = self.kv_cache.take_counts()
         return {"kv_cache/gib": size / 2**30, "kv_cache/forgotten": float(forgotten)}
 
-    def _group(self, policy: Weights) -> tuple:
-        """Return the policy's group. Policies of one group answer in one batch."""
-        return (id(policy.model),) if self._how(policy) == "mixed" else (policy.name,)
-
-    def _how(self, policy: Weights) -> str:
+    def _group(self, policy: Weights) -> tuple[str, Any]:
+        """Return how the policy answers, and with which others: policies of one group answer in one batch."""
         fitting = {"merged": merges, "mixed": mixes}
         on_cpu = next(policy.model.parameters()).device.type == "cpu"
         wanted = ["merged"] * on_cpu + ["mixed"] * (len(self.policies) > 1)
         if self.adapters != "auto":
             wanted = [self.adapters]
-        return next((how for how in wanted if how in fitting and fitting[how](policy.model, policy.adapter)), "plain")
+        for how in wanted:
+            if how in fitting and fitting[how](policy.model, policy.adapter):
+                return how, id(policy.model) if how == "mixed" else policy.name
+        return "plain", policy.name
 
     def _rows(self, model: Any, requests: Sequence[TokenRequest]) -> int:
         """Return the most rows of a batch of ``requests``."""
@@ -147,14 +146,14 @@ class OwnWeights(TokenEngine):
         stops = StopStrings.of(self.policies[request.policy].tokenizer, request.draw.stop)
         return Sampling.of(request.draw, stops, rows, self.batch_tokens)
 
-    def _together(self, requests: list[TokenRequest]) -> list[Sampled]:
-        """Sample the completions of one group."""
+    def _together(self, requests: list[TokenRequest], how: str) -> list[Sampled]:
+        """Sample the completions of one group, which answers ``how``."""
         speaking = [self.policies[request.policy] for request in requests]
         first, rows = speaking[0], self._rows(speaking[0].model, requests)
         each = [self._sampling(request, rows) for request in requests]
         keys = [request.key for request in requests if request.key is not None]
         mixed = len({policy.name for policy in speaking}) > 1
-        merge = self._how(first) == "merged" and isinstance(first.model, PeftModel)
+        merge = how == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:
             return sample(
                 first.model if mixed else model,

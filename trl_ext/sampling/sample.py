@@ -16,12 +16,11 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of, length_regimes, reading_of
-from trl_ext.models.mixed_adapters import mixed
+from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
 from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.batch import Batch, Choose, Row
-from trl_ext.sampling.drawing import uniforms
+from trl_ext.sampling.batch import Batch, Choose, Row, uniforms
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled, Sampling
 
@@ -47,7 +46,7 @@ def sample(
 
     Args:
         model: the unwrapped model with the right adapter active, or a ``PeftModel`` with ``adapters``, which
-            :func:`trl_ext.models.mixed_adapters.mixes` must allow.
+            :func:`trl_ext.models.lora_sampling.mixes` must allow.
         prompts: the token ids of the prompts.
         sampling: how to sample.
         keys: the key of each row's random numbers. By default they come from torch's random state.
@@ -60,8 +59,9 @@ def sample(
     if keys is None:
         seed = int(torch.randint(2**62, (1,)))
         keys = [(seed, row) for row in range(len(prompts))]
-    plain, reading = plain_states(base_of(model)), reading_of(base_of(model))
-    plain = plain if reading.cached else "no"
+    base = base_of(model)
+    reading = reading_of(base)
+    plain = plain_states(base) if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if samplings is None else samplings
@@ -78,11 +78,11 @@ def sample(
                 for batch in _batches(alike, sampling):
                     _generate_by_transformers(model, batch, alike[0].sampling, choose)
         else:
-            for part in _in_regimes(rows, length_regimes(base_of(model))):
+            for part in _in_regimes(rows, length_regimes(base)):
                 _take_states(part, states)
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, sampling):
-                        Batch(model, batch, states, choose).run()
+                        Batch(model, batch, states, choose, plain).run()
     return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
 
 
@@ -96,7 +96,7 @@ def _in_regimes(rows: list[Row], regimes: Sequence[int]) -> Iterator[list[Row]]:
         here = []
         for row in rows:
             row.longest, row.regime = longest, number
-            if not row.ended() and (longest is None or len(row.prompt) + len(row.ids) <= longest):
+            if not row.stops():
                 here.append(row)
         if here:
             yield here

@@ -19,11 +19,11 @@ from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.home import Home
 from trl_ext.learning.metrics import Clock, Metrics
 from trl_ext.process import distributed
-from trl_ext.process.allocator import reuse_memory
+from trl_ext.process.devices import reuse_memory
 from trl_ext.process.interruptions import Interruptions
+from trl_ext.process.random_states import shuffled_indices
 from trl_ext.process.waits import Discarded, check
 from trl_ext.trainer.device_failure import device_failure
-from trl_ext.trainer.prompts import shuffled_indices
 from trl_ext.trainer.resuming import Resuming
 from trl_ext.trainer.update_batch import UpdateBatch
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from trl_ext.chat.control_tokens import special_ends
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 
@@ -213,17 +211,3 @@ def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[
             f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
             "it"
         )
-
-
-def shuffled_indices(size: int, seed: int, start: int, count: int) -> list[int]:
-    """Return entries ``start`` to ``start + count`` of an endless sequence of seeded permutations of ``range(size)``.
-
-    The position alone determines the entries, so a resumed run needs no other state.
-    """
-    indices: list[int] = []
-    for position in range(start, start + count):
-        epoch, offset = divmod(position, size)
-        if not indices or offset == 0:
-            order = np.random.default_rng([seed, epoch]).permutation(size)
-        indices.append(int(order[offset]))
-    return indices

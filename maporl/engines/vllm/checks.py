@@ -12,7 +12,7 @@ from maporl.errors import ConfigError
 from maporl.team.agents import Policy
 from trl_ext.models.adapters import changes_base, initialisation
 from trl_ext.models.forward import base_of
-from trl_ext.models.lora_merge import matrices
+from trl_ext.models.lora_sampling import matrices
 from trl_ext.ppo import maths
 from trl_ext.sampling.request import Draw, TokenRequest
 

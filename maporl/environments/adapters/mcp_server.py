@@ -12,11 +12,10 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from maporl.environments.adapters.addresses import check_address
 from maporl.environments.rooms import LARGEST
 from maporl.errors import ConfigError, UserError, install_command
 from maporl.event_loop import CONNECTIONS, inside, wait
-from maporl.hosts import proxy_of
+from maporl.hosts import check_address, proxy_of
 from maporl.types import Result
 from trl_ext.ppo.options import option, options
 

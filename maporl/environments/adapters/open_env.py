@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maporl.config.imports import unknown
-from maporl.environments.adapters.addresses import check_address
 from maporl.environments.base import Environment, Tool
 from maporl.errors import ConfigError, install_command
 from maporl.event_loop import CONNECTIONS, inside, wait
-from maporl.hosts import proxy_of
+from maporl.hosts import check_address, proxy_of
 from maporl.types import Result
 
 _GONE = Result("the connection to it is lost", error="lost", done=True)

@@ -13,8 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from trl_ext import Learner, Policy, PPOv2Config, PPOv2Trainer
 from trl_ext.learning.invariants import ForwardsDiffer
-from trl_ext.models.randomness import evaluating, first_difference, quiet
-from trl_ext.models.recomputation import recomputes
+from trl_ext.models.randomness import evaluating, first_difference, quiet, recomputes
 from trl_ext.sampling.engine import Ready
 from trl_ext.sampling.options import Sampled, Sampling
 from trl_ext.sampling.sample import generate

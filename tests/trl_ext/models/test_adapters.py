@@ -29,8 +29,7 @@ from trl_ext.models.adapters import (
     set_state,
     shared_parameters,
 )
-from trl_ext.models.lora_merge import matrices, merges
-from trl_ext.models.mixed_adapters import mixes
+from trl_ext.models.lora_sampling import matrices, merges, mixes
 from trl_ext.models.weights import WeightsError, add_adapter, check_adapter_source, read_adapter
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])

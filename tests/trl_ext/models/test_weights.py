@@ -35,9 +35,8 @@ from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
 from maporl.validation.load import from_dict
 from trl_ext.files.manifest import CheckpointError
-from trl_ext.learning.critics import load_head
+from trl_ext.learning.critics import ValueHead, load_head
 from trl_ext.learning.policy import Policy, load_weights
-from trl_ext.models.value_head import ValueHead
 from trl_ext.models.weights import WeightsError, check_adapter_source, read_adapter, read_model, read_pretrained
 
 LAYER = "model.layers.1.mlp.up_proj.weight"

@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations import sdpa_attention
 
 from trl_ext.models.forward import reading_of
-from trl_ext.models.lora_merge import merged, merges
-from trl_ext.sampling.drawing import inverse_cdf
+from trl_ext.models.lora_sampling import merged, merges
+from trl_ext.sampling.batch import inverse_cdf
 from trl_ext.sampling.kv_cache import KVCache, RoomyLayer, plain_states
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import generate, sample

@@ -1,4 +1,4 @@
-"""Rows of one batch go through different adapters of one base (trl_ext/models/mixed_adapters.py), each as if it were
+"""Rows of one batch go through different adapters of one base (trl_ext/models/lora_sampling.py), each as if it were
 alone."""
 
 from functools import partial
@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from tiny_models import build, lively
 
-from trl_ext.models.mixed_adapters import mixed, mixes
+from trl_ext.models.lora_sampling import mixed, mixes
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.sample import sample
@@ -140,4 +140,4 @@ def test_on_a_cpu_float32_adapters_are_merged_and_half_precision_ones_share_a_ba
     shared = team(build(tiny, "llama")[0], {"ann": lora(), "bob": lora()}).to(dtype)
     engine = OwnWeights({name: Policy(name) for name in ("ann", "bob")}, 8)
     groups = {engine._group(Policy(name)) for name in ("ann", "bob")}
-    assert engine._how(Policy("ann")) == how and len(groups) == (1 if how == "mixed" else 2)
+    assert {way for way, _ in groups} == {how} and len(groups) == (1 if how == "mixed" else 2)

@@ -1,14 +1,45 @@
-"""Baselines without dialogue: one answer of each agent, and a majority vote at the token cost of the dialogues."""
+"""Play what an evaluation needs beside its dialogues: a suite of benchmarks, and baselines without dialogue."""
+
+from collections.abc import Mapping
 
 import torch
+from tqdm.auto import tqdm
 
 from maporl.evaluation.metrics import Evaluation, Share, majority_credit
+from maporl.evaluation.suite import SuiteResult, summarise
 from maporl.protocols.debate import Debate
 from maporl.rollout.player import Player
 from maporl.tasks.base import Task
-from maporl.types import Grade
+from maporl.text import printable
+from maporl.types import Dialogue, Grade
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.random_states import forked_rng
+
+CHUNK = 32
+"""The number of questions that are played at a time."""
+
+
+def play_suite(
+    player: Player, tasks: Mapping[str, Task], samples: int, decoding: Decoding, seed: int
+) -> list[SuiteResult]:
+    """Play ``samples`` dialogues on each question of each task, and return each task's measurements.
+
+    ``decoding`` says how answers are sampled. ``seed`` sets torch's random state before each task.
+    """
+    results = []
+    for name, task in tasks.items():
+        dialogues: list[Dialogue] = []
+        torch.manual_seed(seed)
+        with tqdm(range(0, len(task), CHUNK), desc=printable(name), leave=False, dynamic_ncols=True) as bar:
+            for start in bar:
+                examples = [task[i] for i in range(start, min(start + CHUNK, len(task)))]
+                played = player.play(examples, task, decoding, samples)
+                player.scorer.grade(played, task)
+                for dialogue in played:
+                    dialogue.prompt += start
+                dialogues += played
+        results.append(summarise(name, dialogues, samples))
+    return results
 
 
 def play_baselines(

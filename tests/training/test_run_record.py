@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
-from maporl.training.token_traces import pieces
+from maporl.training.run_record import token_pieces
 from trl_ext.process import distributed
 
 
@@ -22,10 +22,12 @@ def bytes_tokenizer():
 def test_a_token_within_a_character_adds_nothing_and_the_last_one_all_of_it():
     tokenizer = bytes_tokenizer()
     ids = tokenizer.encode("aé👍b")
-    assert pieces(tokenizer, ids) == ["a", "", "é", "", "", "", "👍", "b"]
+    assert token_pieces(tokenizer, ids) == ["a", "", "é", "", "", "", "👍", "b"]
     cut = ids[:-2]  # ends within the thumb
-    assert "".join(pieces(tokenizer, cut)) == tokenizer.decode(cut) and len(pieces(tokenizer, cut)) == len(cut)
-    assert pieces(tokenizer, []) == []
+    assert "".join(token_pieces(tokenizer, cut)) == tokenizer.decode(cut) and len(token_pieces(tokenizer, cut)) == len(
+        cut
+    )
+    assert token_pieces(tokenizer, []) == []
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, [0, 1, 2]), (1, [0, 1]), (2, [])])
