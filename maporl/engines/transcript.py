@@ -1,6 +1,6 @@
 """The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,15 +59,14 @@ class Transcript:
         self.sampled_mask += [True] * len(ids)
         self.ended = self.closed[utterance] = ended
 
-    def after(self, utterances: list[Utterance]) -> "Transcript":
-        """Return a copy as it was after ``utterances``, which are the first utterances of the conversation."""
-        last = utterances[-1].id
-        said = {u.id: self.said[u.id] for u in utterances}
+    def after(self, last: int) -> "Transcript":
+        """Return a copy as it was after the utterance ``last`` of the conversation."""
+        said = {u: number for u, number in self.said.items() if number <= self.said[last]}
         messages = self.messages[: said[last]]
         if last not in self.spans:  # the engine keeps no tokens
             return Transcript(messages=messages, said=said, tools=self.tools)
         end = self.spans[last][1]
-        closed = {u.id: self.closed[u.id] for u in utterances}
+        closed = {u: self.closed[u] for u in said}
         spans = {u: self.spans[u] for u in closed}
         mask = self.sampled_mask[:end]
         return Transcript(self.ids[:end], mask, spans, closed[last], closed, messages, said, self.tools)
@@ -101,8 +100,17 @@ def conversations(
     for u in utterances:
         if u.fresh:
             turns.setdefault(u.turn, []).append(u)
-    parts = ([ongoing] if ongoing else []) + [turn for turn in turns.values() if apart(turn[-1])]
-    return [_encoded(part, policy, tokenizer, stop_ids, form) for part in parts]
+    begun = {turn[-1].id: turn for turn in turns.values()}
+    for turn in turns.values():
+        if turn[0].after is not None:  # it goes on in the conversation of an earlier one
+            turn[:0] = begun[turn[0].after]
+    continued = {u.after for u in utterances}
+    ends = [turn for turn in turns.values() if turn[-1].id not in continued and apart(turn[-1])]
+    encoded, taught = [], set[int]()
+    for part in ([ongoing] if ongoing else []) + ends:
+        encoded.append(_encoded(part, policy, tokenizer, stop_ids, form, taught))
+        taught |= {u.id for u in part}
+    return encoded
 
 
 def supervised_rows(
@@ -126,7 +134,9 @@ def _encoded(
     tokenizer: Tokenizer,
     stop_ids: frozenset[int],
     form: CallFormat | None,
+    taught: Collection[int],
 ) -> tuple[list[int], list[bool]]:
+    """Return the ids of a conversation, and a mask of what ``policy`` said in it that is not ``taught`` elsewhere."""
     transcript = Transcript(tools=None if form is None else form.schemas())
     for utterance in utterances:
         messages = utterance.messages if form is None else form.heard(utterance.messages)
@@ -134,6 +144,6 @@ def _encoded(
         # only special tokens are text here: others, such as <think>, are words that the agent itself may say
         ids = [*encode_words(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
         transcript.add_completion(utterance.id, ids, ended=True)
-        if utterance.policy != policy:
+        if utterance.policy != policy or utterance.id in taught:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)
     return transcript.ids, transcript.sampled_mask

@@ -6,6 +6,7 @@ Each policy answers one batch at each step. Engines that take requests as they c
 import copy
 import inspect
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,21 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Pending
+from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
-from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
+from maporl.protocols.base import Dropped, Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.interleaving import Interleaving
 from maporl.rollout.referee import Referee
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
-from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
+from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import Decoding
+from trl_ext.process.waits import FIRST_COMPLETED, finished
 from trl_ext.sampling.engine import Ready, wait_for
+
+GATHER = 0.02
+"""The seconds for which a step that a batch engine answers waits for dialogues that may soon ask too."""
 
 
 class RolloutDriver:
@@ -77,6 +82,7 @@ class RolloutDriver:
         self.world = world or World()
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
+        self._plays: list[Play] = []
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
@@ -138,14 +144,9 @@ class RolloutDriver:
             fork.sent.append(copies)
             self._go_on([(fork, copies)], partial(recorded_results, episode.dialogue), judged=True)
         for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
-            fork.transcripts[agent] = episode.transcripts[agent].after(
-                [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
-            )
-        for ask in fork.asks:
-            if ask.continues is not None and ask.fresh:
-                turn = dialogue.utterances[ask.continues].turn
-                parts = [u for u in dialogue.utterances if u.agent == ask.agent and u.turn == turn]
-                fork.apart[ask.continues] = episode.apart[ask.continues].after(parts)
+            last = max(u.id for u in dialogue.utterances if u.agent == agent and not u.fresh)
+            fork.transcripts[agent] = episode.transcripts[agent].after(last)
+        fork.apart = {u.id: episode.apart[u.id] for u in dialogue.utterances if u.id in episode.apart}
         return fork
 
     def branch(self, episode: Episode, rollouts: list[int]) -> list[Episode]:
@@ -175,7 +176,7 @@ class RolloutDriver:
                 "its asks, or set any_agent = False"
             )
         asks = [replace(ask, agent=agent) for ask in episode.asks]
-        self._check(asks[0], len(episode.dialogue.utterances))
+        self._check(asks[0], episode.dialogue.utterances)
         episode.step = play_step(asks, self.tools, episode.open_turns)
         episode.take(next(episode.step))
 
@@ -187,9 +188,12 @@ class RolloutDriver:
                 names parents that nobody has said.
         """
         with self._released_if_it_fails():
-            steps = self._ask(episodes)
+            while waiting := [episode for episode in episodes if episode.wait is not None]:
+                self._wake(self._awake(waiting, None))
+            steps = self._ask([episode for episode in episodes if not episode.over])
             self._answered(steps, every=True)
-        return self._take(steps)
+        new = {id(step.episode): said for step, said in zip(steps, self._take(steps), strict=True)}
+        return [new.get(id(episode), []) for episode in episodes]
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
         """Give ``episode`` copies of other episodes' utterances as its next step.
@@ -202,27 +206,37 @@ class RolloutDriver:
         for (other, _), u in zip(said, copies, strict=True):
             episode.turns[u.agent] = u.turn + 1
             if not u.fresh:
-                spoken = [v for v in episode.dialogue.utterances if v.agent == u.agent and not v.fresh]
-                episode.transcripts[u.agent] = other.transcripts[u.agent].after(spoken)
+                episode.transcripts[u.agent] = other.transcripts[u.agent].after(u.id)
+            elif u.id in other.apart:
+                episode.apart[u.id] = other.apart[u.id]
         self._go_on([(episode, copies)], self._act, judged=True)
 
     def finish(self, episodes: list[Episode]) -> None:
         """Play all ``episodes`` to their ends.
 
         An episode takes its next step as soon as its own answers are there, if all engines answer continuously. If an
-        engine answers in batches, or the referee works on them, all episodes take their steps together.
+        engine answers in batches, or the referee works on them, all episodes take their steps together. A step then
+        waits at most :data:`GATHER` seconds for protocols that wait for something else (:class:`maporl.types.Wait`).
         """
         every = self.referee.batches or not all(self.engines[s.engine].continuous for s in self.specs.values())
         steps: list[Step] = []
+        waiting: list[Episode] = []
         ready = [episode for episode in episodes if not episode.over]
-        while ready or steps:
+        while ready or steps or waiting:
             with self._released_if_it_fails():
+                waiting += [episode for episode in ready if episode.wait is not None]
+                ready = [episode for episode in ready if episode.wait is None]
+                if every:
+                    ready += self._gather(waiting, bool(ready))
                 steps += self._ask(ready)
-                done = self._answered(steps, every)
-            taken = [steps[number] for number in done]
-            steps = [step for number, step in enumerate(steps) if number not in set(done)]
+                done = set(self._answered(steps, every, [] if every else waiting))
+            taken = [step for number, step in enumerate(steps) if number in done]
+            awake = [episode for number, episode in enumerate(waiting, len(steps)) if number in done]
+            steps = [step for number, step in enumerate(steps) if number not in done]
+            waiting = [episode for episode in waiting if episode not in awake]
             self._take(taken)
-            ready = [step.episode for step in taken if not step.episode.over]
+            self._wake(awake)
+            ready = [episode for episode in [*(step.episode for step in taken), *awake] if not episode.over]
 
     def release(self) -> None:
         """Close the environments of all dialogues, and let engines drop what they keep, unless others play too."""
@@ -231,6 +245,9 @@ class RolloutDriver:
                 engine.release()
         self.world.drop_these(self._rooms)
         self._rooms = []
+        for play in self._plays:
+            play.close()
+        self._plays = []
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
@@ -244,15 +261,19 @@ class RolloutDriver:
     def _play(self, example: Example, prompt: int, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
-        return must_be_play(play, f"protocol {self.protocol.label}")
+        self._plays.append(must_be_play(play, f"protocol {self.protocol.label}"))
+        return self._plays[-1]
 
     def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
         """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
-        episode.step, episode.asks, episode.acts = None, [], []
+        episode.step, episode.asks, episode.acts, episode.wait = None, [], [], None
         try:
             moves = next(episode.play) if values is None else episode.play.send(values)
         except StopIteration as end:
             episode.dialogue.outcome, episode.over = end.value, True
+            return
+        except Dropped as dropped:
+            episode.dialogue.lost, episode.over = dropped.args, True
             return
         except UserError:
             raise
@@ -260,16 +281,20 @@ class RolloutDriver:
             folder = Path(inspect.getfile(type(self.protocol))).parent
             raise ConfigError(f"protocol {self.protocol.label}: its play failed: {told(error, [folder])}") from error
         must_be_moves(moves, f"protocol {self.protocol.label}")
+        if isinstance(moves[0], Wait):
+            episode.wait = moves[0].until
+            return
         for move in moves:
-            self._check(move, len(episode.dialogue.utterances))
+            self._check(move, episode.dialogue.utterances)
         if isinstance(moves[0], Act):
             episode.acts = list(moves)
         else:
             episode.step = play_step(list(moves), self.tools, episode.open_turns)
             episode.take(next(episode.step))
 
-    def _check(self, move: Ask | Act, said: int) -> None:
-        """Check that ``move`` names a speaker and utterances that were ``said``."""
+    def _check(self, move: Ask | Act, utterances: Sequence[Utterance]) -> None:
+        """Check that ``move`` names a speaker, and some of the ``utterances`` that were said."""
+        said = len(utterances)
         if move.agent not in self.specs:
             raise ConfigError(
                 f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend "
@@ -291,6 +316,11 @@ class RolloutDriver:
                     f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but nothing was "
                     "said yet"
                 )
+            )
+        elif move.after is not None and not any(u.id == move.after and u.agent == move.agent for u in utterances):
+            raise ConfigError(
+                f"the protocol asks agent {move.agent!r} with after={move.after!r:.80}, which is not an utterance of "
+                "this agent; give the id of the one whose conversation goes on, as after=said.id"
             )
 
     def _go_on(self, sent: list[Sent], act: Callable[[list[Episode]], list[Sent]], judged: bool = False) -> None:
@@ -360,7 +390,7 @@ class RolloutDriver:
         pending: list[Any] = [
             None if reply is None else Pending(Ready(reply))
             for step in steps
-            for reply in map(step.episode.replay, step.requests)
+            for reply in (_refused(request) or step.episode.replay(request) for request in step.requests)
         ]
         asked = [i for i, one in enumerate(pending) if one is None]
         names = dict.fromkeys(self.specs[requests[i].ask.agent].engine for i in asked)
@@ -375,15 +405,52 @@ class RolloutDriver:
             step.pending.extend(next(left) for _ in step.requests)
         return steps
 
-    def _answered(self, steps: list[Step], every: bool) -> list[int]:
-        """Wait for a step that is answered, or for every one. Return the numbers of the answered ones."""
+    def _awake(self, waiting: list[Episode], seconds: float | None) -> list[Episode]:
+        """Return those of the ``waiting`` whose wait is over, after at most ``seconds`` if none is."""
+        futures = [episode.wait for episode in waiting if episode.wait is not None]
+        with self.interleaving.waiting():
+            finished(futures, seconds, FIRST_COMPLETED)
+        return [episode for episode in waiting if episode.wait is not None and episode.wait.done()]
+
+    def _wake(self, episodes: list[Episode]) -> None:
+        """Let episodes whose wait is over go on."""
+        self._go_on([(episode, []) for episode in episodes], self._act)
+        for episode in episodes:
+            if episode.over:
+                self._close(episode)
+
+    def _gather(self, waiting: list[Episode], asking: bool) -> list[Episode]:
+        """Wake episodes until none waits, or until others have been ``asking`` for :data:`GATHER` seconds.
+
+        Return those that ask then. ``waiting`` keeps the others.
+        """
+        ready: list[Episode] = []
+        end = time.monotonic() + GATHER if asking else None
+        while waiting:
+            awake = self._awake(waiting, None if end is None else max(0.0, end - time.monotonic()))
+            if not awake:
+                break
+            self._wake(awake)
+            ready += [episode for episode in awake if not episode.over and episode.wait is None]
+            waiting[:] = [episode for episode in waiting if not episode.over and episode.wait is not None]
+            if ready and end is None:
+                end = time.monotonic() + GATHER
+        return ready
+
+    def _answered(self, steps: list[Step], every: bool, waiting: Sequence[Episode] = ()) -> list[int]:
+        """Wait for a step that is answered or an episode that wakes, or for every one.
+
+        Return their numbers; the ``waiting`` episodes are counted after the steps.
+        """
 
         def advance() -> bool:
             busy = [engine.advance() for engine in self.engines.values()]
             return any(busy)
 
         with self.interleaving.waiting():
-            return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+            groups: list[list[Any]] = [[one.future for one in step.pending] for step in steps]
+            groups += [[episode.wait] for episode in waiting]
+            return wait_for(groups, advance, every)
 
     @contextmanager
     def _released_if_it_fails(self) -> Iterator[None]:
@@ -418,3 +485,8 @@ class RolloutDriver:
         paid = self.world.offers.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
         return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
+
+
+def _refused(request: Request) -> Reply | None:
+    """Return the reply to a request that no engine is asked, or None."""
+    return None if request.refusal is None else Reply("", refused=request.refusal)
