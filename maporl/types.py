@@ -259,7 +259,8 @@ class Utterance:
         tags: values from the protocol.
         sample: the name that an utterance shares with its copies in dialogues that were forked after it.
         settles: the ids of earlier utterances that it made final, such as the draft that a verdict approves. A protocol
-            may set it. If nobody is shown the verdict, it has the credit of the draft.
+            may set it. If nobody is shown the verdict, it has the credit of the draft. In the dialogue of a program it
+            is the answer, for what nobody was shown.
         trace: the training values of its tokens, if they are recorded.
         part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
         calls: what it called, in order.

@@ -210,6 +210,8 @@ def _talk(process: subprocess.Popen[bytes], told: bytes, run: Run) -> tuple[str,
                 del tail[:-KEPT_BYTES]
             if process.poll() is not None and not selector.select(0):
                 break  # a child that has outlived it may hold the other ends open
+    for stream in kept:
+        stream.close()
     return tuple(bytes(tail).decode("utf-8", "replace") for tail in kept.values())  # type: ignore[return-value]
 
 

@@ -96,7 +96,7 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
     agent = str(fields.get("model"))
     if agent not in agents:
-        message = f"model: {unknown(agent, list(agents))}: the model of a request is the name of an agent"
+        message = f"model: {unknown(agent, list(agents))}; the model of a request is the name of an agent"
         raise Refused(message, "model", 404, "model_not_found")
     for name in fields:
         if name not in READ and name not in WITHOUT_EFFECT and name not in NEUTRAL and name not in SAMPLED:

@@ -145,6 +145,10 @@ class Protocol:
         """Return the protocol as it is played in evaluations. By default it is this one."""
         return self
 
+    def in_rehearsal(self) -> "Protocol":
+        """Return the protocol as it is rehearsed with made-up words before a run. By default it is this one."""
+        return self
+
     def at_update(self, update: int) -> "Protocol":
         """Return the protocol as it is played in ``update``, counted from 1."""
         return self

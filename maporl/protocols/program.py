@@ -18,6 +18,9 @@ from maporl.protocols.base import Dropped, Play, Protocol
 from maporl.types import Ask, Example, Utterance, Wait
 from trl_ext.ppo.options import option
 
+REHEARSED_SECONDS = 30.0
+"""The most seconds of a program that is rehearsed."""
+
 
 @dataclass(frozen=True)
 class Program(Protocol):
@@ -93,6 +96,10 @@ class Program(Protocol):
     def _runner(self) -> Runner:
         return Runner(self.concurrency)
 
+    def in_rehearsal(self) -> "Program":
+        """Return the program as it is rehearsed: it may fail, because nobody answers it as it expects."""
+        return dataclasses.replace(self, on_failure="zero", seconds=min(self.seconds, REHEARSED_SECONDS))
+
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until the program ends. The outcome says how: its answer or its failure, its calls, what was refused.
 
@@ -152,7 +159,6 @@ class _Talk:
             try:
                 asked.append((call, self._ask(call, alone=len(calls) == 1)))
             except Refused as error:
-                self.session.refused.append(error.message)
                 call.refuse(error)
         return asked
 
@@ -195,7 +201,6 @@ class _Talk:
         for (call, _), utterance in zip(asked, utterances, strict=True):
             self.utterances.append(utterance)
             if (why := utterance.tags.get("refused")) is not None:
-                self.session.refused.append(why)
                 call.refuse(Refused(why, code="context_length_exceeded" if "prompt" in why else "unsupported_value"))
                 continue
             self.histories.add(call.request, said(utterance, call.request), utterance.id)
@@ -204,7 +209,7 @@ class _Talk:
     def submit(self, answer: str) -> None:
         """Let the last one who said ``answer``, or else the last one who spoke, answer with it.
 
-        What nobody was shown becomes what the answer settles.
+        What nobody was shown has the credit of this answer.
         """
         spoken = [u for u in self.utterances if "refused" not in u.tags]
         if not spoken:
@@ -212,7 +217,9 @@ class _Talk:
         author = next((u for u in reversed(spoken) if holds(u.text, answer) or holds(answer, u.text)), spoken[-1])
         author.answers, author.submitted = True, answer
         read = {parent for u in self.utterances for parent in u.parents}
-        author.settles = tuple(u.id for u in spoken if u is not author and u.id not in read)
+        for u in spoken:
+            if u is not author and u.id not in read:
+                u.settles = (author.id,)
 
     def pay(self, report: Report) -> None:
         """Pay what the program reports: to the agent's last utterance, or to the answer."""

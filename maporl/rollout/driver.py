@@ -127,7 +127,15 @@ class RolloutDriver:
         """Return a copy of ``episode`` as it was after ``steps`` steps, by default as it is now.
 
         ``rollout`` is the copy's number in the batch.
+
+        Raises:
+            ConfigError: the protocol does not ask the same again, so that its dialogues cannot be replayed.
         """
+        if not self.protocol.replayable:
+            raise ConfigError(
+                f"protocol {self.protocol.label}: its dialogues cannot be forked, because it may ask something else "
+                "when it is played again; set branching.how: independent"
+            )
         now = steps is None or steps == len(episode.sent)
         steps = len(episode.sent) if steps is None else steps
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
@@ -380,7 +388,7 @@ class RolloutDriver:
                 last = next((u for u in reversed(episode.dialogue.utterances) if u.agent == agent), None)
                 if last is not None:
                     last.rewards[name] = last.rewards.get(name, 0.0) + amount
-        episode.dialogue.lost = tuple(episode.rooms.lost)
+        episode.dialogue.lost = tuple(dict.fromkeys([*episode.dialogue.lost, *episode.rooms.lost]))
 
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
