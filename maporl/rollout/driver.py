@@ -34,6 +34,8 @@ from trl_ext.sampling.engine import Ready, wait_for
 
 GATHER = 0.02
 """The seconds for which a step that a batch engine answers waits for dialogues that may soon ask too."""
+GATHER_SHARE = 0.1
+"""It waits for this share of what the last step took, if that is longer: a fuller batch is worth it then."""
 
 
 class RolloutDriver:
@@ -83,6 +85,8 @@ class RolloutDriver:
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
         self._plays: list[Play] = []
+        self._last_step = 0.0
+        """The seconds that engines took for the last step."""
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
 
     def open(self, example: Example, prompt: int, rollout: int = 0) -> Episode:
@@ -224,7 +228,7 @@ class RolloutDriver:
 
         An episode takes its next step as soon as its own answers are there, if all engines answer continuously. If an
         engine answers in batches, or the referee works on them, all episodes take their steps together. A step then
-        waits at most :data:`GATHER` seconds for protocols that wait for something else (:class:`maporl.types.Wait`).
+        waits a moment (:data:`GATHER`) for protocols that wait for something else (:class:`maporl.types.Wait`).
         """
         every = self.referee.batches or not all(self.engines[s.engine].continuous for s in self.specs.values())
         steps: list[Step] = []
@@ -236,8 +240,10 @@ class RolloutDriver:
                 ready = [episode for episode in ready if episode.wait is None]
                 if every:
                     ready += self._gather(waiting, bool(ready))
+                begun = time.monotonic()
                 steps += self._ask(ready)
                 done = set(self._answered(steps, every, [] if every else waiting))
+                self._last_step = time.monotonic() - begun
             taken = [step for number, step in enumerate(steps) if number in done]
             awake = [episode for number, episode in enumerate(waiting, len(steps)) if number in done]
             steps = [step for number, step in enumerate(steps) if number not in done]
@@ -428,12 +434,13 @@ class RolloutDriver:
                 self._close(episode)
 
     def _gather(self, waiting: list[Episode], asking: bool) -> list[Episode]:
-        """Wake episodes until none waits, or until others have been ``asking`` for :data:`GATHER` seconds.
+        """Wake episodes until none waits, or until others have been ``asking`` for a moment.
 
         Return those that ask then. ``waiting`` keeps the others.
         """
         ready: list[Episode] = []
-        end = time.monotonic() + GATHER if asking else None
+        moment = max(GATHER, GATHER_SHARE * self._last_step)
+        end = time.monotonic() + moment if asking else None
         while waiting:
             awake = self._awake(waiting, None if end is None else max(0.0, end - time.monotonic()))
             if not awake:
@@ -442,7 +449,7 @@ class RolloutDriver:
             ready += [episode for episode in awake if not episode.over and episode.wait is None]
             waiting[:] = [episode for episode in waiting if not episode.over and episode.wait is not None]
             if ready and end is None:
-                end = time.monotonic() + GATHER
+                end = time.monotonic() + moment
         return ready
 
     def _answered(self, steps: list[Step], every: bool, waiting: Sequence[Episode] = ()) -> list[int]:
