@@ -77,6 +77,11 @@ class Transcript:
         self.said[utterance] = len(self.messages)
 
 
+def taught_apart(last: Utterance) -> bool:
+    """Return whether a conversation apart that ends with ``last`` is taught: an answer, or one of a program."""
+    return last.answers or "program" in last.tags
+
+
 def conversations(
     dialogue: Dialogue,
     agent: str,
@@ -84,15 +89,16 @@ def conversations(
     tokenizer: Tokenizer,
     stop_ids: frozenset[int],
     form: CallFormat | None = None,
-    apart: Callable[[Utterance], bool] = lambda last: last.answers,
+    apart: Callable[[Utterance], bool] = taught_apart,
+    brought: Callable[[tuple[dict[str, Any], ...]], CallFormat] | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
     """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
     training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
     form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
-    that led to it. ``form`` is the call format of an agent with tools. ``apart`` says of the last utterance of such a
-    turn whether it forms one.
+    that led to it. ``form`` is the call format of an agent with tools, and ``brought`` returns that of tools which a
+    program has brought. ``apart`` says of the last utterance of such a turn whether it forms one.
     """
     utterances = [u for u in dialogue.utterances if u.agent == agent]
     ongoing = [u for u in utterances if not u.fresh]
@@ -108,7 +114,8 @@ def conversations(
     ends = [turn for turn in turns.values() if turn[-1].id not in continued and apart(turn[-1])]
     encoded, taught = [], set[int]()
     for part in ([ongoing] if ongoing else []) + ends:
-        encoded.append(_encoded(part, policy, tokenizer, stop_ids, form, taught))
+        used = brought(part[0].schemas) if part[0].schemas and brought is not None else form
+        encoded.append(_encoded(part, policy, tokenizer, stop_ids, used, taught))
         taught |= {u.id for u in part}
     return encoded
 
@@ -117,14 +124,20 @@ def supervised_rows(
     policy: "Policy",
     dialogues: Sequence[Dialogue],
     tools: Mapping[str, AgentTools],
-    apart: Callable[[Utterance], bool] = lambda last: last.answers,
+    apart: Callable[[Utterance], bool] = taught_apart,
+    formats: Mapping[str, Callable[[tuple[dict[str, Any], ...]], CallFormat]] | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
-    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks; ``tools`` are the agents'."""
+    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks.
+
+    ``tools`` are the agents', and ``formats`` return the call format of each agent for tools of a program.
+    """
     rows = []
     for dialogue in dialogues:
         for agent in policy.agents:
             form = tools[agent].format if agent in tools else None
-            rows += conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids, form, apart)
+            brought = (formats or {}).get(agent)
+            voice = policy.tokenizer, policy.stop_ids
+            rows += conversations(dialogue, agent, policy.name, *voice, form, apart, brought)
     return [(ids, mask) for ids, mask in rows if any(mask)]
 
 

@@ -169,7 +169,7 @@ class _Talk:
             raise Refused(what, status=429, code="too_many_calls")
         self.called += 1
         place = self.histories.place(request)
-        tags = {"history": place.history} if place.history else {}
+        tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
         return Ask(
             request.agent,
             [dict(message) for message in place.new],

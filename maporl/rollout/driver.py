@@ -159,6 +159,9 @@ class RolloutDriver:
             last = max(u.id for u in dialogue.utterances if u.agent == agent and not u.fresh)
             fork.transcripts[agent] = episode.transcripts[agent].after(last)
         fork.apart = {u.id: episode.apart[u.id] for u in dialogue.utterances if u.id in episode.apart}
+        for ask in fork.asks:
+            if ask.continues is not None and ask.fresh:  # this one grows
+                fork.apart[ask.continues] = episode.apart[ask.continues].after(ask.continues)
         return fork
 
     def branch(self, episode: Episode, rollouts: list[int]) -> list[Episode]:
@@ -220,7 +223,7 @@ class RolloutDriver:
             if not u.fresh:
                 episode.transcripts[u.agent] = other.transcripts[u.agent].after(u.id)
             elif u.id in other.apart:
-                episode.apart[u.id] = other.apart[u.id]
+                episode.apart[u.id] = other.apart[u.id].after(u.id)
         self._go_on([(episode, copies)], self._act, judged=True)
 
     def finish(self, episodes: list[Episode]) -> None:

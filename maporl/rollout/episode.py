@@ -12,7 +12,7 @@ from maporl.config.call_options import CallTexts
 from maporl.decoding import Sampling, SpeakerSampling
 from maporl.engines.base import Pending, Reply, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.base import Tool, tool_of
+from maporl.environments.base import tool_of
 from maporl.environments.calls import CallFormat, JsonFormat
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools, Turn
@@ -45,7 +45,9 @@ class SpeakerSpec:
     role: str | None = None
     tools: AgentTools | None = None
     sampling: SpeakerSampling | None = None
-    formats: Callable[[tuple[Tool, ...]], CallFormat] = lambda tools: JsonFormat(tools, CallTexts())
+    formats: Callable[[tuple[dict[str, Any], ...]], CallFormat] = lambda schemas: JsonFormat(
+        [tool_of(schema) for schema in schemas], CallTexts()
+    )
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
@@ -59,7 +61,7 @@ class SpeakerSpec:
         """
         if not ask.schemas:
             return None if self.tools is None else self.tools.format
-        return self.formats(tuple(tool_of(schema) for schema in ask.schemas))
+        return self.formats(ask.schemas)
 
     def refusal_of(self, ask: Ask, turn: int, decoding: Decoding) -> str | None:
         """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""

@@ -16,6 +16,7 @@ from maporl.config.schema import RewardSection
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.base import tool_of
 from maporl.environments.build import TeamTools, ToolGrant
 from maporl.environments.calls import TypedFormat
 from maporl.environments.turns import AgentTools
@@ -29,7 +30,7 @@ from maporl.rewards.build import build_sources
 from maporl.rewards.metrics import mean_rewards, reward_sums
 from maporl.rewards.rules import weighed
 from maporl.rewards.scorer import Scorer
-from maporl.rollout.agent_tools import brought_formats, tools_of_team, typed
+from maporl.rollout.agent_tools import formats_of_schemas, tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.interleaving import Interleaving
@@ -136,7 +137,7 @@ class Player:
         self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
-        self._formats = {name: brought_formats(name, team.voice_of(name), grants or {}) for name in team.names()}
+        self._formats = {name: formats_of_schemas(name, team.voice_of(name), grants or {}) for name in team.names()}
         self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
         self.interleaving = Interleaving()
         """Lets several threads play dialogues of this player."""
@@ -421,7 +422,7 @@ class Player:
                 spec.system,
                 spec.role,
                 spec.tools and typed(spec.tools),
-                formats=lambda tools: TypedFormat(tools, CallTexts()),
+                formats=lambda schemas: TypedFormat([tool_of(schema) for schema in schemas], CallTexts()),
             )
             if instead[name] in self.engines
             else spec

@@ -58,8 +58,7 @@ class RequestBuilder:
                 ask, transcript = self._begun(episode, ask, spec)
             else:
                 turn = dialogue.utterances[ask.continues].turn
-                apart = episode.apart[ask.continues].after(ask.continues) if ask.fresh else None
-                transcript = apart or episode.transcripts[ask.agent]
+                transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
             form = spec.form_of(ask)
             messages = ask.messages if form is None else form.heard(ask.messages)
             transcript.messages += messages
