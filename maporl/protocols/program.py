@@ -15,7 +15,7 @@ from maporl.programs.histories import Histories
 from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function
 from maporl.programs.wire import Refused, said
 from maporl.protocols.base import Dropped, Play, Protocol
-from maporl.types import Ask, Example, Utterance, Wait
+from maporl.types import Ask, Example, Message, Utterance, Wait
 from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
@@ -150,6 +150,8 @@ class _Talk:
         self.session, self.most = session, most
         self.histories = Histories()
         self.utterances: list[Utterance] = []
+        self.sent: dict[int, Message] = {}
+        """What the program was sent of each utterance."""
         self.called = 0
 
     def asks(self, calls: Sequence[Call]) -> list[tuple[Call, Ask]]:
@@ -193,8 +195,12 @@ class _Talk:
                 raise Refused(f"x-maporl-parents: {unknown[0]!r:.80} is not the id of a reply", "x-maporl-parents")
             return tuple(names[name] for name in call.request.parents)
         heard = "\n".join(message["content"] for message in call.request.messages)
-        called = {repr(one) for message in call.request.messages for one in message.get("tool_calls", ())}
-        return tuple(u.id for u in self.utterances if holds(heard, u.text) or called & _calls_of(u))
+        called = [one for message in call.request.messages for one in message.get("tool_calls", ())]
+        return tuple(
+            number
+            for number, message in self.sent.items()
+            if holds(heard, message["content"]) or any(one in called for one in message.get("tool_calls", ()))
+        )
 
     def take(self, asked: Sequence[tuple[Call, Ask]], utterances: Sequence[Utterance]) -> None:
         """Send each program's request what was said to it."""
@@ -203,7 +209,8 @@ class _Talk:
             if (why := utterance.tags.get("refused")) is not None:
                 call.refuse(Refused(why, code="context_length_exceeded" if "prompt" in why else "unsupported_value"))
                 continue
-            self.histories.add(call.request, said(utterance, call.request), utterance.id)
+            self.sent[utterance.id] = said(utterance, call.request)
+            self.histories.add(call.request, self.sent[utterance.id], utterance.id)
             call.answer(utterance)
 
     def submit(self, answer: str) -> None:
@@ -214,7 +221,9 @@ class _Talk:
         spoken = [u for u in self.utterances if "refused" not in u.tags]
         if not spoken:
             return
-        author = next((u for u in reversed(spoken) if holds(u.text, answer) or holds(answer, u.text)), spoken[-1])
+        texts = {u.id: self.sent[u.id]["content"] for u in spoken}
+        same = (u for u in reversed(spoken) if holds(texts[u.id], answer) or holds(answer, texts[u.id]))
+        author = next(same, spoken[-1])
         author.answers, author.submitted = True, answer
         read = {parent for u in self.utterances for parent in u.parents}
         for u in spoken:
@@ -240,10 +249,6 @@ def holds(text: str, part: str) -> bool:
         return False
     before, after = r"(?<!\w)" if part[0].isalnum() else "", r"(?!\w)" if part[-1].isalnum() else ""
     return re.search(before + re.escape(part) + after, text) is not None
-
-
-def _calls_of(utterance: Utterance) -> set[str]:
-    return {repr({"name": call.name, "arguments": call.arguments}) for call in utterance.calls}
 
 
 def _plain(example: Example) -> dict[str, Any]:

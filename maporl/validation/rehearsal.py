@@ -127,7 +127,8 @@ class Rehearsal:
         }
         common_seed = self.run.config.branching.common_seed
         protocol, engines = self.run.protocol.at_update(1).in_rehearsal(), {"players": players}
-        return RolloutDriver(self.run.task, protocol, specs, engines, GREEDY, None, common_seed, world=self.world)
+        decoding = self.run.config.ppo.decoding  # a program may ask for it
+        return RolloutDriver(self.run.task, protocol, specs, engines, decoding, None, common_seed, world=self.world)
 
     def _play(self, script: Script) -> Play:
         players = Players(script)

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
@@ -15,6 +16,7 @@ from maporl.errors import ConfigError
 from maporl.protocols.program import holds
 from maporl.rewards import label
 from maporl.rewards.scorer import Scorer
+from maporl.types import Stop
 
 
 def plan_and_solve(question, base_url):
@@ -64,6 +66,21 @@ def test_a_conversation_that_is_repeated_goes_on_and_one_that_is_changed_begins(
     assert [len(u.messages) for u in dialogue.utterances] == [1, 1, 1, 3]
     assert [u.tags.get("history", "")[:9] for u in dialogue.utterances] == ["", "continued", "continued", "changed: "]
     assert [u.turn for u in dialogue.utterances] == [0, 1, 2, 3]
+
+
+def test_a_stop_string_is_left_out_of_a_reply_that_goes_on_as_it_was():
+    def program(base_url):
+        messages = [user("a")]
+        said = ask(base_url, "ann", messages, stop=["</call>"])
+        assert said == "<call>x"
+        return ask(base_url, "ann", [*messages, assistant(said), user("y")], stop=["</call>"])
+
+    engine = Script(ann=["<call>x</call>", "y"])
+    stopped = engine.generate
+    engine.generate = lambda requests, decoding: [replace(r, stop=Stop.STOP) for r in stopped(requests, decoding)]
+    [dialogue] = play(program, engine)
+    assert [(u.after, u.parents) for u in dialogue.utterances] == [(None, ()), (0, (0,))]
+    assert dialogue.turns() == 1 and dialogue.at(0) == [dialogue.utterances[1]], "there is one answer"
 
 
 def test_requests_of_threads_come_together_in_an_order_of_their_own():
