@@ -51,7 +51,7 @@ def main() -> None:
         print(
             f"| {seed} | {before} | {' | '.join(after)} | {' | '.join(f'{run.seconds:.0f}' for run in runs)} |",
             flush=True,
-        )  # noqa: E501
+        )
     values = {name: [right("after")(run) for run in runs.values()] for name, runs in rows.items()}
     differences = [b - a for a, b in zip(values["protocol"], values["program"], strict=True)]
     if len(differences) > 1:
