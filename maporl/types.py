@@ -7,6 +7,7 @@ Shape suffixes: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T
 import enum
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -144,9 +145,15 @@ class Ask:
             results. None begins a new turn.
         sampling: how the answer is sampled, where this differs from the agent's own sampling.
         example: the question that the utterance answers, if it was made in play. None: that of the dialogue.
+        after: the id of the agent's utterance whose conversation goes on in a new turn, from its tokens on. The request
+            must be ``fresh``. So an agent may have several conversations, and one may go on in several ways.
+        schemas: the tools that the agent may call in this conversation, as ``{"type": "function", "function": {...}}``.
+            The protocol carries out the calls, which stand in the utterance's ``calls``.
+        refusable: whether what cannot be answered, such as a prompt that does not fit the context, makes an utterance
+            without text whose tag ``refused`` says why. If not, it stops the run.
 
     Raises:
-        ValueError: ``parents`` or ``taught`` is not a tuple.
+        ValueError: ``parents`` or ``taught`` is not a tuple, or ``after`` is given without ``fresh``.
     """
 
     agent: str
@@ -162,8 +169,13 @@ class Ask:
     continues: int | None = None
     sampling: Sampling | None = None
     example: Example | None = None
+    after: int | None = None
+    schemas: tuple[dict[str, Any], ...] = ()
+    refusable: bool = False
 
     def __post_init__(self):
+        if self.after is not None and not self.fresh:
+            raise ValueError("Ask: after: expected fresh=True, because the agent's ongoing conversation goes on anyway")
         for name, value, example in (
             ("parents", self.parents, "(said.id,)"),
             ("taught", self.taught, '("left", "right")'),
@@ -191,6 +203,15 @@ class Act:
     of: int
     place: str | None = None
     call: str | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A protocol's request to be asked again when ``until`` is done, because something outside of the dialogue must
+    happen first. It receives an empty list then. Other dialogues go on meanwhile.
+    """
+
+    until: Future[Any]
 
 
 @dataclass
@@ -238,7 +259,8 @@ class Utterance:
         tags: values from the protocol.
         sample: the name that an utterance shares with its copies in dialogues that were forked after it.
         settles: the ids of earlier utterances that it made final, such as the draft that a verdict approves. A protocol
-            may set it. If nobody is shown the verdict, it has the credit of the draft.
+            may set it. If nobody is shown the verdict, it has the credit of the draft. In the dialogue of a program it
+            is the answer, for what nobody was shown.
         trace: the training values of its tokens, if they are recorded.
         part: the number of the utterance in its turn. A turn in which the agent called tools has several utterances.
         calls: what it called, in order.
@@ -246,6 +268,9 @@ class Utterance:
         temperature: the temperature at which it was sampled. None: that of the run.
         example: the question that it answers, if it was made in play (:meth:`Dialogue.asked`).
         version: the number of updates that the policy's weights had had. None if it is not trained.
+        after: the id of the agent's utterance whose conversation it continues, if the agent has several.
+        submitted: what a program gave as the answer of the dialogue, which graders read in place of ``text``.
+        schemas: the tools that a protocol has brought to the conversation that begins with it.
     """
 
     id: int
@@ -278,14 +303,24 @@ class Utterance:
     temperature: float | None = None
     example: Example | None = None
     version: int | None = None
+    after: int | None = None
+    submitted: str | None = None
+    schemas: tuple[dict[str, Any], ...] = ()
 
     @property
     def is_thought(self) -> bool:
         """Whether it was cut off in a thought that the prompt had begun, so that its text holds no answer."""
         return self.tags.get("no_text") == "thinking"
 
+    @property
+    def answer_turn(self) -> int:
+        """The turn of which it is the answer. What a program has submitted is the only answer of its dialogue."""
+        return self.turn if self.submitted is None else 0
+
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
+        if self.submitted is not None:
+            return self.submitted
         return self.text if self.restated is None else f"{self.text}\n{self.restated}"
 
 
@@ -331,11 +366,11 @@ class Dialogue:
 
     def turns(self) -> int:
         """Return the number of turns with an answer."""
-        return 1 + max([u.turn for u in self.utterances if u.answers], default=-1)
+        return 1 + max([u.answer_turn for u in self.utterances if u.answers], default=-1)
 
     def at(self, turn: int) -> list[Utterance]:
         """Return the answers of one turn, in order of speaking."""
-        return [u for u in self.utterances if u.answers and u.turn == turn]
+        return [u for u in self.utterances if u.answers and u.answer_turn == turn]
 
 
 def without_tokens(dialogue: Dialogue) -> Dialogue:
@@ -375,7 +410,7 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
 
 def _utterance(entry: Mapping[str, Any]) -> Utterance:
     values = _known(Utterance, entry)
-    for name in ("parents", "settles"):
+    for name in ("parents", "settles", "schemas"):
         if name in values:
             values[name] = tuple(values[name])
     if "stop" in values:

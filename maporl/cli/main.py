@@ -24,6 +24,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "train": train.train,
         "check": train.check,
         "tools": train.tools,
+        "record": train.record,
         "sft": train.sft,
         "verifier": verifier.app,
         "recipes": recipes.app,

@@ -156,6 +156,39 @@ def sft(
         echo(f"{policy}: {len(material)} dialogues, mean loss {loss:.3f}, saved in {output / policy}")
 
 
+def record(
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the record; what it has stays.")],
+    values: Values = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    questions: Annotated[int, typer.Option("--questions", "-n", min=1, help="Questions to play.")] = 64,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Dialogues on each question.")] = 1,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="A checkpoint-N or final folder.", show_default=False)
+    ] = None,
+) -> None:
+    """Record graded dialogues of a team without training, such as one behind an API, for maporl sft --dialogues."""
+    settings = load_config(values, config, set_)
+    quiet_libraries()
+    from statistics import fmean
+
+    from maporl.config.threads import threads_of
+    from maporl.runs.record import record as recorded
+    from trl_ext.process.threads import use
+
+    use(threads_of(settings))
+    scores: list[float] = []
+    played = unanswered = 0
+    for dialogues in recorded(settings, output, questions, samples, checkpoint):
+        played += len(dialogues)
+        unanswered += sum(not dialogue.answers() for dialogue in dialogues)
+        scores += [u.rewards["score"] for dialogue in dialogues for u in dialogue.answers()]
+        mean = f"mean score {fmean(scores):.3f}" if scores else "no answers"
+        echo(f"{played} dialogues, {mean}" + (f", {unanswered} without an answer" if unanswered else ""))
+    echo(output / "dialogues.jsonl")
+
+
 def _with_backend(set_: list[str] | None, backend: str | None) -> list[str] | None:
     return set_ if backend is None else [*(set_ or ()), f"cluster.backend={backend}"]
 

@@ -107,7 +107,7 @@ def named_imports(config: Config) -> dict[str, str]:
     named += [
         (f"schedule.curriculum, update {s.update}: task.name", s.task.get("name")) for s in config.schedule.curriculum
     ]
-    named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game")]
+    named += [(f"protocol.{key}", config.protocol.get(key)) for key in ("name", "game", "run")]
     options = config.protocol.get("options")
     if isinstance(options, Mapping):  # the protocol checks them later
         named += [(f"protocol.options.{key}", options.get(key)) for key in ("show", "parse")]

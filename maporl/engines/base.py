@@ -7,6 +7,7 @@ from typing import Any
 
 from maporl.decoding import Sampling
 from maporl.engines.transcript import Transcript
+from maporl.environments.calls import CallFormat
 from maporl.types import Ask, Example, Message, Stop, Utterance
 from trl_ext.ppo.options import Decoding
 from trl_ext.process.waits import result
@@ -30,6 +31,8 @@ class Request:
         messages: the messages of ``ask`` as the engine reads them: results of calls as the agent's call format shows
             them. By default they are those of ``ask``.
         sampling: how the answer is sampled, without lists by turn. None: as the whole run.
+        form: how the agent writes calls, or None if it may call nothing.
+        refusal: why no engine is asked, or None.
         call_ends: the strings that complete a call, after which the answer ends. A policy and ``sampling`` have them
             among their stop strings. An engine without a policy ends its answers there itself.
     """
@@ -46,6 +49,8 @@ class Request:
     messages: list[Message] = field(default_factory=list)
     sampling: Sampling | None = None
     call_ends: tuple[str, ...] = ()
+    form: CallFormat | None = None
+    refusal: str | None = None
 
     def __post_init__(self):
         self.messages = self.messages or self.ask.messages
@@ -78,6 +83,7 @@ class Reply:
         version: the number of updates that the weights had. None: those of the engine's last :meth:`Engine.sync`.
         no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking").
             The utterance has it in its tag ``no_text``.
+        refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
     """
 
     text: str
@@ -87,6 +93,7 @@ class Reply:
     logprobs: list[float] | None = None
     version: int | None = None
     no_text: str | None = None
+    refused: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,15 +1,17 @@
 """The engine that answers with what an engine of tokens samples: text becomes tokens here, and tokens become text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
+from trl_ext.chat.encoding import PromptTooLong
 from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
-from trl_ext.sampling.engine import TokenEngine, wait_for
+from trl_ext.sampling.engine import Ready, TokenEngine, wait_for
 from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import TokenRequest
 
@@ -41,12 +43,22 @@ class TextEngine(Engine):
         """Begin to answer, and return one pending answer for each request, in order.
 
         Raises:
-            PromptTooLong: a prompt and its completion do not fit the model's context.
+            PromptTooLong: a prompt and its completion do not fit the model's context, and its ask is not refusable.
         """
         voices = [self.policies[request.policy].voice for request in requests]
-        asked = [token_request(r, v, decoding, self.max_new_tokens) for r, v in zip(requests, voices, strict=True)]
-        parts = zip(requests, voices, asked, self.tokens.submit(asked), strict=True)
-        return [Pending(future, partial(reply_of, request, voice, tokens)) for request, voice, tokens, future in parts]
+        pending: list[Pending | None] = []
+        asked = []
+        for request, voice in zip(requests, voices, strict=True):
+            try:
+                asked.append((request, voice, token_request(request, voice, decoding, self.max_new_tokens)))
+                pending.append(None)
+            except PromptTooLong as error:
+                if not request.ask.refusable:
+                    raise
+                pending.append(Pending(Ready(Reply("", refused=str(error)))))
+        futures = iter(self.tokens.submit([tokens for _, _, tokens in asked]))
+        begun = (Pending(next(futures), partial(reply_of, *parts)) for parts in asked)
+        return [next(begun) if one is None else one for one in pending]
 
     def advance(self) -> bool:
         """Work for a moment on what was submitted. Return whether there is more to do."""
@@ -76,6 +88,7 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
     earlier = len(request.transcript.ids)
     prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
     draw = voice.draw(request.sampling, decoding, max_new_tokens)
+    draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))
     voice.check_length(len(prompt), draw.max_tokens, request.label)
     return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label)
 

@@ -1,6 +1,6 @@
 """The token-exact transcript of one agent in one dialogue. Its ids are only ever appended to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,15 +59,14 @@ class Transcript:
         self.sampled_mask += [True] * len(ids)
         self.ended = self.closed[utterance] = ended
 
-    def after(self, utterances: list[Utterance]) -> "Transcript":
-        """Return a copy as it was after ``utterances``, which are the first utterances of the conversation."""
-        last = utterances[-1].id
-        said = {u.id: self.said[u.id] for u in utterances}
+    def after(self, last: int) -> "Transcript":
+        """Return a copy as it was after the utterance ``last`` of the conversation."""
+        said = {u: number for u, number in self.said.items() if number <= self.said[last]}
         messages = self.messages[: said[last]]
         if last not in self.spans:  # the engine keeps no tokens
             return Transcript(messages=messages, said=said, tools=self.tools)
         end = self.spans[last][1]
-        closed = {u.id: self.closed[u.id] for u in utterances}
+        closed = {u: self.closed[u] for u in said}
         spans = {u: self.spans[u] for u in closed}
         mask = self.sampled_mask[:end]
         return Transcript(self.ids[:end], mask, spans, closed[last], closed, messages, said, self.tools)
@@ -78,6 +77,11 @@ class Transcript:
         self.said[utterance] = len(self.messages)
 
 
+def taught_apart(last: Utterance) -> bool:
+    """Return whether a conversation apart that ends with ``last`` is taught: an answer, or one of a program."""
+    return last.answers or "program" in last.tags
+
+
 def conversations(
     dialogue: Dialogue,
     agent: str,
@@ -85,15 +89,16 @@ def conversations(
     tokenizer: Tokenizer,
     stop_ids: frozenset[int],
     form: CallFormat | None = None,
-    apart: Callable[[Utterance], bool] = lambda last: last.answers,
+    apart: Callable[[Utterance], bool] = taught_apart,
+    brought: Callable[[tuple[dict[str, Any], ...]], CallFormat] | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
     """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
     training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
     form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
-    that led to it. ``form`` is the call format of an agent with tools. ``apart`` says of the last utterance of such a
-    turn whether it forms one.
+    that led to it. ``form`` is the call format of an agent with tools, and ``brought`` returns that of tools which a
+    program has brought. ``apart`` says of the last utterance of such a turn whether it forms one.
     """
     utterances = [u for u in dialogue.utterances if u.agent == agent]
     ongoing = [u for u in utterances if not u.fresh]
@@ -101,22 +106,38 @@ def conversations(
     for u in utterances:
         if u.fresh:
             turns.setdefault(u.turn, []).append(u)
-    parts = ([ongoing] if ongoing else []) + [turn for turn in turns.values() if apart(turn[-1])]
-    return [_encoded(part, policy, tokenizer, stop_ids, form) for part in parts]
+    begun = {turn[-1].id: turn for turn in turns.values()}
+    for turn in turns.values():
+        if turn[0].after is not None:  # it goes on in the conversation of an earlier one
+            turn[:0] = begun[turn[0].after]
+    continued = {u.after for u in utterances}
+    ends = [turn for turn in turns.values() if turn[-1].id not in continued and apart(turn[-1])]
+    encoded, taught = [], set[int]()
+    for part in ([ongoing] if ongoing else []) + ends:
+        used = brought(part[0].schemas) if part[0].schemas and brought is not None else form
+        encoded.append(_encoded(part, policy, tokenizer, stop_ids, used, taught))
+        taught |= {u.id for u in part}
+    return encoded
 
 
 def supervised_rows(
     policy: "Policy",
     dialogues: Sequence[Dialogue],
     tools: Mapping[str, AgentTools],
-    apart: Callable[[Utterance], bool] = lambda last: last.answers,
+    apart: Callable[[Utterance], bool] = taught_apart,
+    formats: Mapping[str, Callable[[tuple[dict[str, Any], ...]], CallFormat]] | None = None,
 ) -> list[tuple[list[int], list[bool]]]:
-    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks; ``tools`` are the agents'."""
+    """Return the :func:`conversations` of the agents of ``policy`` in which it speaks.
+
+    ``tools`` are the agents', and ``formats`` return the call format of each agent for tools of a program.
+    """
     rows = []
     for dialogue in dialogues:
         for agent in policy.agents:
             form = tools[agent].format if agent in tools else None
-            rows += conversations(dialogue, agent, policy.name, policy.tokenizer, policy.stop_ids, form, apart)
+            brought = (formats or {}).get(agent)
+            voice = policy.tokenizer, policy.stop_ids
+            rows += conversations(dialogue, agent, policy.name, *voice, form, apart, brought)
     return [(ids, mask) for ids, mask in rows if any(mask)]
 
 
@@ -126,7 +147,9 @@ def _encoded(
     tokenizer: Tokenizer,
     stop_ids: frozenset[int],
     form: CallFormat | None,
+    taught: Collection[int],
 ) -> tuple[list[int], list[bool]]:
+    """Return the ids of a conversation, and a mask of what ``policy`` said in it that is not ``taught`` elsewhere."""
     transcript = Transcript(tools=None if form is None else form.schemas())
     for utterance in utterances:
         messages = utterance.messages if form is None else form.heard(utterance.messages)
@@ -134,6 +157,6 @@ def _encoded(
         # only special tokens are text here: others, such as <think>, are words that the agent itself may say
         ids = [*encode_words(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
         transcript.add_completion(utterance.id, ids, ended=True)
-        if utterance.policy != policy:
+        if utterance.policy != policy or utterance.id in taught:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)
     return transcript.ids, transcript.sampled_mask

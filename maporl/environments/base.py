@@ -117,6 +117,21 @@ class Tool:
         return "\n".join([self.line(), *described])
 
 
+def tool_of(schema: Mapping[str, Any]) -> Tool:
+    """Return the tool of ``{"type": "function", "function": {...}}``, which somebody else carries out.
+
+    Raises:
+        ConfigError: it has no name that a model can write, or its parameters are not the schema of an object.
+    """
+    function = schema.get("function", schema)
+    parameters = function.get("parameters") or {}
+    return Tool(function.get("name", ""), function.get("description") or "", parameters, _elsewhere)
+
+
+def _elsewhere(**arguments: Any) -> None:
+    raise AssertionError("whoever brings a tool to a conversation carries it out")
+
+
 def _check_signature(function: Callable[..., Any], called: str) -> None:
     """Check what transformers would not name: a missing docstring, and arguments that no caller can give by name."""
     if not inspect.getdoc(function):

@@ -14,7 +14,7 @@ from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
-from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MOST, call_of, read_written_calls
+from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MARKS, MOST, call_of, read_written_calls
 from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
 from trl_ext.errors import UserError
 
@@ -99,7 +99,17 @@ class NativeFormat(CallFormat):
         return [Written(one.get("name", ""), one.get("arguments", {}), one.get("error")) for one in calls]
 
     def heard(self, messages: list[Message]) -> list[Message]:
-        return [{key: m[key] for key in ("role", "name", "content")} if m["role"] == "tool" else m for m in messages]
+        return [_native(message) for message in messages]
+
+
+def _native(message: Message) -> Message:
+    """Return a message as chat templates know it."""
+    if message["role"] == "tool":
+        return {key: message[key] for key in ("role", "name", "content")}
+    if "tool_calls" in message:
+        calls = [{"type": "function", "function": call} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    return message
 
 
 class PlainFormat(CallFormat):
@@ -140,19 +150,25 @@ class PlainFormat(CallFormat):
 
         A user message that follows belongs to it, because many templates want the roles to alternate.
         """
-        results = [m for m in messages if m["role"] == "tool"]
-        if not results:
-            return messages
-        lines = [
-            (self.texts.failed if m.get("error") else self.texts.returned).format(
-                name=m["name"] or "call", text=m["content"]
-            )
-            for m in results
-        ]
-        others = [m for m in messages if m["role"] != "tool"]
-        if others and others[0]["role"] == "user":
-            lines.append(others.pop(0)["content"])
-        return [{"role": "user", "content": "\n".join(lines)}, *others]
+        shown: list[Message] = []
+        lines: list[str] = []
+        for message in messages:
+            if message["role"] == "tool":
+                form = self.texts.failed if message.get("error") else self.texts.returned
+                lines.append(form.format(name=message["name"] or "call", text=message["content"]))
+                continue
+            if lines and message["role"] == "user":
+                message = {**message, "content": "\n".join([*lines, message["content"]])}
+            elif lines:
+                shown.append({"role": "user", "content": "\n".join(lines)})
+            lines = []
+            shown.append(self._with_calls(message) if "tool_calls" in message else message)
+        return [*shown, {"role": "user", "content": "\n".join(lines)}] if lines else shown
+
+    def _with_calls(self, message: Message) -> Message:
+        """Return an assistant message with the text of its calls, which somebody else has taken out of it."""
+        calls = [self.write(call["name"], call["arguments"]) for call in message["tool_calls"]]
+        return {"role": "assistant", "content": "\n".join(part for part in (message["content"], *calls) if part)}
 
 
 class JsonFormat(PlainFormat):
@@ -238,6 +254,18 @@ class TypedFormat(PlainFormat):
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         return f"/{name} {json.dumps(arguments)}"
+
+
+def before_calls(text: str) -> str:
+    """Return what a completion says before its calls, in whatever format these are.
+
+    >>> before_calls('Let me look.<call>{"name": "search"}</call>'), before_calls('{"name": "search", "arguments": {}}')
+    ('Let me look.', '')
+    """
+    places = [place for mark in (OPEN, *MARKS) if (place := text.find(mark)) >= 0]
+    if not places:
+        return "" if text.lstrip().startswith(("{", "[", "<")) else text
+    return text[: min(places)].strip()
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ def _reaches_out(key: str, value: Any, root: Path) -> bool:
         if last in _SOURCES:  # a name without an organisation, such as text, would read the files of the present folder
             return not _harmless(value, root) or "/" not in value
         return _looks_like_a_path(value)
+    if first == "protocol" and parts[1:2] == ["command"]:  # a program of the author's
+        return True
     if first in ("tools", "environments"):  # options name files, addresses and commands
         return "options" in middle
     if first == "reward" and "verifier" in middle:

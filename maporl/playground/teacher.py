@@ -42,22 +42,25 @@ def play_teacher(
     """
 
     lessons = lessons_of(task)
+    # the requests of programs come in any order, so that each needs random numbers of its own
+    key = None if protocol.replayable else (rng.random(),)
     turns: dict[int, _Turn] = {}  # by their conversations, which no two turns have at the same time
 
     def script(request: Request) -> str:
         agent = request.ask.agent
+        draws = rng if request.rng_key is None else random.Random(repr(request.rng_key))
         pupil, tools, role = section.pupil(agent), specs[agent].tools, request.ask.role or specs[agent].role
         try:
             if request.ask.continues is None:
-                turns[id(request.transcript)] = _begun(lessons, request, pupil, tools, role, rng)
+                turns[id(request.transcript)] = _begun(lessons, request, pupil, tools, role, draws)
             turn = turns[id(request.transcript)]
             turn.made += [c for u in request.heard if u.id == request.ask.continues for c in u.calls]
             if tools is not None and (calls := _calls(lessons, turn, tools)):
                 return calls
             said = (
-                rng.choice(request.ask.taught)
+                draws.choice(request.ask.taught)
                 if request.ask.taught
-                else _written(lessons, request, turn.example, pupil, role, rng)
+                else _written(lessons, request, turn.example, pupil, role, draws)
             )
         except Exception as error:
             what = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
@@ -67,7 +70,7 @@ def play_teacher(
         return said
 
     engines = {name: ScriptedEngine(script) for name in {spec.engine for spec in specs.values()}}
-    return RolloutDriver(task, protocol, specs, engines, GREEDY, world=world).play(examples)
+    return RolloutDriver(task, protocol, specs, engines, GREEDY, rng_key=key, world=world).play(examples)
 
 
 REMEDY = (

@@ -18,6 +18,7 @@ from maporl.protocols.forum import Forum
 from maporl.protocols.game import PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
 from maporl.protocols.orchestrate import Orchestrate
+from maporl.protocols.program import Program
 from maporl.protocols.propose import Propose
 from maporl.protocols.refine import Refine
 from maporl.protocols.route import Route
@@ -38,6 +39,7 @@ PROTOCOLS: dict[str, Any] = {
     "propose": Propose,
     "attempts": Attempts,
     "design": Design,
+    "program": Program,
 }
 
 
@@ -149,6 +151,7 @@ __all__ = [
     "Play",
     "PlayGame",
     "PlayWorld",
+    "Program",
     "Protocol",
     "Refine",
     "Route",

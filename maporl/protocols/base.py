@@ -7,13 +7,18 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_placeholders
-from maporl.types import Act, Ask, Example, Utterance
+from maporl.types import Act, Ask, Example, Utterance, Wait
 
-Play = Generator[list[Ask] | list[Act], Any, Any]
+Play = Generator[list[Ask] | list[Act] | list[Wait], Any, Any]
 """A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
 
-It may yield a list of :class:`maporl.types.Act` too, and then receives the list of their results.
+It may yield a list of :class:`maporl.types.Act` too, and then receives the list of their results, or a list of one
+:class:`maporl.types.Wait`, and then receives an empty list when that is done.
 """
+
+
+class Dropped(Exception):
+    """A play raises this to end its dialogue, on which nobody is then trained. ``args`` names what failed."""
 
 
 class Protocol:
@@ -85,6 +90,8 @@ class Protocol:
     """Whether it must know an answer's score, the weighted sum of all sources, before it continues."""
     grade_between_turns: bool = False
     """Whether it must know the grade of an answer before it continues. It may change it."""
+    replayable: bool = True
+    """Whether it asks the same again when it is sent the same, so that its dialogues can be forked."""
     pass_: str | None = None
     """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
 
@@ -136,6 +143,10 @@ class Protocol:
 
     def in_evaluation(self) -> "Protocol":
         """Return the protocol as it is played in evaluations. By default it is this one."""
+        return self
+
+    def in_rehearsal(self) -> "Protocol":
+        """Return the protocol as it is rehearsed with made-up words before a run. By default it is this one."""
         return self
 
     def at_update(self, update: int) -> "Protocol":
@@ -210,8 +221,8 @@ def must_be_play(play: Any, where: str) -> Play:
     return play
 
 
-def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act]:
-    """Return what a protocol yielded, if it is a list of Ask with messages that can be read, or a list of Act.
+def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act] | list[Wait]:
+    """Return what a protocol yielded, if it is a list of Ask with messages that can be read, of Act, or of one Wait.
 
     Raises:
         ConfigError: it is something else. ``where`` names the protocol.
@@ -221,6 +232,8 @@ def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act]:
     acts = [move for move in listed if isinstance(move, Act)]
     if listed and len(acts) == len(listed):
         return acts
+    if len(listed) == 1 and isinstance(listed[0], Wait):
+        return listed
     if not listed or len(asks) < len(listed):
         raise ConfigError(
             f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"

@@ -1,14 +1,16 @@
 """What each agent of a team may call: its tools, its call format, and what its tokenizer makes of results."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 from maporl.config.imports import unknown
 from maporl.decoding import TeamSampling
 from maporl.environments.arguments import ArgumentCheck
-from maporl.environments.base import Tool, writable
+from maporl.environments.base import Tool, tool_of, writable
 from maporl.environments.build import TeamTools, ToolGrant, build_grants
-from maporl.environments.calls import TypedFormat, build_format
+from maporl.environments.calls import CallFormat, TypedFormat, build_format
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault, refuse
@@ -82,6 +84,20 @@ def tools_of_team(
             most = longest if sampling is None else sampling.longest(name, longest)
             may_call[name] = agent_tools(name, grant, tools.world, team.voice_of(name), most, handed)
     return may_call | {name: typed(entry) for name, entry in may_call.items() if team.agents[name].engine == "human"}
+
+
+def formats_of_schemas(
+    agent: str, voice: Voice | None, grants: Mapping[str, ToolGrant]
+) -> Callable[[tuple[dict[str, Any], ...]], CallFormat]:
+    """Return what makes the call format of an agent for the tools that a protocol brings to a conversation."""
+    grant = grants.get(agent) or ToolGrant()
+    native = cache(lambda: None if voice is None else NativeCalls.of(voice.tokenizer))
+
+    def form(schemas: tuple[dict[str, Any], ...]) -> CallFormat:
+        tools = [tool_of(schema) for schema in schemas]
+        return build_format(grant.call_format, tools, grant.texts, native, f"agents.{agent}", grant.limits.parallel)
+
+    return form
 
 
 def grant_faults(agent: str, grant: ToolGrant, world: World, handed: Sequence[Tool] = ()) -> Iterator[Fault]:

@@ -19,6 +19,13 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     branching = run.config.branching
     if branching.ablate is not None:
         yield from _ablation(run, branching.ablate)
+    if not run.protocol.replayable and (branching.how != "independent" or branching.ablate is not None):
+        option = "how" if branching.how != "independent" else "ablate"
+        yield Fault(
+            f"branching.{option}",
+            f"it forks dialogues, and protocol {run.protocol.label!r} may ask something else when it is played again",
+            "set how: independent" if option == "how" else "remove ablate",
+        )
     if branching.resample and branching.most < 2:
         what = "one dialogue per question has no reward variance"
         yield Fault("branching.resample", what, "set group above 1")

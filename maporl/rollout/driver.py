@@ -6,6 +6,7 @@ Each policy answers one batch at each step. Engines that take requests as they c
 import copy
 import inspect
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,20 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Pending
+from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
 from maporl.environments.world import World
 from maporl.errors import ConfigError, UserError
-from maporl.protocols.base import Play, Protocol, must_be_moves, must_be_play
+from maporl.protocols.base import Dropped, Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Referee, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.interleaving import Interleaving
 from maporl.rollout.requests import RequestBuilder
 from maporl.tasks.base import Task
-from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance
+from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import Decoding
+from trl_ext.process.waits import FIRST_COMPLETED, finished
 from trl_ext.sampling.engine import Ready, wait_for
+
+GATHER = 0.02
+"""The seconds for which a step that a batch engine answers waits for dialogues that may soon ask too."""
+GATHER_SHARE = 0.1
+"""It waits for this share of what the last step took, if that is longer: a fuller batch is worth it then."""
 
 
 class RolloutDriver:
@@ -76,6 +83,9 @@ class RolloutDriver:
         self.world = world or World()
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
+        self._plays: list[Play] = []
+        self._last_step = 0.0
+        """The seconds that engines took for the last step."""
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
         self.where = f"protocol {protocol.label}"
 
@@ -121,7 +131,15 @@ class RolloutDriver:
         """Return a copy of ``episode`` as it was after ``steps`` steps, by default as it is now.
 
         ``rollout`` is the copy's number in the batch.
+
+        Raises:
+            ConfigError: the protocol does not ask the same again, so that its dialogues cannot be replayed.
         """
+        if not self.protocol.replayable:
+            raise ConfigError(
+                f"{self.where}: its dialogues cannot be forked, because it may ask something else "
+                "when it is played again; set branching.how: independent"
+            )
         now = steps is None or steps == len(episode.sent)
         steps = len(episode.sent) if steps is None else steps
         dialogue = Dialogue(episode.dialogue.example, [], prompt=episode.dialogue.prompt, rollout=rollout)
@@ -138,14 +156,12 @@ class RolloutDriver:
             fork.sent.append(copies)
             self._go_on([(fork, copies)], partial(recorded_results, episode.dialogue), judged=True)
         for agent in {u.agent for u in dialogue.utterances if not u.fresh}:
-            fork.transcripts[agent] = episode.transcripts[agent].after(
-                [u for u in dialogue.utterances if u.agent == agent and not u.fresh]
-            )
+            last = max(u.id for u in dialogue.utterances if u.agent == agent and not u.fresh)
+            fork.transcripts[agent] = episode.transcripts[agent].after(last)
+        fork.apart = {u.id: episode.apart[u.id] for u in dialogue.utterances if u.id in episode.apart}
         for ask in fork.asks:
-            if ask.continues is not None and ask.fresh:
-                turn = dialogue.utterances[ask.continues].turn
-                parts = [u for u in dialogue.utterances if u.agent == ask.agent and u.turn == turn]
-                fork.apart[ask.continues] = episode.apart[ask.continues].after(parts)
+            if ask.continues is not None and ask.fresh:  # this one grows
+                fork.apart[ask.continues] = episode.apart[ask.continues].after(ask.continues)
         return fork
 
     def branch(self, episode: Episode, rollouts: list[int]) -> list[Episode]:
@@ -175,7 +191,7 @@ class RolloutDriver:
                 "its asks, or set any_agent = False"
             )
         asks = [replace(ask, agent=agent) for ask in episode.asks]
-        self._check(asks[0], len(episode.dialogue.utterances))
+        self._check(asks[0], episode.dialogue.utterances)
         episode.step = play_step(asks, self.tools, episode.open_turns)
         episode.take(next(episode.step))
 
@@ -187,9 +203,12 @@ class RolloutDriver:
                 names parents that nobody has said.
         """
         with self._released_if_it_fails():
-            steps = self._ask(episodes)
+            while waiting := [episode for episode in episodes if episode.wait is not None]:
+                self._wake(self._awake(waiting, None))
+            steps = self._ask([episode for episode in episodes if not episode.over])
             self._answered(steps, every=True)
-        return self._take(steps)
+        new = {id(step.episode): said for step, said in zip(steps, self._take(steps), strict=True)}
+        return [new.get(id(episode), []) for episode in episodes]
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
         """Give ``episode`` copies of other episodes' utterances as its next step.
@@ -202,27 +221,39 @@ class RolloutDriver:
         for (other, _), u in zip(said, copies, strict=True):
             episode.turns[u.agent] = u.turn + 1
             if not u.fresh:
-                spoken = [v for v in episode.dialogue.utterances if v.agent == u.agent and not v.fresh]
-                episode.transcripts[u.agent] = other.transcripts[u.agent].after(spoken)
+                episode.transcripts[u.agent] = other.transcripts[u.agent].after(u.id)
+            elif u.id in other.apart:
+                episode.apart[u.id] = other.apart[u.id].after(u.id)
         self._go_on([(episode, copies)], self._act, judged=True)
 
     def finish(self, episodes: list[Episode]) -> None:
         """Play all ``episodes`` to their ends.
 
         An episode takes its next step as soon as its own answers are there, if all engines answer continuously. If an
-        engine answers in batches, or the referee works on them, all episodes take their steps together.
+        engine answers in batches, or the referee works on them, all episodes take their steps together. A step then
+        waits a moment (:data:`GATHER`) for protocols that wait for something else (:class:`maporl.types.Wait`).
         """
         every = self.referee.batches or not all(self.engines[s.engine].continuous for s in self.specs.values())
         steps: list[Step] = []
+        waiting: list[Episode] = []
         ready = [episode for episode in episodes if not episode.over]
-        while ready or steps:
+        while ready or steps or waiting:
             with self._released_if_it_fails():
+                waiting += [episode for episode in ready if episode.wait is not None]
+                ready = [episode for episode in ready if episode.wait is None]
+                if every:
+                    ready += self._gather(waiting, bool(ready))
+                begun = time.monotonic()
                 steps += self._ask(ready)
-                done = self._answered(steps, every)
-            taken = [steps[number] for number in done]
-            steps = [step for number, step in enumerate(steps) if number not in set(done)]
+                done = set(self._answered(steps, every, [] if every else waiting))
+                self._last_step = time.monotonic() - begun
+            taken = [step for number, step in enumerate(steps) if number in done]
+            awake = [episode for number, episode in enumerate(waiting, len(steps)) if number in done]
+            steps = [step for number, step in enumerate(steps) if number not in done]
+            waiting = [episode for episode in waiting if episode not in awake]
             self._take(taken)
-            ready = [step.episode for step in taken if not step.episode.over]
+            self._wake(awake)
+            ready = [episode for episode in [*(step.episode for step in taken), *awake] if not episode.over]
 
     def release(self) -> None:
         """Close the environments of all dialogues, and let engines drop what they keep, unless others play too."""
@@ -231,6 +262,9 @@ class RolloutDriver:
                 engine.release()
         self.world.drop_these(self._rooms)
         self._rooms = []
+        for play in self._plays:
+            play.close()
+        self._plays = []
 
     def play(self, examples: list[Example], rollouts: int = 1) -> list[Dialogue]:
         """Play ``rollouts`` dialogues on every example to their ends. Dialogues of one example stand together."""
@@ -244,15 +278,19 @@ class RolloutDriver:
     def _play(self, example: Example, prompt: int, rollout: int) -> Play:
         meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
-        return must_be_play(play, self.where)
+        self._plays.append(must_be_play(play, self.where))
+        return self._plays[-1]
 
     def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
         """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
-        episode.step, episode.asks, episode.acts = None, [], []
+        episode.step, episode.asks, episode.acts, episode.wait = None, [], [], None
         try:
             moves = next(episode.play) if values is None else episode.play.send(values)
         except StopIteration as end:
             episode.dialogue.outcome, episode.over = end.value, True
+            return
+        except Dropped as dropped:
+            episode.dialogue.lost, episode.over = dropped.args, True
             return
         except UserError:
             raise
@@ -260,16 +298,20 @@ class RolloutDriver:
             folder = Path(inspect.getfile(type(self.protocol))).parent
             raise ConfigError(f"{self.where}: its play failed: {told(error, [folder])}") from error
         must_be_moves(moves, self.where)
+        if isinstance(moves[0], Wait):
+            episode.wait = moves[0].until
+            return
         for move in moves:
-            self._check(move, len(episode.dialogue.utterances))
+            self._check(move, episode.dialogue.utterances)
         if isinstance(moves[0], Act):
             episode.acts = list(moves)
         else:
             episode.step = play_step(list(moves), self.tools, episode.open_turns)
             episode.take(next(episode.step))
 
-    def _check(self, move: Ask | Act, said: int) -> None:
-        """Check that ``move`` names a speaker and utterances that were ``said``."""
+    def _check(self, move: Ask | Act, utterances: Sequence[Utterance]) -> None:
+        """Check that ``move`` names a speaker, and some of the ``utterances`` that were said."""
+        said = len(utterances)
         if move.agent not in self.specs:
             raise ConfigError(
                 f"the protocol asks agent {move.agent!r} but agents are {list(self.specs)}; add it to the team or mend "
@@ -291,6 +333,11 @@ class RolloutDriver:
                     f"the protocol asks agent {move.agent!r} with parents={tuple(move.parents)!r:.80}, but nothing was "
                     "said yet"
                 )
+            )
+        elif move.after is not None and not any(u.id == move.after and u.agent == move.agent for u in utterances):
+            raise ConfigError(
+                f"the protocol asks agent {move.agent!r} with after={move.after!r:.80}, which is not an utterance of "
+                "this agent; give the id of the one whose conversation goes on, as after=said.id"
             )
 
     def _go_on(self, sent: list[Sent], act: Callable[[list[Episode]], list[Sent]], judged: bool = False) -> None:
@@ -350,7 +397,7 @@ class RolloutDriver:
                 last = next((u for u in reversed(episode.dialogue.utterances) if u.agent == agent), None)
                 if last is not None:
                     last.rewards[name] = last.rewards.get(name, 0.0) + amount
-        episode.dialogue.lost = tuple(episode.rooms.lost)
+        episode.dialogue.lost = tuple(dict.fromkeys([*episode.dialogue.lost, *episode.rooms.lost]))
 
     def _ask(self, episodes: list[Episode]) -> list[Step]:
         """Submit what the episodes ask for. Each engine is called once."""
@@ -363,7 +410,7 @@ class RolloutDriver:
             step = Step(episode, requests, pending)
             steps.append(step)
             for place, request in enumerate(requests):
-                if (reply := episode.replay(request)) is not None:
+                if (reply := _refused(request) or episode.replay(request)) is not None:
                     pending[place] = Pending(Ready(reply))
                 else:
                     asked.setdefault(self.specs[request.ask.agent].engine, []).append((step, place))
@@ -374,15 +421,53 @@ class RolloutDriver:
                 step.pending[place] = answer
         return steps
 
-    def _answered(self, steps: list[Step], every: bool) -> list[int]:
-        """Wait for a step that is answered, or for every one. Return the numbers of the answered ones."""
+    def _awake(self, waiting: list[Episode], seconds: float | None) -> list[Episode]:
+        """Return those of the ``waiting`` whose wait is over, after at most ``seconds`` if none is."""
+        futures = [episode.wait for episode in waiting if episode.wait is not None]
+        with self.interleaving.waiting():
+            finished(futures, seconds, FIRST_COMPLETED)
+        return [episode for episode in waiting if episode.wait is not None and episode.wait.done()]
+
+    def _wake(self, episodes: list[Episode]) -> None:
+        """Let episodes whose wait is over go on."""
+        self._go_on([(episode, []) for episode in episodes], self._act)
+        for episode in episodes:
+            if episode.over:
+                self._close(episode)
+
+    def _gather(self, waiting: list[Episode], asking: bool) -> list[Episode]:
+        """Wake episodes until none waits, or until others have been ``asking`` for a moment.
+
+        Return those that ask then. ``waiting`` keeps the others.
+        """
+        ready: list[Episode] = []
+        moment = max(GATHER, GATHER_SHARE * self._last_step)
+        end = time.monotonic() + moment if asking else None
+        while waiting:
+            awake = self._awake(waiting, None if end is None else max(0.0, end - time.monotonic()))
+            if not awake:
+                break
+            self._wake(awake)
+            ready += [episode for episode in awake if not episode.over and episode.wait is None]
+            waiting[:] = [episode for episode in waiting if not episode.over and episode.wait is not None]
+            if ready and end is None:
+                end = time.monotonic() + moment
+        return ready
+
+    def _answered(self, steps: list[Step], every: bool, waiting: Sequence[Episode] = ()) -> list[int]:
+        """Wait for a step that is answered or an episode that wakes, or for every one.
+
+        Return their numbers; the ``waiting`` episodes are counted after the steps.
+        """
 
         def advance() -> bool:
             busy = [engine.advance() for engine in self.engines.values()]
             return any(busy)
 
         with self.interleaving.waiting():
-            return wait_for([[one.future for one in step.pending] for step in steps], advance, every)
+            groups: list[list[Any]] = [[one.future for one in step.pending] for step in steps]
+            groups += [[episode.wait] for episode in waiting]
+            return wait_for(groups, advance, every)
 
     @contextmanager
     def _released_if_it_fails(self) -> Iterator[None]:
@@ -417,3 +502,8 @@ class RolloutDriver:
         paid = self.world.offers.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
         return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
+
+
+def _refused(request: Request) -> Reply | None:
+    """Return the reply to a request that no engine is asked, or None."""
+    return None if request.refusal is None else Reply("", refused=request.refusal)

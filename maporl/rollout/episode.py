@@ -4,11 +4,16 @@ Imports no torch.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from maporl.config.call_options import CallTexts
 from maporl.decoding import Sampling, SpeakerSampling
 from maporl.engines.base import Pending, Reply, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.base import tool_of
+from maporl.environments.calls import CallFormat, JsonFormat
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
@@ -30,6 +35,7 @@ class SpeakerSpec:
         role: the agent's role, which its utterances record.
         tools: what the agent may call, or None.
         sampling: how its answers are sampled. None: as the whole run.
+        formats: returns the call format of tools that a protocol brings (:attr:`maporl.types.Ask.schemas`).
     """
 
     engine: str
@@ -39,10 +45,36 @@ class SpeakerSpec:
     role: str | None = None
     tools: AgentTools | None = None
     sampling: SpeakerSampling | None = None
+    formats: Callable[[tuple[dict[str, Any], ...]], CallFormat] = lambda schemas: JsonFormat(
+        [tool_of(schema) for schema in schemas], CallTexts()
+    )
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
         return self.policies[min(turn, len(self.policies) - 1)]
+
+    def form_of(self, ask: Ask) -> CallFormat | None:
+        """Return how the agent writes calls in the conversation of ``ask``, or None if it may call nothing there.
+
+        Raises:
+            ConfigError: a schema is not that of a tool.
+        """
+        if not ask.schemas:
+            return None if self.tools is None else self.tools.format
+        return self.formats(ask.schemas)
+
+    def refusal_of(self, ask: Ask, turn: int, decoding: Decoding) -> str | None:
+        """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""
+        if self.tools is not None and ask.schemas:
+            return "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others"
+        if ask.sampling is None or self.policy(turn) not in self.learning:
+            return None
+        run = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
+        run |= {} if self.sampling is None or self.sampling.own is None else self.sampling.own.at(turn)
+        for name, value in ask.sampling.at(turn).items():
+            if name in run and name not in ("stop", "max_tokens") and value != run[name]:
+                return f"{name}: this agent is being trained, and answers are drawn with {run[name]}, not with {value}"
+        return None
 
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
@@ -78,10 +110,11 @@ class Episode:
         step: the current step of the protocol, with the calls that agents make in it. None: the protocol acts itself.
         asks: what is asked next.
         acts: the calls to carry out next.
+        wait: what must be done before the protocol is asked again, or None.
         sent: the utterances of each step.
         transcripts: the conversation of each agent.
         open_turns: the turns that wait for the protocol to answer a call, by the ids of their last segments.
-        apart: the conversations of turns that stand apart and may go on, by the ids of their utterances.
+        apart: the conversations that stand apart and may go on, by the ids of their utterances.
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
@@ -95,6 +128,7 @@ class Episode:
     step: TurnStep | None = None
     asks: list[Ask] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
+    wait: Future[Any] | None = None
     sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
     open_turns: dict[int, Turn] = field(default_factory=dict)

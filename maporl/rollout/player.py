@@ -11,11 +11,14 @@ from dataclasses import replace
 
 import torch
 
+from maporl.config.call_options import CallTexts
 from maporl.config.schema import RewardSection
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.build import TeamTools
+from maporl.environments.base import tool_of
+from maporl.environments.build import TeamTools, ToolGrant
+from maporl.environments.calls import TypedFormat
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import ConfigError, refuse
@@ -26,7 +29,7 @@ from maporl.rewards.base import RewardSource, as_source, check_environments
 from maporl.rewards.build import build_sources
 from maporl.rewards.rules import weighed
 from maporl.rewards.scoring import Scorer, mean_rewards, reward_sums
-from maporl.rollout.agent_tools import tools_of_team, typed
+from maporl.rollout.agent_tools import formats_of_schemas, tools_of_team, typed
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import Referee, SpeakerSpec
 from maporl.rollout.interleaving import Interleaving
@@ -99,6 +102,7 @@ class Player:
             ``nll``.
         restates: whether they restate answers.
         growth: how options of the protocol change with the updates of a training. Evaluations do not follow it.
+        grants: how each agent calls tools, for those that a protocol brings to a conversation.
         world: the tools and environments of the run.
         tools: what each agent may call.
         sampling: how answers are sampled, where this differs from the run. An agent that is not named there has its own
@@ -124,12 +128,14 @@ class Player:
         sampling: TeamSampling | None = None,
         restates: bool = True,
         growth: Growth | None = None,
+        grants: Mapping[str, ToolGrant] | None = None,
     ):
         self.world, self.tools = world or World(), dict(tools or {})
         self.sampling = team.sampling(sampling)
         self.team, self.protocol = team, must_be_protocol(protocol, "protocol")
         self.engines, self.options, self.scorer = dict(engines), options, scorer
         self.speakers = tuple(speakers or team.names())
+        self._formats = {name: formats_of_schemas(name, team.voice_of(name), grants or {}) for name in team.names()}
         self.common_seed, self.untrained, self.restates = common_seed, untrained, restates
         self.interleaving = Interleaving()
         """Lets several threads play dialogues of this player."""
@@ -194,6 +200,7 @@ class Player:
             sampling,
             restates,
             growth,
+            tools.grants,
         )
         needed = {*reward.sources, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player)
@@ -229,7 +236,9 @@ class Player:
             if instead and name in instead:
                 policies = (instead[name],)
             tools, sampling = self.tools.get(name), self.sampling.of(name, training)
-            specs[name] = SpeakerSpec(agent.engine, policies, learning, agent.system, agent.role, tools, sampling)
+            specs[name] = SpeakerSpec(
+                agent.engine, policies, learning, agent.system, agent.role, tools, sampling, self._formats[name]
+            )
         return specs
 
     def use_engine(self, agent: str, engine: Engine) -> None:
@@ -406,7 +415,13 @@ class Player:
         instead = {name: f"in place of {name}" for name in specs}
         return {
             name: SpeakerSpec(
-                instead[name], (name,), frozenset(), spec.system, spec.role, spec.tools and typed(spec.tools)
+                instead[name],
+                (name,),
+                frozenset(),
+                spec.system,
+                spec.role,
+                spec.tools and typed(spec.tools),
+                formats=lambda schemas: TypedFormat([tool_of(schema) for schema in schemas], CallTexts()),
             )
             if instead[name] in self.engines
             else spec

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
+from maporl.environments.calls import Written
 from maporl.errors import ConfigError
 from maporl.rollout.episode import Episode, SpeakerSpec, Step
 from maporl.tasks.base import Task
-from maporl.types import Ask, Message, Utterance
+from maporl.types import Ask, Call, Message, Result, Utterance
 from trl_ext.ppo.options import Decoding
 
 
@@ -58,18 +59,35 @@ class RequestBuilder:
             else:
                 turn = dialogue.utterances[ask.continues].turn
                 transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
-            messages = ask.messages if spec.tools is None else spec.tools.format.heard(ask.messages)
+            form = spec.form_of(ask)
+            messages = ask.messages if form is None else form.heard(ask.messages)
             transcript.messages += messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
             key = None if self.rng_key is None else (*self.rng_key, dialogue.prompt, dialogue.rollout, number)
             heard = tuple([dialogue.utterances[parent] for parent in ask.parents])
             policy = spec.policy(turn)
-            sampling = spec.sampling_of(ask, turn, self.decoding)
-            ends = () if spec.tools is None else spec.tools.format.stop_strings
+            refusal = spec.refusal_of(ask, turn, self.decoding) if ask.refusable else None
+            sampling = spec.sampling_of(ask, turn, self.decoding) if refusal is None else None
+            ends = () if form is None else form.stop_strings
             asked = ask.example or dialogue.example
             requests.append(
-                Request(ask, asked, turn, number, transcript, label, policy, key, heard, messages, sampling, ends)
+                Request(
+                    ask,
+                    asked,
+                    turn,
+                    number,
+                    transcript,
+                    label,
+                    policy,
+                    key,
+                    heard,
+                    messages,
+                    sampling,
+                    ends,
+                    form,
+                    refusal,
+                )
             )
         return requests
 
@@ -78,15 +96,18 @@ class RequestBuilder:
         messages = ask.messages
         if news := episode.rooms.news(ask.agent):
             messages = with_news(messages, news)
-        begins = ask.fresh or ask.agent not in episode.transcripts
-        transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
+        begins = ask.after is None and (ask.fresh or ask.agent not in episode.transcripts)
+        if ask.after is not None:
+            transcript = episode.apart[ask.after].after(ask.after)
+        else:
+            transcript = Transcript() if ask.fresh else episode.transcripts.setdefault(ask.agent, Transcript())
         if begins:
             before = [] if ask.fresh else self.task.before_question(episode.dialogue.example)
             system = spec.system
-            if spec.tools is not None:
-                transcript.tools = spec.tools.format.schemas()
-                system = "\n\n".join(part for part in (spec.system, spec.tools.format.intro()) if part)
-            messages = [*opening(system, before), *messages]
+            if (form := spec.form_of(ask)) is not None:
+                transcript.tools = form.schemas()
+                system = "\n\n".join(part for part in (spec.system, form.intro()) if part)
+            messages = opening(system, [*before, *messages])
         tags = ask.tags
         if "state" not in tags and (state := episode.rooms.state()) is not None:
             tags = {**tags, "state": state}
@@ -100,7 +121,7 @@ class RequestBuilder:
             u = self._utterance(request, pending.reply(), len(episode.sent))
             if request.ask.continues is not None:
                 u.part = episode.dialogue.utterances[request.ask.continues].part + 1
-            if u.fresh and self.specs[u.agent].tools is not None:
+            if u.fresh:
                 episode.apart[u.id] = request.transcript
             if episode.state is not None:
                 u.tags.setdefault("state", episode.state)
@@ -112,7 +133,8 @@ class RequestBuilder:
         spec = self.specs[ask.agent]
         request.transcript.add_words(request.utterance, reply.text)
         version = self.engines[spec.engine].version if reply.version is None else reply.version
-        return Utterance(
+        reasons = {"no_text": reply.no_text, "refused": reply.refused}
+        utterance = Utterance(
             id=request.utterance,
             agent=ask.agent,
             policy=request.policy,
@@ -130,11 +152,23 @@ class RequestBuilder:
             trainable=request.policy in spec.learning and bool(reply.response_ids),
             answers=ask.answers,
             fresh=ask.fresh,
-            tags=dict(ask.tags) if reply.no_text is None else {**ask.tags, "no_text": reply.no_text},
+            tags={**ask.tags, **{name: why for name, why in reasons.items() if why is not None}},
             temperature=request.temperature,
             example=ask.example,
             version=version if request.policy in spec.learning else None,
+            after=ask.after,
+            schemas=ask.schemas if ask.after is None else (),
         )
+        if ask.schemas and request.form is not None and reply.stop.whole:
+            written = request.form.read(reply.text, reply.prompt_ids, reply.response_ids)
+            utterance.calls = [_call(utterance.id, number, one) for number, one in enumerate(written)]
+        return utterance
+
+
+def _call(utterance: int, number: int, written: Written) -> Call:
+    """Return a call that the protocol carries out, or one that could not be read."""
+    result = None if written.error is None else Result(written.error, error="unread")
+    return Call(f"{utterance}.{number}", written.name, written.arguments, result=result)
 
 
 def opening(system: str | None, before: list[Message]) -> list[Message]:

@@ -50,7 +50,7 @@ class Game:
         if self.person not in players:
             raise ConfigError(f"--as: {unknown(self.person, players)}")
         self.output, self.show = output, show
-        self._claim(config)
+        claim(output, config)
         self.player = loaded_player(self.run, checkpoint)
         self.player.use_engine(self.person, HumanEngine(show, read))
         self.config = config
@@ -83,18 +83,23 @@ class Game:
                 utterance.tags["person"] = True
         return dialogue
 
-    def _claim(self, config: Config) -> None:
-        """Make ``output`` a run folder of this configuration, or check that it is one."""
-        file, text = self.output / "config.yaml", to_yaml(config)
-        if (self.output / "metrics.jsonl").exists():
-            raise ConfigError(f"{self.output}: holds a training run, which is left as it is; give another --output")
-        if not file.exists():
-            if holds_something(self.output):
-                raise ConfigError(f"{self.output}: is not empty and holds no played dialogues; give another --output")
-            self.output.mkdir(parents=True, exist_ok=True)
-            replace_file(file, text)
-        elif replace(parse_config(read_yaml(file), str(file)), pythonpath=config.pythonpath) != config:
-            raise ConfigError(f"{self.output}: was played with another configuration; give another --output")
+
+def claim(output: Path, config: Config) -> None:
+    """Make ``output`` a run folder of played dialogues of this configuration, or check that it is one.
+
+    Raises:
+        ConfigError: it holds something else, or what was played with another configuration.
+    """
+    file, text = output / "config.yaml", to_yaml(config)
+    if (output / "metrics.jsonl").exists():
+        raise ConfigError(f"{output}: holds a training run, which is left as it is; give another --output")
+    if not file.exists():
+        if holds_something(output):
+            raise ConfigError(f"{output}: is not empty and holds no played dialogues; give another --output")
+        output.mkdir(parents=True, exist_ok=True)
+        replace_file(file, text)
+    elif replace(parse_config(read_yaml(file), str(file)), pythonpath=config.pythonpath) != config:
+        raise ConfigError(f"{output}: was played with another configuration; give another --output")
 
 
 def welcome(game: Game, config: Config) -> str:

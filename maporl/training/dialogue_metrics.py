@@ -63,13 +63,20 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
     ``callers`` are the agents with tools, which may be other agents.
     """
     parts = distributed.all_gather(
-        (reward_sums(dialogues), _tool_sums(dialogues, world, callers), _proposals(dialogues), _verdicts(dialogues))
+        (
+            reward_sums(dialogues),
+            _tool_sums(dialogues, world, callers),
+            _proposals(dialogues),
+            _verdicts(dialogues),
+            _programs(dialogues),
+        )
     )
-    rewards, tools, proposals, verdicts = zip(*parts, strict=True)
+    rewards, tools, proposals, verdicts, programs = zip(*parts, strict=True)
     metrics: Metrics = defaultdict(float)
     for name, amount in chain(*(sums.items() for sums in tools)):
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
+    shares |= _program_metrics([*chain(*programs)])
     return mean_rewards(rewards) | metrics | shares
 
 
@@ -111,6 +118,28 @@ def _proposal_metrics(proposals: Sequence[tuple[str | None, bool]]) -> Metrics:
     read = [question for question, _ in proposals if question is not None]
     repeated = (len(read) - len(set(read))) / len(read) if read else 0.0
     return {"proposals/asked": sum(asked for _, asked in proposals) / len(proposals), "proposals/repeated": repeated}
+
+
+def _programs(dialogues: Sequence[Dialogue]) -> list[tuple[str, bool]]:
+    """Return whether each program failed, and whether each request that repeats a conversation went on with it."""
+    ended = [
+        d.outcome
+        for d in dialogues
+        if isinstance(d.outcome, Mapping) and "calls" in d.outcome and "answer" in d.outcome
+    ]
+    histories = [(u, u.tags["history"]) for d in dialogues for u in d.utterances if "history" in u.tags]
+    return [
+        *(("program/failed", "failure" in outcome) for outcome in ended),
+        *((f"{u.agent}/continued_share", history == "continued") for u, history in histories),
+    ]
+
+
+def _program_metrics(entries: Sequence[tuple[str, bool]]) -> Metrics:
+    """Return the share of each name in ``entries``."""
+    named: dict[str, list[bool]] = {}
+    for name, value in entries:
+        named.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in named.items()}
 
 
 def _verdicts(dialogues: Sequence[Dialogue]) -> list[tuple[bool, int | None]]:

@@ -6,6 +6,7 @@ trains on them, with the loss on the agents' own utterances only.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -16,7 +17,7 @@ from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
 from maporl.from_trl import SFTConfig, SFTTrainer
 from maporl.report.charts import finite
-from maporl.rollout.agent_tools import tools_of_team
+from maporl.rollout.agent_tools import formats_of_schemas, tools_of_team
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
@@ -81,6 +82,19 @@ def _final_score(dialogue: Dialogue) -> float:
     return sum(scores) / len(scores) if scores else -math.inf  # nobody answered
 
 
+def spoken_by_team(dialogue: Dialogue, team: Team) -> Dialogue:
+    """Return ``dialogue`` as the policies of ``team`` would have said it, where others did, such as models behind an
+    API."""
+
+    def policy(utterance: Utterance) -> str:
+        speaking = team.policies_of.get(utterance.agent, ())
+        if not speaking or utterance.policy in team.policies:
+            return utterance.policy
+        return speaking[min(utterance.turn, len(speaking) - 1)].name
+
+    return replace(dialogue, utterances=[replace(u, policy=policy(u)) for u in dialogue.utterances])
+
+
 def train_supervised(
     config: Config,
     team: Team,
@@ -116,9 +130,11 @@ def _train_policies(
     run = ResolvedRun(config)
     tools = run.open_tools()
     may_call = tools_of_team(tools, team, 0, run.protocol, run.speakers)
+    formats = {name: formats_of_schemas(name, team.voice_of(name), tools.grants) for name in run.speakers}
     tools.world.close()
+    dialogues = [spoken_by_team(dialogue, team) for dialogue in dialogues]
     for policy in (p for p in team.policies.values() if p.trainable):
-        rows = supervised_rows(policy, dialogues, may_call)
+        rows = supervised_rows(policy, dialogues, may_call, formats=formats)
         if not rows:
             continue
         args = SFTConfig(

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from maporl.advantages.transforms import TRANSFORMS
 from maporl.config import parse
 from maporl.environments.games import GAMES
-from maporl.loops.builders import BUILDERS
+from maporl.loops.plan import BUILDERS
 from maporl.protocols import PROTOCOLS
 from maporl.protocols.judging import StepJudge
 from maporl.rewards.rules import RULES

@@ -8,6 +8,7 @@ silence to measure the prompts (:class:`Measured`).
 
 import difflib
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from maporl.engines.base import Engine, Reply, Request
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault
+from maporl.protocols.program import Program
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.build import scores_others
 from maporl.rewards.counterfactual import set_contributions
@@ -124,8 +126,9 @@ class Rehearsal:
             for name in self.run.speakers
         }
         common_seed = self.run.config.branching.common_seed
-        protocol, engines = self.run.protocol.at_update(1), {"players": players}
-        return RolloutDriver(self.run.task, protocol, specs, engines, GREEDY, None, common_seed, world=self.world)
+        protocol, engines = self.run.protocol.at_update(1).in_rehearsal(), {"players": players}
+        decoding = self.run.config.ppo.decoding  # a program may ask for it
+        return RolloutDriver(self.run.task, protocol, specs, engines, decoding, None, common_seed, world=self.world)
 
     def _play(self, script: Script) -> Play:
         players = Players(script)
@@ -139,12 +142,14 @@ def first_steps(driver: RolloutDriver, examples: Sequence[Example]) -> tuple[lis
     Raises:
         ConfigError: the protocol or an environment fails.
     """
-    episodes = driver.opened(examples)
-    for _ in range(MOST_STEPS):
-        if going := [episode for episode in episodes if not episode.over]:
-            driver.step(going)
-    ended = all(episode.over for episode in episodes)
-    driver.release()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a program that fails on made-up words says so in the outcome
+        episodes = driver.opened(examples)
+        for _ in range(MOST_STEPS):
+            if going := [episode for episode in episodes if not episode.over]:
+                driver.step(going)
+        ended = all(episode.over for episode in episodes)
+        driver.release()
     return [episode.dialogue for episode in episodes], ended
 
 
@@ -182,6 +187,7 @@ def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
     """Yield a warning for questions that nobody is asked, roles that nobody has, and agents that hear nothing."""
     yield from _questions(rehearsal.run)
     yield from _documents(rehearsal)
+    yield from _program(rehearsal)
     yield from _roles(rehearsal)
     yield from _hearing(rehearsal)
 
@@ -196,6 +202,24 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
             "set task: {name: episodes}",
             "warning",
         )
+
+
+def _program(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning for a program that fails whatever it is told, or that asks nobody who is trained."""
+    if not isinstance(rehearsal.run.protocol, Program):
+        return
+    plays = (rehearsal.silent, rehearsal.right, rehearsal.marked)
+    failures = [play.dialogue.outcome["failure"] for play in plays if "failure" in (play.dialogue.outcome or {})]
+    if len(failures) == len(plays):
+        what = f"the program failed in three rehearsals with made-up words, the last time so: {failures[-1]}"
+        yield Fault("protocol", what, "call it with such words, or try it with maporl play", "warning")
+    learning = {name for name, agent in rehearsal.run.config.agents.items() if agent.weights and agent.trainable}
+    if not any(u.agent in learning for play in plays for u in play.dialogue.utterances):
+        what = (
+            f"the program asked none of the agents that are trained ({', '.join(sorted(learning))}) in three rehearsals"
+        )
+        remedy = "let its client use the base_url that it is given, with the name of an agent as model"
+        yield Fault("protocol", what, remedy, "warning")
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
@@ -316,8 +340,10 @@ class Measured:
         }
         for task in run.splits:
             by_length = sorted(task, key=lambda example: len(task.question(example)))
-            driver = RolloutDriver(task, run.protocol, specs, {"silent": self.players}, GREEDY, world=world)
-            dialogues, ended = first_steps(driver, by_length[-2 if world.environments else -16 :])
+            protocol = run.protocol.in_rehearsal()
+            driver = RolloutDriver(task, protocol, specs, {"silent": self.players}, GREEDY, world=world)
+            longest = -1 if not protocol.replayable else -2 if world.environments else -16
+            dialogues, ended = first_steps(driver, by_length[longest:])
             self.dialogues += dialogues
             self.whole = self.whole and ended
         self.contexts = {name: _context(name, agents[name]) for name in run.speakers if name in tokenizers}
@@ -455,7 +481,8 @@ def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOn
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
     )
     questions = config.questions_per_update() * distributed.size()
-    played = min(questions, (FEW if world.environments else MOST) // each)
+    few = world.environments or not rehearsal.run.protocol.replayable
+    played = min(questions, (FEW if few else MOST) // each)
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here
     examples = [task[number % len(task)] for number in range(played)]

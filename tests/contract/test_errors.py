@@ -18,6 +18,8 @@ INTERNAL = {
     "trl_ext.chat.written_values.Unreadable": "the same",
     "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",
     "maporl.environments.games.base.IllegalMove": "an agent's move: the protocol turns it into a penalty or a retry",
+    "maporl.programs.wire.Refused": "becomes an answer with a status of HTTP, and stands in the dialogue's outcome",
+    "maporl.protocols.base.Dropped": "ends its dialogue, on which nobody is trained",
     "maporl.sandbox.sandboxed.snippet.Unusable": "a snippet's fault: its outcome is `syntax`",
     "maporl.sandbox.sandboxed.values.NotPlain": "a snippet's fault: its outcome is `no_value`",
     "maporl.tasks.grading.expressions.NotMathematics": "the text is not read as mathematics, but compared as it is written",

@@ -1,0 +1,1 @@
+"""Programs of users that call agents as models behind an OpenAI-compatible address. Imports no torch."""

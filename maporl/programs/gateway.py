@@ -1,0 +1,303 @@
+"""The server through which programs reach their agents: on loopback, in this process, with a token for each dialogue.
+
+Data flow: a client -> :class:`Gateway` (server's thread) -> :class:`Call` in the :class:`Session` of its dialogue,
+which the protocol takes (driver's thread) and answers with what the agent has said.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+from maporl.errors import ConfigError, install_command
+from maporl.programs.wire import ChatRequest, Refused, chunks, completion, read_chat, with_headers
+from maporl.types import Utterance
+from trl_ext.process.waits import pause
+
+SETTLE = 0.002
+"""Seconds without another request after which those of a dialogue are asked, so that parallel ones come together."""
+BODY_BYTES = 8 * 2**20
+"""The largest request."""
+BODY_SECONDS = 10.0
+"""A request must have arrived within this."""
+
+
+@dataclass
+class Call:
+    """A request of a program that waits for its answer.
+
+    Args:
+        request: what is asked.
+        loop: the event loop in which the client waits.
+        done: the answer to come.
+    """
+
+    request: ChatRequest
+    loop: asyncio.AbstractEventLoop
+    done: "asyncio.Future[Utterance]"
+
+    def answer(self, utterance: Utterance) -> None:
+        """Send an utterance. What a client has given up is sent to nobody."""
+        self._settle(lambda: self.done.set_result(utterance))
+
+    def refuse(self, why: Refused) -> None:
+        """Send an error."""
+        self._settle(lambda: self.done.set_exception(why))
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        def once() -> None:
+            if not self.done.done():
+                settle()
+
+        self.loop.call_soon_threadsafe(once)
+
+
+@dataclass
+class Report:
+    """A reward that a program reports for an agent, or for all of them if ``agent`` is None."""
+
+    value: float
+    agent: str | None = None
+
+
+@dataclass
+class Session:
+    """One dialogue of a program.
+
+    Args:
+        name: what its replies are called.
+        secret: the token in its address.
+        root: the address of the server.
+        agents: who can be asked.
+        ignored: fields of requests that are left out.
+    """
+
+    name: str
+    secret: str
+    root: str
+    agents: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    reports: list[Report] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    over: bool = False
+    _calls: list[Call] = field(default_factory=list)
+    _told: bool = False
+    _news: "Future[None] | None" = None
+    _timer: asyncio.TimerHandle | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def base_url(self) -> str:
+        """The address that a client of the dialogue uses."""
+        return f"{self.root}/d/{self.name}.{self.secret}/v1"
+
+    def news(self) -> "Future[None]":
+        """Return a future that is done when requests have come, or when :meth:`tell` was called."""
+        with self._lock:
+            self._news = Future()
+            if self._told:
+                self._news.set_result(None)
+            return self._news
+
+    def take(self) -> list[Call]:
+        """Return the requests that have come since the last call of this."""
+        with self._lock:
+            calls, self._calls, self._told = self._calls, [], False
+        return calls
+
+    def tell(self) -> None:
+        """Let whoever waits for :meth:`news` look."""
+        with self._lock:
+            self._told = True
+            if self._news is not None:
+                with contextlib.suppress(InvalidStateError):
+                    self._news.set_result(None)
+
+    def put(self, call: Call) -> None:
+        """Add a request, in the server's thread.
+
+        Raises:
+            Refused: the dialogue is over.
+        """
+        with self._lock:
+            if self.over:
+                raise Refused("the dialogue is over", status=410, code="dialogue_over")
+            self._calls.append(call)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = call.loop.call_later(SETTLE, self.tell)
+
+    def close(self) -> None:
+        """Refuse what still waits, and all that comes."""
+        with self._lock:
+            self.over = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call.refuse(Refused("the dialogue is over", status=410, code="dialogue_over"))
+
+
+class Gateway:
+    """The server. It is started when it is first used, and ends with the process.
+
+    Raises:
+        ConfigError: the packages of a server are not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import uvicorn
+        except ImportError:
+            raise ConfigError(
+                f"protocol program: the program's client needs a server: {install_command('server')}"
+            ) from None
+        self._sessions: dict[str, Session] = {}
+        self._number = 0
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(self._app(), log_level="warning", access_log=False, lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        serve = self._server.serve([self._socket])
+        threading.Thread(target=asyncio.run, args=(serve,), name="programs' server", daemon=True).start()
+        while not self._server.started:
+            pause(0.01)
+
+    def open(self, agents: Sequence[str], ignored: Sequence[str] = ()) -> Session:
+        """Open a dialogue."""
+        self._number += 1
+        session = Session(f"{self._number}", secrets.token_urlsafe(24), self.root, tuple(agents), tuple(ignored))
+        self._sessions[session.name] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """Close a dialogue. Requests that still come for it are refused."""
+        session.close()
+        self._sessions.pop(session.name, None)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _app(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.routing import Route
+
+        def answered(handle: Callable[[Session, Request], Any]) -> Callable[[Request], Any]:
+            async def endpoint(request: Request) -> Response:
+                session = None
+                try:
+                    session = self._session(request.path_params["token"])
+                    return await handle(session, request)
+                except Refused as error:
+                    if session is not None and error.code != "dialogue_over":
+                        session.refused.append(error.message)
+                    return JSONResponse(error.body(), error.status)
+
+            return endpoint
+
+        async def chat(session: Session, request: Request) -> Response:
+            body = await _json(request)
+            asked = with_headers(read_chat(body, session.agents, session.ignored), request.headers)
+            loop = asyncio.get_running_loop()
+            call = Call(asked, loop, loop.create_future())
+            session.put(call)
+            utterance = await call.done
+            name, created = f"chatcmpl-{session.name}-{utterance.id}", int(time.time())
+            if not asked.stream:
+                return JSONResponse(completion(utterance, asked, name, created))
+
+            async def events() -> AsyncIterator[str]:
+                for chunk in chunks(utterance, asked, name, created):
+                    yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                yield "data: [DONE]\n\n"
+
+            return StreamingResponse(events(), media_type="text/event-stream")
+
+        async def models(session: Session, request: Request) -> Response:
+            entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in session.agents]
+            return JSONResponse({"object": "list", "data": entries})
+
+        async def reward(session: Session, request: Request) -> Response:
+            body = await _json(request)
+            session.reports.extend(_reports(body, session.agents))
+            return JSONResponse({"ok": True})
+
+        async def elsewhere(session: Session, request: Request) -> Response:
+            what = f"{request.method} /{request.path_params['rest']}"
+            known = "POST /chat/completions, POST /reward or GET /models"
+            raise Refused(f"{what}: expected {known}", status=404, code="not_found")
+
+        at = "/d/{token}/v1"
+        return Starlette(
+            routes=[
+                Route(f"{at}/chat/completions", answered(chat), methods=["POST"]),
+                Route(f"{at}/models", answered(models), methods=["GET"]),
+                Route(f"{at}/reward", answered(reward), methods=["POST"]),
+                Route(at + "/{rest:path}", answered(elsewhere), methods=["GET", "POST", "PUT", "DELETE"]),
+            ]
+        )
+
+    def _session(self, token: str) -> Session:
+        name, _, secret = token.partition(".")
+        session = self._sessions.get(name)
+        if session is None or not hmac.compare_digest(session.secret.encode(), secret.encode()):
+            raise Refused(
+                "the dialogue is over, or the address is not one of this run", status=410, code="dialogue_over"
+            )
+        return session
+
+
+async def _json(request: Any) -> Any:
+    """Return the JSON of a request."""
+    body = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            if len(body) + len(part) > BODY_BYTES:
+                raise Refused(f"the request has more than {BODY_BYTES} bytes", status=413, code="too_large")
+            body.extend(part)
+
+    try:
+        await asyncio.wait_for(read(), BODY_SECONDS)
+    except TimeoutError:
+        raise Refused(f"the request did not arrive within {BODY_SECONDS:g} s", status=408, code="too_slow") from None
+    try:
+        return json.loads(bytes(body))
+    except ValueError as error:
+        raise Refused(f"the request is not JSON: {error}", code="invalid_json") from None
+
+
+def _reports(body: Any, agents: Sequence[str]) -> list[Report]:
+    """Return the rewards in ``{"reward": 1.0}``, ``{"reward": 1.0, "agent": NAME}`` or ``{"rewards": {NAME: 1.0}}``."""
+    body = body if isinstance(body, dict) else {}
+    rewards = body.get("rewards")
+    pairs = list(rewards.items()) if isinstance(rewards, dict) else [(body.get("agent"), body.get("reward"))]
+    for agent, value in pairs:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+        if not number or (agent is not None and agent not in agents):
+            raise Refused(
+                f'reward: expected {{"reward": 1.0}}, with "agent" as one of {list(agents)} or without it, got '
+                f"{json.dumps(body)[:80]}",
+                "reward",
+            )
+    return [Report(float(value), agent) for agent, value in pairs]
+
+
+_GATEWAYS: dict[int, Gateway] = {}
+_LOCK = threading.Lock()
+
+
+def gateway() -> Gateway:
+    """Return the server of this process. A forked process gets its own."""
+    with _LOCK:
+        if os.getpid() not in _GATEWAYS:
+            _GATEWAYS[os.getpid()] = Gateway()
+        return _GATEWAYS[os.getpid()]

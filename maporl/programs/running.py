@@ -1,0 +1,243 @@
+"""Programs while they run: functions in threads of this process, commands in processes of their own. No torch.
+
+A program ends by its answer, by its failure, or because its dialogue is over. A command is then killed with its process
+group. A function cannot be killed: its requests are refused from then on, and its thread is left alone.
+"""
+
+import contextlib
+import inspect
+import json
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from maporl.event_loop import wait
+from maporl.text import printable
+from trl_ext.process.waits import Threads, check
+
+LAST_LINES = 20
+"""The lines of a traceback, or of what a command wrote on its standard error, that are told."""
+KEPT_BYTES = 2**20
+"""The last bytes of a command's output that are kept. An answer is in the last line."""
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a program is told: the question, where its agents are, and the example as plain values."""
+
+    question: str
+    base_url: str
+    example: dict[str, Any]
+    api_key: str = "maporl"
+
+    def arguments(self, function: Function) -> dict[str, Any]:
+        """Return those of the values that ``function`` takes, by name."""
+        values = {
+            "question": self.question,
+            "base_url": self.base_url,
+            "api_key": self.api_key,
+            "example": self.example,
+        }
+        parameters = inspect.signature(function).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return values
+        return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended: with an ``answer``, or with a ``failure`` in words."""
+
+    answer: str | None = None
+    failure: str | None = None
+
+
+class Run:
+    """A program that runs, or waits until fewer others do.
+
+    Args:
+        work: runs the program, and returns its ending.
+        seconds: the most seconds that it may take.
+        tell: is called when it has ended.
+    """
+
+    def __init__(self, work: "Callable[[Run], Ending]", seconds: float, tell: Callable[[], None]):
+        self.seconds, self.tell, self._work = seconds, tell, work
+        self.ending: Ending | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Run it, in this thread."""
+        self._timer = threading.Timer(self.seconds, self._late)
+        self._timer.daemon = True
+        self._timer.start()
+        try:
+            ending = self._work(self)
+        except BaseException as error:  # the program's own code may raise anything, even SystemExit
+            ending = Ending(failure=_told(error))
+        self._end(ending)
+
+    def _late(self) -> None:
+        self._end(Ending(failure=f"it did not end within {self.seconds:g} seconds"))
+        self.kill()
+
+    def _end(self, ending: Ending) -> None:
+        with self._lock:
+            if self.ending is not None:
+                return
+            self.ending = ending
+        if self._timer is not None:
+            self._timer.cancel()
+        self.tell()
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._end(Ending(failure="its dialogue is over"))
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+class Runner:
+    """Runs at most ``most`` programs at once. Others wait for their turn."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self._threads = Threads(2**16, "program")
+        self._waiting: deque[Run] = deque()
+        self._running: set[Run] = set()
+        self._lock = threading.Lock()
+
+    def start(self, run: Run) -> None:
+        """Start ``run``, or let it wait."""
+        with self._lock:
+            self._waiting.append(run)
+        self._go_on()
+
+    def end(self, run: Run) -> None:
+        """End ``run``, so that another one may start."""
+        with self._lock:
+            self._running.discard(run)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(run)
+        run.kill()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        with self._lock:
+            begun = []
+            while self._waiting and len(self._running) < self.most:
+                begun.append(self._waiting.popleft())
+                self._running.add(begun[-1])
+        for run in begun:
+            self._threads.submit(run.begin)
+
+
+def of_function(function: Function, question: Question) -> Callable[[Run], Ending]:
+    """Return what runs a function, or a coroutine function, on a question."""
+
+    def work(run: Run) -> Ending:
+        value = function(**question.arguments(function))
+        return _ended(wait(value, run.seconds) if inspect.isawaitable(value) else value)
+
+    return work
+
+
+def of_command(command: Sequence[str], question: Question) -> Callable[[Run], Ending]:
+    """Return what runs a command on a question: JSON on its standard input, an answer as its last line."""
+
+    def work(run: Run) -> Ending:
+        told = {"question": question.question, "base_url": question.base_url, "api_key": question.api_key}
+        variables = {"OPENAI_BASE_URL": question.base_url, "OPENAI_API_KEY": question.api_key}
+        around = ",".join(part for part in (os.environ.get("NO_PROXY"), "127.0.0.1") if part)
+        process = run.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **variables, "NO_PROXY": around, "no_proxy": around},
+            start_new_session=True,
+        )
+        out, errors = _talk(process, json.dumps({**told, "example": question.example}).encode(), run)
+        status = process.wait()
+        if status:
+            lines = "\n".join(errors.splitlines()[-LAST_LINES:])
+            return Ending(failure=printable(f"it ended with status {status}; the last lines of its errors:\n{lines}"))
+        printed = out.rstrip("\r\n").splitlines()
+        return _ended(printed[-1]) if printed else Ending(failure="it ended without an answer, which is its last line")
+
+    return work
+
+
+def _talk(process: subprocess.Popen[bytes], told: bytes, run: Run) -> tuple[str, str]:
+    """Write to a process and read what it writes, until it closes both. Return the ends of its output and errors."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+    left = memoryview(told)
+    with selectors.DefaultSelector() as selector:
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        for stream in kept:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            check()
+            for key, _ in selector.select(0.2):
+                if key.fileobj is process.stdin:
+                    left = _written(process.stdin, left)
+                    if not left:
+                        selector.unregister(process.stdin)
+                        with contextlib.suppress(OSError):
+                            process.stdin.close()
+                    continue
+                piece = os.read(key.fd, 2**16)
+                if not piece:
+                    selector.unregister(key.fileobj)
+                    continue
+                tail = kept[key.fileobj]  # type: ignore[index]  # the streams that were registered
+                tail += piece
+                del tail[:-KEPT_BYTES]
+            if process.poll() is not None and not selector.select(0):
+                break  # a child that has outlived it may hold the other ends open
+    for stream in kept:
+        stream.close()
+    return tuple(bytes(tail).decode("utf-8", "replace") for tail in kept.values())  # type: ignore[return-value]
+
+
+def _written(stream: IO[bytes], left: memoryview) -> memoryview:
+    """Write a part of ``left``, and return the rest. A process that does not read is told nothing."""
+    try:
+        return left[os.write(stream.fileno(), left[: 2**16]) :]
+    except BlockingIOError:
+        return left
+    except OSError:
+        return left[:0]
+
+
+def _ended(value: Any) -> Ending:
+    """Return the ending of a program that returned ``value``."""
+    if isinstance(value, str):
+        return Ending(answer=value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Ending(answer=str(value))
+    got = "nothing" if value is None else f"{value!r:.80}"
+    return Ending(failure=f"it returned {got}; expected its answer, a text")
+
+
+def _told(error: BaseException) -> str:
+    """Return the last lines of the traceback of what a program raised, without the frames of this module."""
+    here = str(Path(__file__))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    return printable("\n".join("".join(lines).rstrip().splitlines()[-LAST_LINES:]))

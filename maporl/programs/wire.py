@@ -1,0 +1,282 @@
+"""OpenAI's chat completions on the wire: requests are read and checked, replies and errors are written.
+
+Data flow: JSON of a client -> :func:`read_chat` -> :class:`ChatRequest`; an utterance -> :func:`completion` or
+:func:`chunks`. What a request asks for and cannot get is refused with the name of its field, and never left out.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from maporl.config.imports import unknown
+from maporl.decoding import Sampling
+from maporl.environments.base import tool_of
+from maporl.environments.calls import before_calls
+from maporl.errors import ConfigError, one_line
+from maporl.types import Message, Stop, Utterance
+
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""The roles of messages, and what they are called here."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "seed", "service_tier", "store",
+        "stream_options", "user",
+    }
+)  # fmt: skip
+"""Fields that change nothing that a reply says. Random numbers come from the run's seed, whatever ``seed`` is."""
+NEUTRAL: dict[str, Any] = {
+    "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0,
+    "response_format": {"type": "text"}, "parallel_tool_calls": True, "modalities": ["text"],
+}  # fmt: skip
+"""Fields of which only the value that changes nothing can be had."""
+SAMPLED = ("temperature", "top_p", "top_k")
+READ = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stop", "max_tokens", "max_completion_tokens"})
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        message: what is wrong, and what to do.
+        param: the field.
+        status: the HTTP status.
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str = "unsupported_value"):
+        super().__init__(message)
+        self.message, self.param, self.status, self.code = message, param, status, code
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request for one utterance.
+
+    Args:
+        agent: who speaks, which is the ``model`` of the request.
+        messages: the whole conversation. An assistant message may have ``tool_calls``, as
+            ``{"name", "arguments"}`` with a mapping of arguments. A tool message has the ``name`` of its tool.
+        schemas: the tools that the agent may call.
+        sampling: how the answer is sampled, where the request says so.
+        stream: whether the reply is sent in pieces, and ``usage`` whether the last one has the numbers of tokens.
+        role: the role in which the agent speaks.
+        parents: the ids of the replies whose text the messages hold. None: they are looked for.
+    """
+
+    agent: str
+    messages: tuple[Message, ...]
+    schemas: tuple[dict[str, Any], ...] = ()
+    sampling: Sampling | None = None
+    stream: bool = False
+    usage: bool = False
+    role: str | None = None
+    parents: tuple[str, ...] | None = None
+
+
+def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
+    """Return the request in the JSON ``body`` of a chat completion.
+
+    Args:
+        body: the parsed JSON.
+        agents: the agents that may be asked.
+        ignored: fields that are left out because the user says so.
+
+    Raises:
+        Refused: it is malformed, asks an unknown agent, or for something that cannot be had.
+    """
+    if not isinstance(body, Mapping):
+        raise Refused("expected a JSON object", code="invalid_json")
+    fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
+    agent = str(fields.get("model"))
+    if agent not in agents:
+        message = f"model: {unknown(agent, list(agents))}; the model of a request is the name of an agent"
+        raise Refused(message, "model", 404, "model_not_found")
+    for name in fields:
+        if name not in READ and name not in WITHOUT_EFFECT and name not in NEUTRAL and name not in SAMPLED:
+            raise Refused(f"{name}: this field is not supported; leave it out", name)
+    for name, value in NEUTRAL.items():
+        if name in fields and fields[name] != value:
+            what = f"{name}: only {json.dumps(value)} is supported, got {one_line(json.dumps(fields[name]), 80)}"
+            raise Refused(f"{what}; leave it out, or add it to protocol.ignore", name)
+    options = fields.get("stream_options")
+    usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
+    return ChatRequest(
+        agent, _messages(fields.get("messages")), _tools(fields), _sampling(fields), bool(fields.get("stream")), usage
+    )
+
+
+def _sampling(fields: Mapping[str, Any]) -> Sampling | None:
+    values = {name: fields[name] for name in SAMPLED if name in fields}
+    limits = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
+    values |= {"max_tokens": limits[-1]} if limits else {}
+    if "stop" in fields:
+        values["stop"] = [fields["stop"]] if isinstance(fields["stop"], str) else fields["stop"]
+    for name, value in values.items():
+        if isinstance(value, list) != (name == "stop") or (isinstance(value, float) and not math.isfinite(value)):
+            raise Refused(f"{name}: expected {'texts' if name == 'stop' else 'a number'}, got {value!r:.80}", name)
+        try:
+            Sampling(**{name: value})
+        except ValueError as error:
+            raise Refused(str(error), name) from None
+    return Sampling(**values) if values else None
+
+
+def _tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    tools, choice = fields.get("tools") or [], fields.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        what = f"tool_choice: nobody can make a model call a tool, got {one_line(json.dumps(choice), 80)}"
+        raise Refused(f"{what}; leave it out, or set auto or none", "tool_choice")
+    if not isinstance(tools, list):
+        raise Refused(f"tools: expected a list, got {tools!r:.80}", "tools", code="invalid_type")
+    for number, tool in enumerate(tools):
+        if (
+            not isinstance(tool, Mapping)
+            or tool.get("type") != "function"
+            or not isinstance(tool.get("function"), Mapping)
+        ):
+            expected = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise Refused(f"tools.{number}: expected {expected}, got {one_line(json.dumps(tool), 80)}", "tools")
+        try:
+            tool_of(tool)
+        except ConfigError as error:
+            raise Refused(f"tools.{number}: {error}", "tools") from None
+    return () if choice == "none" else tuple(tools)
+
+
+def _messages(messages: Any) -> tuple[Message, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise Refused(f"messages: expected a list of messages, got {messages!r:.80}", "messages", code="invalid_type")
+    read: list[Message] = []
+    names: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        where = f"messages.{number}"
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            got = message.get("role") if isinstance(message, Mapping) else message
+            raise Refused(f"{where}.role: expected one of {sorted(ROLES)}, got {got!r:.80}", where)
+        one: Message = {"role": ROLES[message["role"]], "content": _text(message.get("content"), where)}
+        if one["role"] == "assistant":
+            one |= _said_calls(message, where, names)
+        elif message.get("content") is None:
+            raise Refused(f"{where}.content: expected a text", where, code="invalid_type")
+        if one["role"] == "tool":
+            called = message.get("tool_call_id")
+            if called not in names:
+                raise Refused(f"{where}.tool_call_id: no message before it has the call {called!r:.80}", where)
+            one["name"] = names[called]
+        elif isinstance(message.get("name"), str) and one["role"] == "user":
+            one["name"] = message["name"]
+        read.append(one)
+    return tuple(read)
+
+
+def _said_calls(message: Mapping[str, Any], where: str, names: dict[str, str]) -> dict[str, Any]:
+    """Return the calls of an assistant message, and add their ids to ``names``."""
+    if message.get("function_call") is not None:
+        raise Refused(f"{where}.function_call: it was replaced by tool_calls; use these", where)
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise Refused(f"{where}.tool_calls: expected calls of functions, got {call!r:.80}", where)
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except (TypeError, ValueError):
+            arguments = {"": str(function.get("arguments"))}  # another one's call, which cannot be read
+        calls.append({"name": function["name"], "arguments": arguments})
+        names[str(call.get("id"))] = function["name"]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refused(f"{where}.content: expected a text, got {content!r:.80}", where, code="invalid_type")
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "output_text"):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise Refused(f"{where}.content: only parts of text are supported, got {kind!r:.80}", where)
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+def said(utterance: Utterance, request: ChatRequest) -> Message:
+    """Return an utterance as the assistant message that the program is sent.
+
+    It lacks the text of the calls, and the stop string of the request that has ended it.
+    """
+    calls = [{"name": call.name, "arguments": call.arguments} for call in utterance.calls if call.result is None]
+    if calls:
+        return {"role": "assistant", "content": before_calls(utterance.text), "tool_calls": calls}
+    text = utterance.text
+    if utterance.stop is Stop.STOP and request.sampling is not None:
+        text = next(
+            (text.removesuffix(end) for end in request.sampling.at(0).get("stop", ()) if text.endswith(end)), text
+        )
+    return {"role": "assistant", "content": text}
+
+
+def _reply(utterance: Utterance, request: ChatRequest) -> dict[str, Any]:
+    message = said(utterance, request)
+    calls = [
+        {
+            "id": f"call_{utterance.id}_{number}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+        }
+        for number, call in enumerate(message.get("tool_calls", ()))
+    ]
+    return {"role": "assistant", "content": message["content"] or (None if calls else "")} | (
+        {"tool_calls": calls} if calls else {}
+    )
+
+
+def _finish(utterance: Utterance) -> str:
+    if any(call.result is None for call in utterance.calls):
+        return "tool_calls"
+    return {Stop.LENGTH: "length", Stop.FILTERED: "content_filter"}.get(utterance.stop, "stop")
+
+
+def _usage(utterance: Utterance) -> dict[str, int]:
+    prompt, new = len(utterance.prompt_ids), len(utterance.response_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def completion(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
+    """Return an utterance as a chat completion. ``name`` is its id, and ``created`` the time in seconds."""
+    choice = {"index": 0, "message": _reply(utterance, request), "finish_reason": _finish(utterance), "logprobs": None}
+    return {
+        "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": [choice],
+        "usage": _usage(utterance),
+    }  # fmt: skip
+
+
+def chunks(utterance: Utterance, request: ChatRequest, name: str, created: int) -> Iterator[dict[str, Any]]:
+    """Yield an utterance as the pieces of a stream."""
+    base = {"id": name, "object": "chat.completion.chunk", "created": created, "model": utterance.agent}
+    message = _reply(utterance, request)
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
+    deltas += [{"tool_calls": [call]} for call in calls]
+    for delta in deltas:
+        yield {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    yield {**base, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(utterance)}]}
+    if request.usage:
+        yield {**base, "choices": [], "usage": _usage(utterance)}
+
+
+def with_headers(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
+    """Return ``request`` with what its headers ``x-maporl-role`` and ``x-maporl-parents`` say."""
+    parents = headers.get("x-maporl-parents")
+    named = None if parents is None else tuple(part.strip() for part in parents.split(",") if part.strip())
+    return replace(request, role=headers.get("x-maporl-role") or None, parents=named)

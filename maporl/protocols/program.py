@@ -1,0 +1,258 @@
+"""Program: a program of the user's own calls the agents as models behind an OpenAI-compatible address."""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from maporl.config.imports import look_up
+from maporl.errors import ConfigError
+from maporl.programs.gateway import Call, Report, Session, gateway
+from maporl.programs.histories import Histories
+from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function
+from maporl.programs.wire import Refused, said
+from maporl.protocols.base import Dropped, Play, Protocol
+from maporl.types import Ask, Example, Message, Utterance, Wait
+from trl_ext.ppo.options import option
+
+REHEARSED_SECONDS = 30.0
+"""The most seconds of a program that is rehearsed."""
+
+
+@dataclass(frozen=True)
+class Program(Protocol):
+    """A program asks the agents whatever it likes, and returns the answer. It is a function or a command of the user's.
+
+    The ``model`` of a request is the name of an agent. A request that repeats a conversation unchanged goes on with it,
+    token by token; one that has changed it begins a new one. An utterance is a parent of every later request whose
+    messages hold its text, and what nobody was shown has the credit of the answer.
+
+    What a program returns is graded. It may report rewards too (``POST {base_url}/reward``), which
+    ``reward.sources: {reported: 1.0}`` counts.
+
+    The program runs in this process or beside it, with the rights of whoever starts the run.
+
+    Raises:
+        ValueError: neither or both of ``run`` and ``command`` are given, or a number is out of its range.
+    """
+
+    run: str | Callable[..., Any] = option(
+        "",
+        "The program as MODULE:FUNCTION. It is called with those of question, base_url, api_key and example that it "
+        "takes, and returns its answer. A coroutine function is awaited.",
+    )
+    command: tuple[str, ...] = option(
+        (), "The program as a command: JSON with the question on its standard input, the answer as its last line."
+    )
+    on_failure: Literal["zero", "drop", "stop"] = option(
+        "zero",
+        "What a program that fails leaves: a dialogue without answer (zero), one on which nobody is trained (drop), or "
+        "the end of the run (stop).",
+    )
+    seconds: float = option(600.0, "Most seconds of a dialogue.")
+    calls: int = option(100, "Most calls of a dialogue. Further ones are refused.")
+    concurrency: int = option(64, "Most programs that run at once.")
+    ignore: tuple[str, ...] = option(
+        (),
+        "Fields of requests that are left out, such as temperature, where the run decides. Others that cannot be had "
+        "are refused.",
+    )
+    roles = True
+    pays = frozenset({"reported"})
+    every_step_scored = False
+    replayable = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if bool(self.run) == bool(self.command):
+            raise ValueError(
+                "run, command: expected one of them: run: MODULE:FUNCTION, or command: [python, my_program.py]"
+            )
+        for name in ("seconds", "calls", "concurrency"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if self.run:
+            self.function  # noqa: B018  # it is looked up before models are loaded
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function that is the program.
+
+        Raises:
+            ConfigError: it cannot be imported, or takes none of the values.
+        """
+        function = look_up(self.run, {}, "protocol.run") if isinstance(self.run, str) else self.run
+        if not callable(function) or not Question("", "", {}).arguments(function):
+            raise ConfigError(
+                "protocol.run: expected a function of some of question, base_url, api_key and example, got "
+                f"{function!r:.80}"
+            )
+        return function
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return Runner(self.concurrency)
+
+    def in_rehearsal(self) -> "Program":
+        """Return the program as it is rehearsed: it may fail, because nobody answers it as it expects."""
+        return dataclasses.replace(self, on_failure="zero", seconds=min(self.seconds, REHEARSED_SECONDS))
+
+    def play(self, example: Example, agents: tuple[str, ...]) -> Play:
+        """Play until the program ends. The outcome says how: its answer or its failure, its calls, what was refused.
+
+        Raises:
+            Dropped: it failed, and ``on_failure`` is drop.
+            ConfigError: it failed, and ``on_failure`` is stop.
+        """
+        server = gateway()
+        session = server.open(agents, self.ignore)
+        question = Question(example.question, session.base_url, _plain(example))
+        work = of_command(self.command, question) if self.command else of_function(self.function, question)
+        run = Run(work, self.seconds, session.tell)
+        talk = _Talk(session, self.calls)
+        self._runner.start(run)
+        try:
+            while run.ending is None:
+                yield [Wait(session.news())]
+                calls = [] if run.ending is not None else session.take()
+                asked = talk.asks(calls)
+                if asked:
+                    talk.take(asked, (yield [ask for _, ask in asked]))
+            ending = run.ending
+        finally:
+            self._runner.end(run)
+            server.close(session)
+        return self._ended(ending, talk, session)
+
+    def _ended(self, ending: Ending, talk: "_Talk", session: Session) -> dict[str, Any]:
+        """Let the dialogue end: the answer is somebody's, what was reported is paid, and a failure is told."""
+        if ending.failure is not None:
+            what = f"protocol program: {ending.failure}"
+            if self.on_failure == "stop":
+                raise ConfigError(f"{what}; mend the program, or set protocol.on_failure: zero or drop")
+            warnings.warn(f"{what} (protocol.on_failure: {self.on_failure})", stacklevel=2)
+            if self.on_failure == "drop":
+                raise Dropped("program")
+        talk.submit(ending.answer or "")
+        for report in session.reports:
+            talk.pay(report)
+        outcome = {"answer": ending.answer, "failure": ending.failure, "refused": session.refused}
+        return {name: value for name, value in outcome.items() if value or name == "answer"} | {"calls": talk.called}
+
+
+class _Talk:
+    """The utterances of a program's dialogue, and the requests that they answer."""
+
+    def __init__(self, session: Session, most: int):
+        self.session, self.most = session, most
+        self.histories = Histories()
+        self.utterances: list[Utterance] = []
+        self.sent: dict[int, Message] = {}
+        """What the program was sent of each utterance."""
+        self.called = 0
+
+    def asks(self, calls: Sequence[Call]) -> list[tuple[Call, Ask]]:
+        """Return what is asked for requests that have come together, in an order that does not depend on time."""
+        asked = []
+        for call in sorted(calls, key=lambda call: repr((call.request.agent, call.request.messages))):
+            try:
+                asked.append((call, self._ask(call, alone=len(calls) == 1)))
+            except Refused as error:
+                call.refuse(error)
+        return asked
+
+    def _ask(self, call: Call, alone: bool) -> Ask:
+        request = call.request
+        if self.called >= self.most:
+            what = f"this dialogue has had its {self.most} calls (protocol.calls)"
+            raise Refused(what, status=429, code="too_many_calls")
+        self.called += 1
+        place = self.histories.place(request)
+        tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
+        return Ask(
+            request.agent,
+            [dict(message) for message in place.new],
+            request.role,
+            self._parents(call),
+            answers=False,
+            fresh=True,
+            tags=tags if alone else {**tags, "together": True},
+            sampling=request.sampling,
+            after=place.after,
+            schemas=request.schemas,
+            refusable=True,
+        )
+
+    def _parents(self, call: Call) -> tuple[int, ...]:
+        """Return the utterances whose text is in the messages of a request, or those that its header names."""
+        if call.request.parents is not None:
+            names = {f"chatcmpl-{self.session.name}-{u.id}": u.id for u in self.utterances}
+            unknown = [name for name in call.request.parents if name not in names]
+            if unknown:
+                raise Refused(f"x-maporl-parents: {unknown[0]!r:.80} is not the id of a reply", "x-maporl-parents")
+            return tuple(names[name] for name in call.request.parents)
+        heard = "\n".join(message["content"] for message in call.request.messages)
+        called = [one for message in call.request.messages for one in message.get("tool_calls", ())]
+        return tuple(
+            number
+            for number, message in self.sent.items()
+            if holds(heard, message["content"]) or any(one in called for one in message.get("tool_calls", ()))
+        )
+
+    def take(self, asked: Sequence[tuple[Call, Ask]], utterances: Sequence[Utterance]) -> None:
+        """Send each program's request what was said to it."""
+        for (call, _), utterance in zip(asked, utterances, strict=True):
+            self.utterances.append(utterance)
+            if (why := utterance.tags.get("refused")) is not None:
+                call.refuse(Refused(why, code="context_length_exceeded" if "prompt" in why else "unsupported_value"))
+                continue
+            self.sent[utterance.id] = said(utterance, call.request)
+            self.histories.add(call.request, self.sent[utterance.id], utterance.id)
+            call.answer(utterance)
+
+    def submit(self, answer: str) -> None:
+        """Let the last one who said ``answer``, or else the last one who spoke, answer with it.
+
+        What nobody was shown has the credit of this answer.
+        """
+        spoken = [u for u in self.utterances if "refused" not in u.tags]
+        if not spoken:
+            return
+        texts = {u.id: self.sent[u.id]["content"] for u in spoken}
+        same = (u for u in reversed(spoken) if holds(texts[u.id], answer) or holds(answer, texts[u.id]))
+        author = next(same, spoken[-1])
+        author.answers, author.submitted = True, answer
+        read = {parent for u in self.utterances for parent in u.parents}
+        for u in spoken:
+            if u is not author and u.id not in read:
+                u.settles = (author.id,)
+
+    def pay(self, report: Report) -> None:
+        """Pay what the program reports: to the agent's last utterance, or to the answer."""
+        for u in reversed(self.utterances):
+            if u.agent == report.agent or (report.agent is None and u.answers):
+                u.rewards["reported"] = u.rewards.get("reported", 0.0) + report.value
+                return
+
+
+def holds(text: str, part: str) -> bool:
+    """Return whether ``part`` stands in ``text`` as whole words, exactly or without the space around it.
+
+    >>> holds("The others say: 14.", "4"), holds("The others say: 14.", " 14 "), holds("Anything.", "")
+    (False, True, False)
+    """
+    part = part.strip()
+    if not part or part not in text:
+        return False
+    before, after = r"(?<!\w)" if part[0].isalnum() else "", r"(?!\w)" if part[-1].isalnum() else ""
+    return re.search(before + re.escape(part) + after, text) is not None
+
+
+def _plain(example: Example) -> dict[str, Any]:
+    """Return what a program may know of an example: not its answer, which would be no task any more."""
+    values = dataclasses.asdict(example)
+    del values["answer"]
+    return values

@@ -1,0 +1,412 @@
+"""A program of the user's own as a protocol: what becomes of its requests, its answer and its failures."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
+
+from maporl import Program
+from maporl.config.schema import RewardSection
+from maporl.errors import ConfigError
+from maporl.protocols.program import holds
+from maporl.rewards import label
+from maporl.rewards.scoring import Scorer
+from maporl.types import Stop
+
+
+def plan_and_solve(question, base_url):
+    plan = ask(base_url, "ann", [user(f"Plan: {question}")])
+    return ask(base_url, "bob", [user(f"{plan}\n{question}")])
+
+
+def credits(dialogues, sources=None, **reward):
+    section = RewardSection(sources=sources or {"label": 1.0}, **reward)
+    Scorer(section, {"label": label}, ("ann", "bob")).credit(dialogues, TASK)
+    return [u.rewards.get("credit") for u in dialogues[0].utterances]
+
+
+def test_requests_become_utterances_and_the_answer_is_graded_and_credits_whom_it_shows():
+    dialogues = play(plan_and_solve, Script(ann=["I add."], bob=["2+2=4"]))
+    first, second = dialogues[0].utterances
+    assert (first.agent, first.messages, first.text, first.answers) == ("ann", [user("Plan: 2+2=")], "I add.", False)
+    assert (second.agent, second.parents, second.answers, second.submitted) == ("bob", (0,), True, "2+2=4")
+    assert dialogues[0].outcome == {"answer": "2+2=4", "calls": 2}
+    assert credits(dialogues) == [1.0, 1.0] and second.grade.correct
+
+
+def test_what_is_returned_is_graded_and_not_what_was_said():
+    def program(question, base_url):
+        ask(base_url, "ann", [user("1")])
+        ask(base_url, "bob", [user("2")])
+        return "4"
+
+    dialogues = play(program, Script(ann=["The answer is 4."], bob=["I say 7."]))
+    first, second = dialogues[0].utterances
+    assert first.answers and first.submitted == "4" and not second.answers, "the last who said the answer gave it"
+    assert second.settles == (0,), "what nobody was shown has the credit of the answer"
+    assert credits(dialogues) == [1.0, 1.0]
+
+
+def test_a_conversation_that_is_repeated_goes_on_and_one_that_is_changed_begins():
+    def program(base_url):
+        messages = [user("a")]
+        messages += [assistant(ask(base_url, "ann", messages)), user("b")]
+        messages += [assistant(ask(base_url, "ann", messages)), user("c")]
+        ask(base_url, "ann", messages)
+        return ask(base_url, "ann", [user("a"), assistant("something else"), user("d")])
+
+    [dialogue] = play(program)
+    assert [u.after for u in dialogue.utterances] == [None, 0, 1, None]
+    assert [u.messages[-1]["content"] for u in dialogue.utterances] == ["a", "b", "c", "d"]
+    assert [len(u.messages) for u in dialogue.utterances] == [1, 1, 1, 3]
+    assert [u.tags.get("history", "")[:9] for u in dialogue.utterances] == ["", "continued", "continued", "changed: "]
+    assert [u.turn for u in dialogue.utterances] == [0, 1, 2, 3]
+
+
+def test_a_stop_string_is_left_out_of_a_reply_that_goes_on_as_it_was():
+    def program(base_url):
+        messages = [user("a")]
+        said = ask(base_url, "ann", messages, stop=["</call>"])
+        assert said == "<call>x"
+        return ask(base_url, "ann", [*messages, assistant(said), user("y")], stop=["</call>"])
+
+    engine = Script(ann=["<call>x</call>", "y"])
+    stopped = engine.generate
+    engine.generate = lambda requests, decoding: [replace(r, stop=Stop.STOP) for r in stopped(requests, decoding)]
+    [dialogue] = play(program, engine)
+    assert [(u.after, u.parents) for u in dialogue.utterances] == [(None, ()), (0, (0,))]
+    assert dialogue.turns() == 1 and dialogue.at(0) == [dialogue.utterances[1]], "there is one answer"
+
+
+def test_requests_of_threads_come_together_in_an_order_of_their_own():
+    def program(base_url):
+        barrier = threading.Barrier(3)
+        said = {}
+
+        def one(word):
+            barrier.wait()
+            said[word] = ask(base_url, "ann", [user(word)])
+
+        threads = [threading.Thread(target=one, args=(word,)) for word in "cab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return ask(base_url, "bob", [user(" ".join(said[word] for word in sorted(said)))])
+
+    engine = Script(ann=["red", "green", "blue"])
+    [dialogue] = play(program, engine)
+    assert [u.messages[0]["content"] for u in dialogue.utterances[:3]] == ["a", "b", "c"]
+    assert [u.order for u in dialogue.utterances] == [0, 0, 0, 1] and engine.batches == [3, 1]
+    assert dialogue.utterances[3].parents == (0, 1, 2)
+    assert [u.tags.get("together") for u in dialogue.utterances] == [True, True, True, None]
+
+
+def test_dialogues_are_answered_in_batches():
+    engine = Script()
+    dialogues = driver_of(plan_and_solve, engine).play([EXAMPLE], rollouts=16)
+    assert [d.outcome["answer"] for d in dialogues] == ["bob 0"] * 16
+    assert sum(engine.batches) == 32 and len(engine.batches) <= 8, engine.batches
+
+
+def test_a_coroutine_is_a_program_too():
+    async def program(base_url, api_key, example):
+        assert example["meta"]["hint"] == "add" and "answer" not in example and api_key
+        said = await asyncio.gather(*(asyncio.to_thread(ask, base_url, name, [user("hi")]) for name in ("ann", "bob")))
+        return " and ".join(said)
+
+    [dialogue] = play(program)
+    assert dialogue.outcome["answer"] == "ann 0 and bob 0"
+    assert [u.answers for u in dialogue.utterances] == [False, True]
+
+
+COMMAND = """
+import json, os, sys, urllib.request
+
+told = json.load(sys.stdin)
+def ask(model, text):
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def command_of(tmp_path, *lines):
+    path = tmp_path / "program.py"
+    path.write_text(COMMAND + "\n".join(lines))
+    return (sys.executable, str(path))
+
+
+def test_a_command_is_told_the_question_and_its_last_line_is_the_answer(tmp_path):
+    lines = ["print('x' * 5_000_000)", "print(ask('ann', told['question']))"]
+    [dialogue] = play(None, Script(ann=["4"]), command=command_of(tmp_path, *lines))
+    assert dialogue.outcome == {"answer": "4", "calls": 1}
+    assert dialogue.utterances[0].messages == [user("2+2=")]
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("ending", ["print(4)", "import time; time.sleep(60)"])
+def test_the_children_of_a_command_end_with_it(tmp_path, ending):
+    child = tmp_path / "child"
+    lines = [
+        "import subprocess",
+        "other = subprocess.Popen(['sleep', '60'], stdout=sys.stdout)",
+        f"open({str(child)!r}, 'w').write(str(other.pid))",
+        "ask('ann', 'hi')",
+        ending,
+    ]
+    with pytest.warns(UserWarning, match="did not end within 2 seconds") if "sleep" in ending else nothing():
+        [dialogue] = play(None, command=command_of(tmp_path, *lines), seconds=2)
+    assert len(dialogue.utterances) == 1
+    until = time.monotonic() + 5
+    while not gone(int(child.read_text())) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone(int(child.read_text()))
+
+
+class nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+
+def raises(base_url):
+    ask(base_url, "ann", [user("hi")])
+    raise ValueError("no such city")
+
+
+def test_a_program_that_raises_leaves_a_dialogue_without_answer():
+    with pytest.warns(UserWarning, match=r"no such city.*on_failure: zero") as told:
+        dialogues = play(raises)
+    assert "raise ValueError" in str(told[0].message) and dialogues[0].outcome["answer"] is None
+    assert dialogues[0].outcome["failure"].endswith("ValueError: no such city")
+    assert credits(dialogues) == [0.0] and dialogues[0].utterances[0].submitted == ""
+
+
+def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
+    with pytest.warns(UserWarning, match="no such city"):
+        [dialogue] = play(raises, on_failure="drop")
+    assert dialogue.lost == ("program",)
+    with pytest.raises(
+        ConfigError, match=r"(?s)protocol program: .*no such city.*set protocol.on_failure: zero or drop"
+    ):
+        play(raises, on_failure="stop")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (lambda question: None, "it returned nothing; expected its answer, a text"),
+        (lambda question: {"answer": 4}, "it returned {'answer': 4}; expected its answer, a text"),
+        (lambda question: time.sleep(60), "it did not end within 0.3 seconds"),
+        (lambda question: sys.exit(3), "SystemExit: 3"),
+    ],
+)
+def test_a_program_without_an_answer_says_why(program, says):
+    with pytest.warns(UserWarning) as told:
+        [dialogue] = play(program, seconds=0.3)
+    assert says in dialogue.outcome["failure"] and says in str(told[0].message)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["sys.stderr.write('e' * 3_000_000)", "raise KeyError('city')"], "status 1; the last lines of its errors:"),
+        (["pass"], "it ended without an answer, which is its last line"),
+    ],
+)
+def test_a_command_that_fails_says_why(tmp_path, lines, says):
+    with pytest.warns(UserWarning):
+        [dialogue] = play(None, command=command_of(tmp_path, *lines))
+    assert says in dialogue.outcome["failure"] and ("KeyError: 'city'" in dialogue.outcome["failure"]) == (
+        len(lines) > 1
+    )
+
+
+def test_a_number_is_an_answer():
+    [dialogue] = play(lambda base_url: len(ask(base_url, "ann", [user("hi")])))
+    assert dialogue.outcome["answer"] == "5"
+
+
+def test_rewards_that_a_program_reports():
+    def program(base_url):
+        ask(base_url, "ann", [user("1")])
+        said = ask(base_url, "bob", [user("2")])
+        for body in ({"reward": 0.5}, {"rewards": {"ann": 2.0}}, {"reward": 0.25, "agent": "bob"}):
+            assert post(base_url, "reward", body) == (200, {"ok": True})
+        status, answer = post(base_url, "reward", {"reward": 1, "agent": "eve"})
+        assert status == 400 and "'ann', 'bob'" in answer["error"]["message"]
+        return said
+
+    dialogues = play(program)
+    assert [u.rewards for u in dialogues[0].utterances] == [{"reported": 2.0}, {"reported": 0.75}]
+    assert credits(dialogues, {"reported": 1.0}, rules=["own"]) == [2.0, 0.75]
+
+
+def refusals(*requests, headers=()):
+    """What a program is told that sends ``requests``, and the dialogue."""
+    told = []
+
+    def program(base_url):
+        told.extend(post(base_url, path, body, headers) for path, body in requests)
+        return ask(base_url, "ann", [user("hi")])
+
+    [dialogue] = play(program)
+    return [(status, answer["error"]["message"], answer["error"]["code"]) for status, answer in told], dialogue
+
+
+def test_bad_requests_get_an_error_and_stand_in_the_outcome():
+    hi = [user("hi")]
+    told, dialogue = refusals(
+        ("chat/completions", {"model": "eve", "messages": hi}),
+        ("chat/completions", {"model": "ann", "messages": hi, "n": 2}),
+        ("chat/completions", b"{"),
+        ("chat/completions", b" " * (8 * 2**20 + 1)),
+        ("embeddings", {}),
+    )
+    assert [(status, code) for status, _, code in told] == [
+        (404, "model_not_found"), (400, "unsupported_value"), (400, "invalid_json"), (413, "too_large"), (404, "not_found")
+    ]  # fmt: skip
+    assert dialogue.outcome["refused"] == [message for _, message, _ in told]
+    assert "known: ann, bob" in told[0][1] and len(dialogue.utterances) == 1
+
+
+def test_the_header_names_parents_by_the_ids_of_replies():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("1")]}
+        ids = [post(base_url, "chat/completions", body)[1]["id"] for _ in range(2)]
+        refused = post(base_url, "chat/completions", body, {"x-maporl-parents": "chatcmpl-0-0"})
+        assert refused[0] == 400 and "chatcmpl-0-0" in refused[1]["error"]["message"]
+        ask(base_url, "bob", [user("2")], {"x-maporl-parents": ids[1], "x-maporl-role": "critic"})
+        return ask(base_url, "bob", [user("ann 0")], {"x-maporl-parents": ""})
+
+    [dialogue] = play(program)
+    assert [u.parents for u in dialogue.utterances] == [(), (), (1,), ()]
+    assert dialogue.utterances[2].role == "critic"
+
+
+def test_an_address_serves_its_own_dialogue_and_no_other():
+    seen = []
+
+    def program(question, base_url):
+        seen.append(base_url)
+        return ask(base_url, "ann", [user(question)])
+
+    play(program)
+    body = {"model": "ann", "messages": [user("hi")]}
+    secret = seen[0].rpartition("/v1")[0]
+    for url in (seen[0], f"{secret[:-1]}x/v1"):
+        status, answer = post(url, "chat/completions", body)
+        assert status == 410 and answer["error"]["code"] == "dialogue_over"
+
+
+def test_calls_are_limited():
+    def program(base_url):
+        ask(base_url, "ann", [user("1")])
+        return post(base_url, "chat/completions", {"model": "ann", "messages": [user("2")]})[1]["error"]["message"]
+
+    [dialogue] = play(program, calls=1)
+    assert dialogue.outcome["answer"] == "this dialogue has had its 1 calls (protocol.calls)"
+    assert len(dialogue.utterances) == 1
+
+
+def test_few_programs_run_at_once():
+    running, most = [], []
+
+    def program(base_url):
+        running.append(1)
+        most.append(len(running))
+        said = ask(base_url, "ann", [user("hi")])
+        running.pop()
+        return said
+
+    dialogues = driver_of(program, concurrency=2).play([EXAMPLE], rollouts=6)
+    assert max(most) == 2 and [d.outcome["answer"] for d in dialogues] == ["ann 0"] * 6
+
+
+def test_a_program_that_hangs_does_not_keep_others_waiting():
+    def program(base_url, example):
+        if example["meta"]["rollout"] == 0:
+            time.sleep(5)
+        return ask(base_url, "ann", [user("hi")])
+
+    begun = time.monotonic()
+    with pytest.warns(UserWarning, match="did not end"):
+        dialogues = driver_of(program, concurrency=1, seconds=0.3, engine=Script())
+        dialogues.common_seed = False
+        played = dialogues.play([EXAMPLE], rollouts=3)
+    assert [d.outcome["answer"] for d in played] == [None, "ann 0", "ann 0"] and time.monotonic() - begun < 4
+
+
+def test_temperatures_of_agents_in_training_are_those_of_the_run():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("hi")]}
+        same = post(base_url, "chat/completions", {**body, "temperature": 1.0})
+        status, answer = post(base_url, "chat/completions", {**body, "temperature": 0})
+        assert (same[0], status) == (200, 400)
+        return answer["error"]["message"]
+
+    [dialogue] = play(program, learning=("ann",))
+    assert dialogue.outcome["answer"].startswith(
+        "temperature: this agent is being trained, and answers are drawn with 1.0"
+    )
+    assert dialogue.outcome["refused"] == [dialogue.outcome["answer"]]
+    assert dialogue.utterances[1].tags["refused"] and not dialogue.utterances[1].trainable
+    assert play(
+        lambda base_url: ask(base_url, "ann", [user("hi")], temperature=0), learning=("ann",), ignore=("temperature",)
+    )
+    assert play(lambda base_url: ask(base_url, "ann", [user("hi")], temperature=0), learning=("bob",))
+
+
+def test_dialogues_of_programs_are_not_forked():
+    driver = driver_of(plan_and_solve)
+    [episode] = driver.opened([EXAMPLE])
+    with pytest.raises(ConfigError, match=r"program.*cannot be forked.*branching.how: independent"):
+        driver.fork(episode, 1)
+    driver.release()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "expected one of them"),
+        ({"run": raises, "command": ("x",)}, "expected one of them"),
+        ({"run": raises, "seconds": 0}, "seconds: expected a number above 0"),
+        ({"run": raises, "on_failure": "skip"}, "on_failure"),
+        ({"run": "nowhere:solve"}, "nowhere"),
+        ({"run": lambda row: row}, "expected a function of some of question, base_url, api_key and example"),
+    ],
+)
+def test_options_that_cannot_be(options, says):
+    with pytest.raises(ValueError, match=says):
+        Program(**options)
+
+
+def test_whole_words_are_held():
+    assert holds("The others say: =kr", "=kr") and holds("a\nb", "b\n") and not holds("14", "4") and not holds("4", "")
+
+
+def test_a_play_that_is_given_up_ends_its_program(tmp_path):
+    child = tmp_path / "child"
+    lines = [f"open({str(child)!r}, 'w').write(str(os.getpid()))", "ask('ann', 'hi')", "import time; time.sleep(60)"]
+    driver = driver_of(None, command=command_of(tmp_path, *lines))
+    [episode] = driver.opened([EXAMPLE])
+    driver.step([episode])
+    driver.release()
+    assert gone(int(child.read_text()))
