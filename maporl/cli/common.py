@@ -1,5 +1,6 @@
 """What the commands share: the words that name a configuration, reading it, and quieting libraries."""
 
+import gc
 import os
 import re
 import sys
@@ -108,6 +109,17 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+
+
+def load_libraries() -> None:
+    """Import torch and peft quietly. What they make stays, so it is not looked through for garbage, now or later."""
+    quiet_libraries()
+    if "peft" not in sys.modules:
+        gc.disable()
+        import peft  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
 
 
 def quiet_environment() -> None:
