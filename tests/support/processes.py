@@ -20,7 +20,9 @@ from pathlib import Path
 from folders import ROOT
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["maporl.cli.main", "maporl.runs.train", "maporl.report.page", "maporl.report.plots"])
+SERVER.set_forkserver_preload(
+    ["tests.support.no_garbage", "maporl.cli.main", "maporl.runs.train", "maporl.report.page", "maporl.report.plots"]
+)
 
 
 class Running:
@@ -122,6 +124,7 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, files: list[st
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # collecting garbage would copy the memory of the server's imports
+    gc.enable()
     leave_files_to_the_system()
     if words[0] == "-m":
         sys.argv = words[1:]
