@@ -40,6 +40,11 @@ def pytest_collection():
         gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_unconfigure():
+    """Look for no garbage at the end, either: pytest and Python would go through all objects seven times."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the tests of whole processes, which take longest, so that no worker waits for one at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/system/"))
