@@ -1,6 +1,7 @@
 """What the commands share: the words that name a configuration, reading it, quieting libraries, and a console that is
 safe for texts of strangers."""
 
+import gc
 import os
 import re
 import sys
@@ -122,6 +123,17 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+
+
+def load_libraries() -> None:
+    """Import torch and peft quietly. What they make stays, so it is not looked through for garbage, now or later."""
+    quiet_libraries()
+    if "peft" not in sys.modules:
+        gc.disable()
+        import peft  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
 
 
 def quiet_environment() -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import ConfigFile, Overrides, Values, echo, load_team_config, quiet_libraries
+from maporl.cli.common import ConfigFile, Overrides, Values, echo, load_libraries, load_team_config
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
@@ -63,7 +63,7 @@ def evaluate(
     with its untrained models.
     """
     settings, checkpoint = load_team_config(values, config, set_, checkpoint)
-    quiet_libraries()
+    load_libraries()
     from maporl.config.threads import threads_of
     from trl_ext.process.threads import use
 
@@ -189,7 +189,7 @@ def play(
     browser: Browser = True,
 ) -> None:
     """Take an agent's seat in any protocol; the dialogue is graded and recorded like any other."""
-    quiet_libraries()
+    load_libraries()
     from maporl.engines.human import SeatLeft
     from maporl.report.live import LivePage, PageSeat
     from maporl.runs.play import Game, told, welcome

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from maporl.cli.common import echo, quiet_libraries
+from maporl.cli.common import echo, load_libraries
 from maporl.config.command_line import command
 
 app = typer.Typer(
@@ -86,7 +86,7 @@ def try_(name: Name) -> None:
 
     It goes to a new temporary folder.
     """
-    quiet_libraries()
+    load_libraries()
     from maporl.config.threads import threads_of
     from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import echo, quiet_environment, quiet_libraries
+from maporl.cli.common import echo, load_libraries, quiet_environment, quiet_libraries
 from maporl.config.command_line import command
 
 
@@ -38,7 +38,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the policies go; must be new.")],
 ) -> None:
     """Write a checkpoint's policies as plain model and adapter folders, which from_pretrained and vLLM load."""
-    quiet_libraries()
+    load_libraries()
     from maporl.runs import export as exporting
 
     for path in exporting.export(checkpoint, folder):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, quiet_libraries
+from maporl.cli.common import ConfigFile, Overrides, Quiet, Values, echo, load_config, load_libraries
 from maporl.config.command_line import command
 from maporl.config.schema import Config
 from maporl.training.sft_options import SFTOptions
@@ -42,7 +42,7 @@ def train(
     settings = load_config(values, config, _with_backend(set_, backend))
     if dry_run:
         return _dry_run(settings)
-    quiet_libraries()
+    load_libraries()
     from maporl.cli.common import Screen
     from maporl.config.threads import threads_of
     from maporl.evaluation.tables import before_after, flip_lines
@@ -80,7 +80,7 @@ def train(
 def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None, backend: Backend = None) -> None:
     """Check a configuration, its data and its tokenizers, without loading a model."""
     settings = load_config(values, config, _with_backend(set_, backend))
-    quiet_libraries()
+    load_libraries()
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
 
@@ -102,7 +102,7 @@ def tools(
 ) -> None:
     """Show what an agent may call: its tools, its first prompt and what follows a call, without loading a model."""
     settings = load_config(values, config, set_)
-    quiet_libraries()
+    load_libraries()
     from maporl.runs.shown_tools import shown_tools
 
     for line in shown_tools(settings, agent):
@@ -127,7 +127,7 @@ def sft(
 ) -> None:
     """Train a team's policies by supervision, on the task's solutions or on the best of recorded debates."""
     settings = load_config(values, config, set_)
-    quiet_libraries()
+    load_libraries()
     from transformers import set_seed
 
     from maporl.config.threads import threads_of
@@ -170,7 +170,7 @@ def record(
 ) -> None:
     """Record graded dialogues of a team without training, such as one behind an API, for maporl sft --dialogues."""
     settings = load_config(values, config, set_)
-    quiet_libraries()
+    load_libraries()
     from statistics import fmean
 
     from maporl.config.threads import threads_of
@@ -194,7 +194,7 @@ def _with_backend(set_: list[str] | None, backend: str | None) -> list[str] | No
 
 
 def _dry_run(settings: Config) -> None:
-    quiet_libraries()
+    load_libraries()
     from maporl.config.parse import to_yaml
     from maporl.team.team import Team
 

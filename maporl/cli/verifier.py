@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import Quiet, echo, load_config, quiet_libraries
+from maporl.cli.common import Quiet, echo, load_config, load_libraries
 from maporl.config.command_line import command
 from maporl.errors import ConfigError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
@@ -37,7 +37,7 @@ def generate(
     Under `accelerate launch` each process takes its share of the questions.
     """
     settings = load_config([str(config)], None, set_)
-    quiet_libraries()
+    load_libraries()
     from transformers import set_seed
 
     from maporl.tasks import build_task
@@ -70,7 +70,7 @@ def balance(
     """As many right as wrong answers of every question, so that the question does not give the label away."""
     if config is None and (options.agent or options.judge or set_):
         raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")
-    quiet_libraries()
+    load_libraries()
     from maporl.cli.common import Screen
     from maporl.verifier import balance as balancing
     from maporl.verifier import data, leak
@@ -99,7 +99,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
-    quiet_libraries()
+    load_libraries()
     from maporl.cli.common import Screen
     from maporl.verifier.card import measures_table
     from maporl.verifier.train import train_verifier

@@ -4,6 +4,7 @@ An option is declared once, as a field of the dataclass that the code behind the
 the fields, so that the command line can neither miss an option nor disagree about a default. Imports no torch.
 """
 
+import gc
 import inspect
 import logging
 import sys
@@ -108,6 +109,8 @@ def run_program(app: Callable[..., Any], **options: Any) -> None:
         if isinstance(end.__context__, Interrupted | Terminated):
             leave_soon(int(end.code or 0))
         raise
+    finally:
+        gc.freeze()  # or Python looks for garbage in all that torch and others have made, which takes two seconds
 
 
 def printable_messages() -> None:

@@ -310,9 +310,9 @@ def _must_not_mix(folders: Sequence[Path], where: str) -> None:
     """Check that no module imported for another configuration stands in the place of one in ``folders``."""
     # Python has one module of each name in a process
     others = _FOLDERS - set(folders)
-    for name, module in list(sys.modules.items()):
-        file = _file(module)
-        if "." in name or file is None or not others.intersection(file.parents[:2]):
+    for name, module in list(sys.modules.items()) if others else ():
+        file = _file(module) if "." not in name else None
+        if file is None or not others.intersection(file.parents[:2]):
             continue
         here = PathFinder.find_spec(name, [str(folder) for folder in folders])
         if here is not None:

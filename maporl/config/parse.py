@@ -23,7 +23,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
-from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, read_yaml_file
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, one_line
 from maporl.text import visible
@@ -254,7 +254,7 @@ def _read_files(path: Path, overlays: tuple[Path, ...] = (), extends: bool = Tru
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{path}: is a device or a pipe; expected a YAML file")
     try:
-        values = parse_yaml(read_yaml_text(path), str(path))
+        values = read_yaml_file(path)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         hint = "; indent with spaces" if "'\\t'" in str(error) else ""
         raise ConfigError(f"{path}: not readable as YAML: {one_line(error)}{hint}") from None

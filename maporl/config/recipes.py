@@ -11,7 +11,7 @@ from maporl.config.files import recipe_files
 from maporl.config.imports import unknown
 from maporl.config.numbers import section
 from maporl.config.parse import extended_files, read_yaml, validated
-from maporl.config.safe_yaml import parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import ConfigError
 
 
@@ -68,7 +68,7 @@ def card_of(name: str) -> RecipeCard:
         ConfigError: no recipe has this name, or its card is incomplete.
     """
     path = recipe_file(name)
-    written = parse_yaml(read_yaml_text(path), str(path)).get("recipe", {})
+    written = read_yaml_file(path).get("recipe", {})
     card = read_yaml(path).get("recipe", {}) | {"cost": written.get("cost")}
     return validated(RecipeCard, card, f"{path.name}: recipe")
 

@@ -10,8 +10,10 @@ is expected and keeps its zero in an alphabet. ``yes``, ``no``, ``on`` and ``off
 what they meant in YAML 1.1, because configurations use them.
 """
 
+import copy
 import re
 from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +92,22 @@ def dump_yaml(values: Any) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def read_yaml_text(path: Path) -> str:
-    """Return the text of a YAML file, of which at most one byte more than :data:`MOST_BYTES` is read.
+def read_yaml_file(path: Path) -> Any:
+    """Return the plain values of a YAML file, of which at most one byte more than :data:`MOST_BYTES` is read.
 
     Raises:
         OSError: the file cannot be read.
         UnicodeDecodeError: it is neither UTF-8 nor what its byte-order mark says.
-        yaml.YAMLError: it is too large.
+        yaml.YAMLError: it is too large, or as for :func:`parse_yaml`.
     """
     with path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise yaml.YAMLError(f"more than {MOST_BYTES} bytes; a configuration has a few thousand")
-    return content.decode(encoding_of(content))
+    return copy.deepcopy(_parsed(content.decode(encoding_of(content)), str(path)))
+
+
+_parsed = lru_cache(maxsize=256)(parse_yaml)  # recipes extend each other, and each is read many times
 
 
 class _Loader(yaml.SafeLoader):

@@ -6,6 +6,7 @@ crashes, not against code that means harm. Imports no torch.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ HOOKS = ("observe", "reward", "state")
 
 def main() -> NoReturn:
     """Import the environment that the first frame names, and fork processes until the other side is gone."""
+    gc.disable()  # while modules are imported, most of what is made stays
     control = owner()
     try:
         section = json.loads(receive(control))
@@ -44,6 +46,8 @@ def main() -> NoReturn:
         ready = b"ready"
     except Exception as error:
         ready = told(error).encode()
+    gc.freeze()  # a fork that collects garbage then copies nothing that was there before it
+    gc.enable()
     with contextlib.suppress(Lost):  # if the trainer is gone, the loop ends
         send(control, ready)
     children: set[int] = set()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maporl.config import validated
-from maporl.config.safe_yaml import parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import ConfigError
 
 
@@ -84,7 +84,7 @@ def read_cluster(text: str, file: Path | None = None) -> Cluster:
 
 
 def _read_devices(file: Path) -> dict[str, Device]:
-    values = parse_yaml(read_yaml_text(file), str(file))
+    values = read_yaml_file(file)
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected devices by name, got {values!r:.80}")
     return {str(name): validated(Device, entry, f"{file}: {name}") for name, entry in values.items()}

@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from maporl.config.safe_yaml import parse_yaml, read_yaml_text
+from maporl.config.safe_yaml import read_yaml_file
 from maporl.errors import RunError, one_line
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
@@ -45,7 +45,7 @@ def read_config(file: Path) -> dict[str, Any]:
     if not is_there(file):
         return {}
     try:
-        content = parse_yaml(read_yaml_text(file), str(file))
+        content = read_yaml_file(file)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise RunError(f"{file}: cannot be read: {one_line(error)}") from None
     content = content if isinstance(content, dict) else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from maporl.config.parse import read_values
+from maporl.config.safe_yaml import read_yaml_file
 from maporl.environments.search import read_corpus
 from maporl.errors import UserError
 from maporl.tasks.base import read_rows
@@ -68,3 +69,12 @@ def test_a_text_that_is_not_what_its_mark_says_is_one_line(tmp_path, monkeypatch
     with pytest.raises(UserError) as caught:
         read(str(file))
     assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_as_it_is_whatever_became_of_what_was_read_before(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("a: {b: [1]}")
+    read_yaml_file(file)["a"]["b"].append(2)
+    assert read_yaml_file(file) == {"a": {"b": [1]}}
+    file.write_text("a: 2")
+    assert read_yaml_file(file) == {"a": 2}

@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -79,8 +80,13 @@ def imports_of(module):
             yield Import(module, f"{path.relative_to(ROOT)}:{node.lineno}", name)
 
 
-IMPORTS = [found for module in FILES for found in imports_of(module)]
-INSIDE = [found for found in IMPORTS if found.imported in FILES]
+@cache
+def all_imports():
+    return [found for module in FILES for found in imports_of(module)]
+
+
+def imports_inside():
+    return [found for found in all_imports() if found.imported in FILES]
 
 
 def floor_name(floor):
@@ -138,7 +144,7 @@ def test_every_module_stands_on_a_floor():
 
 def test_no_module_imports_from_a_floor_above_its_own():
     faults = []
-    for found in INSIDE:
+    for found in imports_inside():
         if found.module in FRONT or (found.imported == "maporl" and found.module.startswith("maporl.")):
             continue  # the next test looks at the front
         own, other = floor_of(found.module), floor_of(found.imported)
@@ -165,16 +171,20 @@ def test_nothing_but_the_version_is_taken_from_the_front_of_the_package():
 @pytest.mark.parametrize("place_of", [room_of, str], ids=["rooms", "modules"])
 def test_neither_rooms_nor_modules_import_each_other_in_a_circle(place_of):
     """Imports inside functions count. Every import that is part of a circle is named."""
-    steps = {(place_of(f.module), place_of(f.imported)): f for f in INSIDE}
+    steps = {(place_of(f.module), place_of(f.imported)): f for f in imports_inside()}
     steps = {(one, other): f for (one, other), f in steps.items() if one != other and not FRONT & {one, other}}
 
+    nearby = {}
+    for one, other in steps:
+        nearby.setdefault(one, set()).add(other)
+
+    @cache
     def reached(place):
         found, left = set(), [place]
         while left:
-            here = left.pop()
-            nearby = {other for one, other in steps if one == here} - found
-            found |= nearby
-            left += nearby
+            new = nearby.get(left.pop(), set()) - found
+            found |= new
+            left += new
         return found
 
     faults = [
@@ -185,7 +195,7 @@ def test_neither_rooms_nor_modules_import_each_other_in_a_circle(place_of):
 
 def test_trl_ext_is_for_people_who_have_trl_alone():
     allowed = OUTSIDE_TRL_EXT | {"trl_ext"} | set(sys.stdlib_module_names)
-    own = [found for found in IMPORTS if found.module.split(".")[0] == "trl_ext"]
+    own = [found for found in all_imports() if found.module.split(".")[0] == "trl_ext"]
     faults = [f"{f.where}: imports {f.imported}" for f in own if f.imported.split(".")[0] not in allowed]
     assert not faults, "\n".join(faults)
 
@@ -197,7 +207,7 @@ FROM_TRL = {"trl_ext.from_trl", "maporl.from_trl"}
 def test_trl_is_imported_in_one_module_of_each_package():
     faults = [
         f"{found.where}: imports {found.imported}; take it from {found.module.split('.')[0]}.from_trl"
-        for found in IMPORTS
+        for found in all_imports()
         if found.imported.split(".")[0] == "trl" and found.module not in FROM_TRL
     ]
     by_name = re.compile(r"""(?:import_module|__import__|importorskip|find_spec|getattr\(sys\.modules)\(\s*["']trl\b""")
@@ -207,7 +217,7 @@ def test_trl_is_imported_in_one_module_of_each_package():
         if by_name.search(path.read_text())
     ]
     assert not faults, "\n".join(faults)
-    assert {found.module for found in IMPORTS if found.imported.split(".")[0] == "trl"} == FROM_TRL
+    assert {found.module for found in all_imports() if found.imported.split(".")[0] == "trl"} == FROM_TRL
 
 
 OF_TRL_ITSELF = {"benchmarks/trl_ppo.py": {"trl.experimental.ppo"}}
@@ -262,7 +272,9 @@ assert {{"maporl.methods.ssl", "maporl.methods.oni"}} <= set(sys.modules) and no
 def test_what_one_paper_uses_stands_alone():
     """The module of a paper imports none of another's, and a table of a lower room names each of its parts."""
     within = [
-        f"{f.where}: {f.imported}" for f in INSIDE if room_of(f.module) == room_of(f.imported) == "maporl.methods"
+        f"{f.where}: {f.imported}"
+        for f in imports_inside()
+        if room_of(f.module) == room_of(f.imported) == "maporl.methods"
     ]
     assert within == [], "what two methods use belongs into the room of its kind"
     named = set()

@@ -74,11 +74,19 @@ def nothing_left():
     assert set(children(os.getpid())) <= before
 
 
+@pytest.fixture(scope="module")
+def host():
+    """One process for several tests, which takes two seconds to import transformers; :func:`nothing_left` counts it."""
+    world = world_of()
+    played(world, ann=["4"], bob=["4"])
+    yield world
+    world.close()
+
+
 @pytest.fixture
-def world():
-    made = world_of()
-    yield made
-    made.close()
+def world(host):
+    host.take_counts()
+    return host
 
 
 SCRIPT = {
@@ -124,8 +132,8 @@ def test_a_crash_loses_the_dialogue_and_not_the_run(world, fault, words):
 
 
 @pytest.mark.parametrize("whose", ["environment", "agent"])
-def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose):
-    world = world_of(seconds=0.4 if whose == "environment" else 30.0)
+def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose, request):
+    world = world_of(seconds=0.4) if whose == "environment" else request.getfixturevalue("world")
     driver = driver_of(by_turns(ann=[call("hang")], bob=["4"]), world)
     if whose == "agent":
         for name, tools in driver.tools.items():
@@ -137,7 +145,8 @@ def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose):
     while world.workers.left and time.monotonic() < ended:
         time.sleep(0.01)
     assert world.workers.left == 0  # the thread that waited has come back
-    world.close()
+    if whose == "environment":
+        world.close()
 
 
 def test_one_that_dies_at_its_reward_is_lost():
@@ -188,11 +197,13 @@ def test_a_module_that_another_process_cannot_read_is_named(monkeypatch):
     world.close()
 
 
-def test_a_host_that_was_killed_is_started_again(world):
+def test_a_host_that_was_killed_is_started_again():
+    world = world_of()
     played(world, ann=["4"], bob=["4"])
     os.kill(world.toolboxes[0]._process.process.pid, signal.SIGKILL)
     (dialogue,) = played(world, ann=[buys(1), "4"], bob=["4"])
     assert dialogue.utterances[0].calls[0].result.text == "You have 1."
+    world.close()
 
 
 def test_nothing_is_left_when_the_trainer_is_killed(tmp_path):

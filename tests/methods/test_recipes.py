@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from functools import cache
 
 import pytest
 from folders import ROOT
@@ -239,12 +240,18 @@ def test_every_protocol_goes_with_every_advantage_or_says_why_not(protocol, adva
     assert any(values) or advantage == "aligned", "only alignment may leave no answer to learn from"
 
 
+@cache
+def sources_in(file):
+    """The source of each function of a file with its decorators, by its name."""
+    text = file.read_text()
+    lines, functions = text.splitlines(), [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
+    firsts = [min([f.lineno, *(decorator.lineno for decorator in f.decorator_list)]) for f in functions]
+    return {f.name: "\n".join(lines[n - 1 : f.end_lineno]) for f, n in zip(functions, firsts, strict=True)}
+
+
 def source_of(test):
     """Return the source of a test function with its decorators, and fail if the test does not exist."""
-    text = file_of(test).read_text()
-    found = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == test]
-    first = min([found[0].lineno, *(d.lineno for d in found[0].decorator_list)])
-    return "\n".join(text.splitlines()[first - 1 : found[0].end_lineno])
+    return sources_in(file_of(test))[test]
 
 
 def mentions(source, name):

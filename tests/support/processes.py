@@ -20,7 +20,9 @@ from pathlib import Path
 from folders import ROOT
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["maporl.cli.main", "maporl.runs.train", "maporl.report.page", "maporl.report.plots"])
+SERVER.set_forkserver_preload(
+    ["tests.support.no_garbage", "maporl.cli.main", "maporl.runs.train", "maporl.report.page", "maporl.report.plots"]
+)
 
 
 class Running:
@@ -107,6 +109,11 @@ def maporl(*words: object, timeout: float = 300) -> subprocess.CompletedProcess:
     return run(["-m", "maporl", *words], timeout=timeout)
 
 
+def leave_files_to_the_system() -> None:
+    """Let no file be waited for until it is on the disk: what tests write need not outlive a failure of power."""
+    os.fsync = lambda file: None
+
+
 def _run(words: list[str], environment: dict[str, str], cwd: str, files: list[str]) -> None:
     for number, file in enumerate(files, 1):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -117,6 +124,8 @@ def _run(words: list[str], environment: dict[str, str], cwd: str, files: list[st
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # collecting garbage would copy the memory of the server's imports
+    gc.enable()
+    leave_files_to_the_system()
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, cwd)

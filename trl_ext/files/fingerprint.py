@@ -9,7 +9,7 @@ The hash does not depend on where the data lie.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,12 @@ def fingerprint(rows: Sequence[Any]) -> Fingerprint:
     """
     size = len(rows)
     first = range(min(size, _READ_TWICE))
-    if _digest(rows, first) != _digest(rows, first):
+    digest = _digest(rows, first)
+    if digest != _digest(rows, first):
         return {"rows": size, "sha256": None}
-    return {
-        "rows": size,
-        "sha256": _digest(rows, [n * size // MOST for n in range(MOST)] if size > MOST else range(size)),
-    }
+    if size > _READ_TWICE:
+        digest = _digest(rows, [n * size // MOST for n in range(MOST)] if size > MOST else range(size))
+    return {"rows": size, "sha256": digest}
 
 
 def remember_data(folder: Path, data: Mapping[str, Fingerprint], record: str = DATA) -> None:
@@ -118,5 +118,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return value.tolist()
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return {field.name: getattr(value, field.name) for field in fields(value)}  # json asks for what is in it
     return type(value).__name__
