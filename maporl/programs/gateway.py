@@ -13,12 +13,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import ConfigError, install_command
+from maporl.programs import responses
 from maporl.programs.wire import ChatRequest, Refused, chunks, completion, read_chat, with_headers
 from maporl.types import Utterance
 from trl_ext.process.waits import pause
@@ -29,6 +30,11 @@ BODY_BYTES = 8 * 2**20
 """The largest request."""
 BODY_SECONDS = 10.0
 """A request must have arrived within this."""
+
+Reader = Callable[[Any, Sequence[str], Sequence[str]], ChatRequest]
+"""Reads the JSON of a request, which may ask certain agents, and of which certain fields are left out."""
+Writer = Callable[[Utterance, ChatRequest, str, int], Any]
+"""Writes an utterance as the reply to a request, with an id and the time."""
 
 
 @dataclass
@@ -203,23 +209,25 @@ class Gateway:
 
             return endpoint
 
-        async def chat(session: Session, request: Request) -> Response:
-            body = await _json(request)
-            asked = with_headers(read_chat(body, session.agents, session.ignored), request.headers)
-            loop = asyncio.get_running_loop()
-            call = Call(asked, loop, loop.create_future())
-            session.put(call)
-            utterance = await call.done
-            name, created = f"chatcmpl-{session.name}-{utterance.id}", int(time.time())
-            if not asked.stream:
-                return JSONResponse(completion(utterance, asked, name, created))
+        def replies(read: Reader, whole: Writer, pieces: Writer, prefix: str) -> Callable[[Session, Request], Any]:
+            async def handle(session: Session, request: Request) -> Response:
+                body = await _json(request)
+                asked = with_headers(read(body, session.agents, session.ignored), request.headers)
+                loop = asyncio.get_running_loop()
+                call = Call(asked, loop, loop.create_future())
+                session.put(call)
+                utterance = await call.done
+                name, created = f"{prefix}{session.name}-{utterance.id}", int(time.time())
+                if not asked.stream:
+                    return JSONResponse(whole(utterance, asked, name, created))
+                return StreamingResponse(
+                    _events(pieces(utterance, asked, name, created)), media_type="text/event-stream"
+                )
 
-            async def events() -> AsyncIterator[str]:
-                for chunk in chunks(utterance, asked, name, created):
-                    yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-                yield "data: [DONE]\n\n"
+            return handle
 
-            return StreamingResponse(events(), media_type="text/event-stream")
+        chat = replies(read_chat, completion, chunks, "chatcmpl-")
+        respond = replies(responses.read_response, responses.response, responses.events, "resp_")
 
         async def models(session: Session, request: Request) -> Response:
             entries = [{"id": agent, "object": "model", "created": 0, "owned_by": "maporl"} for agent in session.agents]
@@ -232,13 +240,14 @@ class Gateway:
 
         async def elsewhere(session: Session, request: Request) -> Response:
             what = f"{request.method} /{request.path_params['rest']}"
-            known = "POST /chat/completions, POST /reward or GET /models"
+            known = "POST /chat/completions, POST /responses, POST /reward or GET /models"
             raise Refused(f"{what}: expected {known}", status=404, code="not_found")
 
         at = "/d/{token}/v1"
         return Starlette(
             routes=[
                 Route(f"{at}/chat/completions", answered(chat), methods=["POST"]),
+                Route(f"{at}/responses", answered(respond), methods=["POST"]),
                 Route(f"{at}/models", answered(models), methods=["GET"]),
                 Route(f"{at}/reward", answered(reward), methods=["POST"]),
                 Route(at + "/{rest:path}", answered(elsewhere), methods=["GET", "POST", "PUT", "DELETE"]),
@@ -253,6 +262,15 @@ class Gateway:
                 "the dialogue is over, or the address is not one of this run", status=410, code="dialogue_over"
             )
         return session
+
+
+async def _events(pieces: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
+    """Yield the pieces of a stream as server-sent events. Those of a response have names, and it ends with the last."""
+    for piece in pieces:
+        named = f"event: {piece['type']}\n" if "type" in piece else ""
+        yield f"{named}data: {json.dumps(piece, ensure_ascii=False)}\n\n"
+    if not named:
+        yield "data: [DONE]\n\n"
 
 
 async def _json(request: Any) -> Any:

@@ -39,18 +39,31 @@ class Histories:
     """The utterance with which a conversation ended, by the digest of all its messages."""
     _known: dict[str, list[list[str]]] = field(default_factory=dict)
     """The conversations of each agent, as digests of their messages."""
+    _speakers: dict[str, set[str]] = field(default_factory=dict)
+    """Who has said a reply, by its digest. What nobody has said, although a request had it, is the program's."""
 
     def place(self, request: ChatRequest) -> Place:
         """Return where ``request`` stands."""
         digests = _digests(request.messages)
         chain = _chain(request, digests)
         said = [number for number, message in enumerate(request.messages) if message["role"] == "assistant"]
-        for number in reversed(said):
-            if (after := self._ends.get(chain[number])) is not None:
-                whole = number == said[-1]
-                history = "continued" if whole else f"changed: {self._change(request, digests)}"
-                return Place(after, request.messages[number + 1 :], history)
-        return Place(None, request.messages, f"changed: {self._change(request, digests)}" if said else None)
+        end = next((number for number in reversed(said) if chain[number] in self._ends), None)
+        if any(self._seems_own(request.agent, digests[n], end) for n in said if end is None or n > end):
+            history: str | None = f"changed: {self._change(request, digests)}"
+        else:
+            history = None if end is None else "continued"
+        if end is None:
+            return Place(None, request.messages, history)
+        return Place(self._ends[chain[end]], request.messages[end + 1 :], history)
+
+    def _seems_own(self, agent: str, digest: str, end: int | None) -> bool:
+        """Return whether ``agent`` seems to have said a message, which is not where it has said anything.
+
+        Programs show an agent what others have said as messages of an assistant too, and examples.
+        """
+        speakers = self._speakers.get(digest, set())
+        others = bool(speakers - {agent}) and (end is not None or agent not in speakers)
+        return agent in self._known and not others
 
     def add(self, request: ChatRequest, reply: Message, utterance: int) -> None:
         """Remember that ``request`` was answered with ``reply``, which is the text of ``utterance``."""
@@ -58,6 +71,12 @@ class Histories:
         digests = _digests(messages)
         self._ends[_chain(request, digests)[-1]] = utterance
         self._known.setdefault(request.agent, []).append([_tools(request), *digests])
+        for one, digest in zip(request.messages, digests, strict=False):
+            if one["role"] == "assistant":
+                self._speakers.setdefault(digest, {""})
+        texts = [reply, {"role": "assistant", "content": reply["content"]}]  # others are often not shown its calls
+        for digest in _digests(texts):
+            self._speakers.setdefault(digest, set()).add(request.agent)
 
     def _change(self, request: ChatRequest, digests: Sequence[str]) -> str:
         """Return how a request differs from the earlier conversation that it has most in common with."""
@@ -89,7 +108,11 @@ def _tools(request: ChatRequest) -> str:
 
 
 def _digests(messages: Sequence[Message]) -> list[str]:
-    return [_digest(message) for message in messages]
+    """Return what tells messages apart. The space around a reply does not, because many clients leave it out."""
+    return [
+        _digest({**message, "content": message["content"].strip()} if message["role"] == "assistant" else message)
+        for message in messages
+    ]
 
 
 def _chain(request: ChatRequest, digests: Sequence[str]) -> list[str]:

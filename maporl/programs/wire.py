@@ -132,9 +132,10 @@ def _tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     tools, choice = fields.get("tools") or [], fields.get("tool_choice", "auto")
     if choice not in ("auto", "none"):
         what = f"tool_choice: nobody can make a model call a tool, got {one_line(json.dumps(choice), 80)}"
-        raise Refused(f"{what}; leave it out, or set auto or none", "tool_choice")
+        raise Refused(f"{what}; leave it out, set auto or none, or add it to protocol.ignore", "tool_choice")
     if not isinstance(tools, list):
         raise Refused(f"tools: expected a list, got {tools!r:.80}", "tools", code="invalid_type")
+    read: list[dict[str, Any]] = []
     for number, tool in enumerate(tools):
         if (
             not isinstance(tool, Mapping)
@@ -144,10 +145,10 @@ def _tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             expected = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
             raise Refused(f"tools.{number}: expected {expected}, got {one_line(json.dumps(tool), 80)}", "tools")
         try:
-            tool_of(tool)
+            read.append(tool_of(tool).schema())
         except ConfigError as error:
             raise Refused(f"tools.{number}: {error}", "tools") from None
-    return () if choice == "none" else tuple(tools)
+    return () if choice == "none" else tuple(read)
 
 
 def _messages(messages: Any) -> tuple[Message, ...]:
@@ -160,7 +161,7 @@ def _messages(messages: Any) -> tuple[Message, ...]:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             got = message.get("role") if isinstance(message, Mapping) else message
             raise Refused(f"{where}.role: expected one of {sorted(ROLES)}, got {got!r:.80}", where)
-        one: Message = {"role": ROLES[message["role"]], "content": _text(message.get("content"), where)}
+        one: Message = {"role": ROLES[message["role"]], "content": content_text(message.get("content"), where)}
         if one["role"] == "assistant":
             one |= _said_calls(message, where, names)
         elif message.get("content") is None:
@@ -194,18 +195,23 @@ def _said_calls(message: Mapping[str, Any], where: str, names: dict[str, str]) -
     return {"tool_calls": calls} if calls else {}
 
 
-def _text(content: Any, where: str) -> str:
+def content_text(content: Any, where: str, field: str = "content") -> str:
+    """Return the text of a message's content, which may come in parts. ``where`` is the message.
+
+    Raises:
+        Refused: it has other things than text.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refused(f"{where}.content: expected a text, got {content!r:.80}", where, code="invalid_type")
+        raise Refused(f"{where}.{field}: expected a text, got {content!r:.80}", where, code="invalid_type")
     texts = []
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "output_text"):
             kind = part.get("type") if isinstance(part, Mapping) else part
-            raise Refused(f"{where}.content: only parts of text are supported, got {kind!r:.80}", where)
+            raise Refused(f"{where}.{field}: only parts of text are supported, got {kind!r:.80}", where)
         texts.append(str(part.get("text", "")))
     return "".join(texts)
 
@@ -226,7 +232,8 @@ def said(utterance: Utterance, request: ChatRequest) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _reply(utterance: Utterance, request: ChatRequest) -> dict[str, Any]:
+def reply_message(utterance: Utterance, request: ChatRequest) -> dict[str, Any]:
+    """Return an utterance as the message of a chat completion: :func:`said`, with ids of the calls."""
     message = said(utterance, request)
     calls = [
         {
@@ -247,24 +254,26 @@ def _finish(utterance: Utterance) -> str:
     return {Stop.LENGTH: "length", Stop.FILTERED: "content_filter"}.get(utterance.stop, "stop")
 
 
-def _usage(utterance: Utterance) -> dict[str, int]:
+def token_usage(utterance: Utterance) -> dict[str, int]:
+    """Return the numbers of tokens of an utterance."""
     prompt, new = len(utterance.prompt_ids), len(utterance.response_ids)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
 def completion(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
     """Return an utterance as a chat completion. ``name`` is its id, and ``created`` the time in seconds."""
-    choice = {"index": 0, "message": _reply(utterance, request), "finish_reason": _finish(utterance), "logprobs": None}
+    message = reply_message(utterance, request)
+    choice = {"index": 0, "message": message, "finish_reason": _finish(utterance), "logprobs": None}
     return {
         "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": [choice],
-        "usage": _usage(utterance),
+        "usage": token_usage(utterance),
     }  # fmt: skip
 
 
 def chunks(utterance: Utterance, request: ChatRequest, name: str, created: int) -> Iterator[dict[str, Any]]:
     """Yield an utterance as the pieces of a stream."""
     base = {"id": name, "object": "chat.completion.chunk", "created": created, "model": utterance.agent}
-    message = _reply(utterance, request)
+    message = reply_message(utterance, request)
     calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
     deltas += [{"tool_calls": [call]} for call in calls]
@@ -272,7 +281,7 @@ def chunks(utterance: Utterance, request: ChatRequest, name: str, created: int) 
         yield {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     yield {**base, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(utterance)}]}
     if request.usage:
-        yield {**base, "choices": [], "usage": _usage(utterance)}
+        yield {**base, "choices": [], "usage": token_usage(utterance)}
 
 
 def with_headers(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:

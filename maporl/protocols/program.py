@@ -189,7 +189,8 @@ class _Talk:
     def _parents(self, call: Call) -> tuple[int, ...]:
         """Return the utterances whose text is in the messages of a request, or those that its header names."""
         if call.request.parents is not None:
-            names = {f"chatcmpl-{self.session.name}-{u.id}": u.id for u in self.utterances}
+            kinds = [f"chatcmpl-{self.session.name}", f"resp_{self.session.name}"]
+            names = {f"{kind}-{u.id}": u.id for u in self.utterances for kind in kinds}
             unknown = [name for name in call.request.parents if name not in names]
             if unknown:
                 raise Refused(f"x-maporl-parents: {unknown[0]!r:.80} is not the id of a reply", "x-maporl-parents")

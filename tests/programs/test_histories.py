@@ -77,3 +77,37 @@ def test_calls_are_compared_by_what_they_mean_and_not_by_how_they_are_written():
     again = message("assistant", "", tool_calls=[{"name": "add", "arguments": {"b": 2, "a": 1}}])
     place = histories.place(asked(HELLO, again, message("tool", "3", name="add"), schemas=(TOOL,)))
     assert (place.after, place.history) == (0, "continued")
+
+
+def test_the_space_around_a_reply_does_not_matter_because_clients_leave_it_out():
+    histories = known((asked(HELLO), " hi\n"))
+    place = histories.place(asked(HELLO, message("assistant", "hi"), message("user", "and?")))
+    assert (place.after, place.history) == (0, "continued")
+
+
+def test_what_others_have_said_as_an_assistant_is_no_change():
+    """Agents who share one list of messages, as after a handoff."""
+    histories = known((asked(HELLO), "hi"))
+    shared = (HELLO, message("assistant", "hi"))
+    bobs = asked(*shared, agent="bob")
+    assert (histories.place(bobs).after, histories.place(bobs).history) == (None, None)
+    histories.add(bobs, message("assistant", "I add.", tool_calls=[{"name": "add", "arguments": {}}]), 1)
+    for shown in (
+        message("assistant", "I add."),
+        message("assistant", "I add.", tool_calls=[{"name": "add", "arguments": {}}]),
+    ):
+        place = histories.place(asked(*shared, shown, message("user", "and?")))
+        assert (place.after, place.history) == (0, "continued") and len(place.new) == 2
+
+
+def test_what_both_have_said_is_a_change_where_the_agent_has_not_said_it():
+    histories = known((asked(HELLO), "hi"), (asked(HELLO, agent="bob"), "hi"))
+    place = histories.place(asked(message("user", "good evening"), message("assistant", "hi")))
+    assert place.after is None and place.history.startswith("changed: message 1")
+
+
+def test_examples_of_the_program_are_no_change():
+    example = (message("user", "1+1"), message("assistant", "2"))
+    histories = known((asked(*example, message("user", "1+2")), "3"))
+    place = histories.place(asked(*example, message("user", "2+2")))
+    assert (place.after, place.history) == (None, None)

@@ -53,6 +53,12 @@ def test_tools_that_may_not_be_called_are_not_shown():
     assert read(tools=[TOOL], tool_choice="auto").schemas == (TOOL,)
 
 
+def test_a_tool_is_the_same_however_a_client_writes_it():
+    plain = {"type": "function", "function": {"name": "add"}}
+    strict = {"type": "function", "function": {"name": "add", "description": None, "strict": True, "parameters": {}}}
+    assert read(tools=[plain]).schemas == read(tools=[strict]).schemas
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
