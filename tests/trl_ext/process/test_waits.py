@@ -91,6 +91,7 @@ ELSEWHERE = {
             "wait",
             "awaited",
         },
+        "maporl/programs/running.py": {"_talk"},
         "maporl/rollout/interleaving.py": {"Interleaving._take"},
         "maporl/sandbox/pipes.py": {"exchange"},
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
@@ -105,6 +106,7 @@ ELSEWHERE = {
             "Server._left",
         },
         "maporl/environments/adapters/open_env.py": {"OpenEnv._begun"},
+        "maporl/programs/gateway.py": {"_json"},
         "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
@@ -123,6 +125,7 @@ ELSEWHERE = {
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
+        "maporl/programs/running.py": {"Run.kill", "of_command.work"},
         "maporl/sandbox/sandbox.py": {"_Worker.run"},
         "trl_ext/process/servant.py": {"_ended"},
     },
