@@ -11,11 +11,11 @@ from typing import Any, Literal
 from maporl.config.imports import look_up
 from maporl.errors import ConfigError
 from maporl.programs.gateway import Call, Report, Session, gateway
-from maporl.programs.histories import Histories
+from maporl.programs.histories import Histories, Place
 from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function
 from maporl.programs.wire import Refused, said
 from maporl.protocols.base import Dropped, Play, Protocol
-from maporl.types import Ask, Example, Message, Utterance, Wait
+from maporl.types import Ask, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
@@ -171,6 +171,7 @@ class _Talk:
             raise Refused(what, status=429, code="too_many_calls")
         self.called += 1
         place = self.histories.place(request)
+        self._see_results(place)
         tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
         return Ask(
             request.agent,
@@ -185,6 +186,15 @@ class _Talk:
             schemas=request.schemas,
             refusable=True,
         )
+
+    def _see_results(self, place: Place) -> None:
+        """Record what the program answers to the calls of the utterance with which a conversation goes on."""
+        if place.after is None:
+            return
+        calls = [call for call in self.utterances[place.after].calls if call.result is None]
+        results = [message for message in place.new if message["role"] == "tool"]
+        for called, result in zip(calls, results, strict=False):
+            called.result = Result(result["content"])
 
     def _parents(self, call: Call) -> tuple[int, ...]:
         """Return the utterances whose text is in the messages of a request, or those that its header names."""

@@ -38,7 +38,10 @@ FLAGS = {
     "call failed": "a call of a tool failed",
     "call unread": "a call of a tool could not be read",
     "no calls left": "an agent had no calls left",
-    "lost": "an environment did not answer in time",
+    "lost": "an environment did not answer in time, or a program failed",
+    "program failed": "the program ended without an answer",
+    "refused": "a request of the program was refused",
+    "history changed": "a request of the program repeats a conversation in another form, so that a new one began",
 }
 KINDS = ("task", "skill", "subject", "type", "category", "level", "game", "source")
 Graded = tuple[Utterance, Grade]
@@ -112,9 +115,27 @@ def _state(dialogue: Dialogue) -> str:
     return " | ".join(visible(u.tags.get("state")) for u in dialogue.utterances if u.tags)
 
 
+def is_program(dialogue: Dialogue) -> bool:
+    """Whether a program of the user's played the dialogue, and left the outcome of one."""
+    outcome = dialogue.outcome
+    return (
+        isinstance(outcome, dict)
+        and isinstance(outcome.get("answer"), str | None)
+        and isinstance(outcome.get("calls"), int)
+        and isinstance(outcome.get("failure"), str | None)
+        and isinstance(outcome.get("refused", []), list)
+        and bool(outcome.get("answer") is not None or outcome.get("failure"))
+    )
+
+
 def outcome_of(dialogue: Dialogue) -> str | None:
     """How the dialogue ended, in words: what each player was paid, where it was a game."""
     outcome = dialogue.outcome
+    if is_program(dialogue):
+        failure = outcome.get("failure")
+        refused = [f"refused: {why}" for why in outcome.get("refused", ())]
+        ended = f"failed: {failure.splitlines()[-1]}" if failure else f"returned {outcome['answer']!r}"
+        return visible("; ".join([f"the program {ended} after {outcome['calls']} calls", *refused]))
     if isinstance(outcome, dict):
         return ", ".join(f"{visible(agent)} {paid:+g}" for agent, paid in outcome.items() if finite(paid) is not None)
     return None if outcome is None else visible(outcome)
@@ -184,6 +205,11 @@ def flags_of(dialogue: Dialogue) -> list[str]:
     if "called" not in flags and any(u.turn_end is not None for u in dialogue.utterances):
         flags.add("no call")
     flags |= {"lost"} if dialogue.lost else set()
+    if is_program(dialogue):
+        flags |= {"program failed"} if dialogue.outcome.get("failure") else set()
+        flags |= {"refused"} if dialogue.outcome.get("refused") else set()
+        changed = any(str(u.tags.get("history", "")).startswith("changed") for u in dialogue.utterances)
+        flags |= {"history changed"} if changed else set()
     if game_of(dialogue) is not None:
         flags -= set(UNGRADED)
         flags |= {"illegal"} if dialogue.outcome == "illegal" else set()
@@ -198,6 +224,7 @@ def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
         "turn": u.turn + 1,
         "text": visible(u.text),
         "restated": None if u.restated is None else visible(u.restated),
+        "notes": _notes(u),
         "answer": None if grade.answer is None else visible(grade.answer),
         "correct": grade.correct,
         "reason": visible(grade.reason),
@@ -207,6 +234,15 @@ def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
         "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.messages],
         "trace": _trace(u.trace) if traced and u.trace is not None and len(u.text) <= LONGEST else None,
     }
+
+
+def _notes(u: Utterance) -> list[str]:
+    """What a program made of the utterance, and of its request."""
+    history, refused = u.tags.get("history"), u.tags.get("refused")
+    notes = [] if u.submitted is None else [f"submitted: {u.submitted}" if u.submitted else "nothing was submitted"]
+    notes += [f"history {history}"] if isinstance(history, str) and history.startswith("changed") else []
+    notes += [f"refused: {refused}"] if isinstance(refused, str) else []
+    return [visible(note) for note in notes]
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -278,10 +278,10 @@ def _dialogue(record: dict[str, Any]) -> Dialogue:
 
 
 _KINDS = {
-    **dict.fromkeys(("question", "answer", "policy", "text", "role", "restated"), str),
+    **dict.fromkeys(("question", "answer", "policy", "text", "role", "restated", "submitted"), str),
     **dict.fromkeys(("meta", "rewards", "tags", "trace"), dict),
-    **dict.fromkeys(("messages", "parents"), list),
-    **dict.fromkeys(("order", "caller"), int),
+    **dict.fromkeys(("messages", "parents", "schemas"), list),
+    **dict.fromkeys(("order", "caller", "after"), int),
 }
 _STOPS = [stop.value for stop in Stop]
 

@@ -83,6 +83,30 @@ def test_a_stop_string_is_left_out_of_a_reply_that_goes_on_as_it_was():
     assert dialogue.turns() == 1 and dialogue.at(0) == [dialogue.utterances[1]], "there is one answer"
 
 
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+
+
+def test_a_program_carries_out_the_calls_of_tools_that_it_brings():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("2+2=")], "tools": [TOOL]}
+        message = post(base_url, "chat/completions", body)[1]["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        assert (message["content"], call["function"]) == (None, {"name": "add", "arguments": '{"a": 2}'})
+        body["messages"] += [message, {"role": "tool", "tool_call_id": call["id"], "content": "4"}]
+        return post(base_url, "chat/completions", body)[1]["choices"][0]["message"]["content"]
+
+    [dialogue] = play(program, Script(ann=['<call>{"name": "add", "arguments": {"a": 2}}</call>', "4"]))
+    first, second = dialogue.utterances
+    assert "add" in first.messages[0]["content"] and first.messages[0]["role"] == "system", (
+        "the tools are told in plain text"
+    )
+    assert [(c.name, c.arguments, c.result.text) for c in first.calls] == [("add", {"a": 2}, "4")]
+    assert second.after == 0 and second.parents == (0,) and second.tags["history"] == "continued"
+    assert (
+        second.messages == [{"role": "tool", "content": "4", "name": "add"}] and first.schemas[0]["type"] == "function"
+    )
+
+
 def test_requests_of_threads_come_together_in_an_order_of_their_own():
     def program(base_url):
         barrier = threading.Barrier(3)

@@ -174,6 +174,7 @@
       <${Answer} text=${u.text} trace=${u.trace} shade=${shade} />
       ${u.calls.map((call) => html`<${Called} call=${call} />`)}
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
+      ${(u.notes || []).map((note) => html`<div class="quiet">${note}</div>`)}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
       <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
     </article>`;
