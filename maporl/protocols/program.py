@@ -149,7 +149,8 @@ class _Talk:
     def __init__(self, session: Session, most: int):
         self.session, self.most = session, most
         self.histories = Histories()
-        self.utterances: list[Utterance] = []
+        self.utterances: dict[int, Utterance] = {}
+        """By their ids. Of a turn in which an agent called tools of the run it has the last one."""
         self.sent: dict[int, Message] = {}
         """What the program was sent of each utterance."""
         self.called = 0
@@ -200,7 +201,7 @@ class _Talk:
         """Return the utterances whose text is in the messages of a request, or those that its header names."""
         if call.request.parents is not None:
             kinds = [f"chatcmpl-{self.session.name}", f"resp_{self.session.name}"]
-            names = {f"{kind}-{u.id}": u.id for u in self.utterances for kind in kinds}
+            names = {f"{kind}-{number}": number for number in self.utterances for kind in kinds}
             unknown = [name for name in call.request.parents if name not in names]
             if unknown:
                 raise Refused(f"x-maporl-parents: {unknown[0]!r:.80} is not the id of a reply", "x-maporl-parents")
@@ -216,7 +217,7 @@ class _Talk:
     def take(self, asked: Sequence[tuple[Call, Ask]], utterances: Sequence[Utterance]) -> None:
         """Send each program's request what was said to it."""
         for (call, _), utterance in zip(asked, utterances, strict=True):
-            self.utterances.append(utterance)
+            self.utterances[utterance.id] = utterance
             if (why := utterance.tags.get("refused")) is not None:
                 call.refuse(Refused(why, code="context_length_exceeded" if "prompt" in why else "unsupported_value"))
                 continue
@@ -229,21 +230,21 @@ class _Talk:
 
         What nobody was shown has the credit of this answer.
         """
-        spoken = [u for u in self.utterances if "refused" not in u.tags]
+        spoken = [u for u in self.utterances.values() if "refused" not in u.tags]
         if not spoken:
             return
         texts = {u.id: self.sent[u.id]["content"] for u in spoken}
         same = (u for u in reversed(spoken) if holds(texts[u.id], answer) or holds(answer, texts[u.id]))
         author = next(same, spoken[-1])
         author.answers, author.submitted = True, answer
-        read = {parent for u in self.utterances for parent in u.parents}
+        read = {parent for u in spoken for parent in u.parents}
         for u in spoken:
             if u is not author and u.id not in read:
                 u.settles = (author.id,)
 
     def pay(self, report: Report) -> None:
         """Pay what the program reports: to the agent's last utterance, or to the answer."""
-        for u in reversed(self.utterances):
+        for u in reversed(self.utterances.values()):
             if u.agent == report.agent or (report.agent is None and u.answers):
                 u.rewards["reported"] = u.rewards.get("reported", 0.0) + report.value
                 return

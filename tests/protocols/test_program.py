@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
+from auctions import EXAMPLES, buys, by_turns, spec
+from auctions import driver_of as auction
 
 from maporl import Program
 from maporl.config.schema import RewardSection
+from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols.program import holds
 from maporl.rewards import label
@@ -105,6 +108,25 @@ def test_a_program_carries_out_the_calls_of_tools_that_it_brings():
     assert (
         second.messages == [{"role": "tool", "content": "4", "name": "add"}] and first.schemas[0]["type"] == "function"
     )
+
+
+def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
+    def program(base_url):
+        messages = [user("a")]
+        messages += [assistant(ask(base_url, "ann", messages)), user("b")]
+        said = ask(base_url, "ann", messages)
+        status, answer = post(base_url, "chat/completions", {"model": "ann", "messages": messages, "tools": [TOOL]})
+        assert status == 400 and answer["error"]["message"].startswith("tools: this agent has tools of the run")
+        return said
+
+    lines = by_turns(ann=[buys(2), "two apples", buys(1), "three apples"])
+    [dialogue] = auction(lines, World({}, {"shop": spec(agents=("ann",))}), Program(run=program)).play(EXAMPLES[:1])
+    *spoken, refused = dialogue.utterances
+    assert [(u.turn, u.part, u.after) for u in spoken] == [(0, 0, None), (0, 1, None), (1, 0, 1), (1, 1, 1)]
+    assert (
+        dialogue.outcome["answer"] == "three apples" and spoken[3].answers and spoken[2].tags["history"] == "continued"
+    )
+    assert [len(u.calls) for u in spoken] == [1, 0, 1, 0] and "refused" in refused.tags
 
 
 def test_requests_of_threads_come_together_in_an_order_of_their_own():
