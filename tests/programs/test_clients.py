@@ -13,9 +13,13 @@ import venv
 
 import pytest
 from folders import ROOT
-from served_programs import call, play
+from served_programs import CHATML, call, play
+from tool_models import characters, trl_template
 
+from maporl.engines.transcript import conversations
+from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.runs.train import train
+from maporl.team.agents import Voice
 from maporl.validation.load import load
 
 ADD = call("add", a=2, b=3)
@@ -186,6 +190,54 @@ def test_a_client_repeats_calls_in_its_own_way_and_the_conversation_goes_on():
     dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1)] + 2 * [call("add", a=1)] + ["2"]})
     assert [u.tags.get("history") for u in dialogue.utterances] == [None, "continued", "continued", "continued"]
     assert dialogue.outcome == {"answer": "2", "calls": 4}
+
+
+JSON_CALL = '<call>{"name": "add", "arguments": {"a": 1}}</call>'
+NATIVE_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "shown"),
+    [
+        (
+            CHATML,
+            JSON_CALL,
+            f"<|im_start|>assistant\n{JSON_CALL}<|im_end|>\n<|im_start|>user\nadd returned: 2\nBob?<|im_end|>",
+        ),
+        (
+            "qwen3",
+            NATIVE_CALL,
+            f"<|im_start|>assistant\n{NATIVE_CALL}<|im_end|>\n"
+            "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>",
+        ),
+    ],
+    ids=["plain", "native"],
+)
+def test_an_agent_without_tools_is_shown_calls_of_others_as_agents_write_them(template, said, shown):
+    openai = pytest.importorskip("openai")
+    template = template if template == CHATML else trl_template(template)
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        messages = [{"role": "user", "content": question}]
+        tools = [{"type": "function", "function": TOOL}]
+        first = client.chat.completions.create(model="ann", messages=messages, tools=tools).choices[0].message
+        messages += [first, {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "2"}]
+        messages.append({"role": "user", "content": "Bob?"})
+        for _ in range(2):
+            second = client.chat.completions.create(model="bob", messages=messages).choices[0].message
+            messages += [second, {"role": "user", "content": "Sure?"}]
+        return second.content
+
+    dialogue, _ = play(program, {"ann": [said], "bob": ["2", "Two."]}, template=template)
+    assert [u.tags.get("history") for u in dialogue.utterances] == [None, None, "continued"]
+    tokenizer, last = characters(template), dialogue.utterances[-1]
+    assert shown in tokenizer.decode(last.prompt_ids)
+    formats = formats_of_schemas("bob", Voice("bob", tokenizer), {})
+    [(ids, mask)] = conversations(
+        dialogue, "bob", "bob", tokenizer, frozenset([tokenizer.eos_token_id]), brought=formats
+    )
+    assert ids == last.prompt_ids + last.response_ids and sum(mask) == len("2") + len("Two.") + 2
 
 
 def test_responses_of_a_client_go_on_and_name_parents():

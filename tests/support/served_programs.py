@@ -5,8 +5,10 @@ from tool_models import SayingEngine, characters
 from maporl import Arithmetic
 from maporl.programs import gateway
 from maporl.protocols.program import Program
+from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.team.agents import Voice
 from maporl.types import Example
 from trl_ext.ppo.options import Decoding
 
@@ -21,11 +23,12 @@ class Plain(Arithmetic):
         return example.question
 
 
-def play(solve, scripts, question="What is 2+3?", **options):
+def play(solve, scripts, question="What is 2+3?", template=CHATML, **options):
     """The dialogue of a program with agents who say the lines of their scripts, and the bodies of its requests."""
-    tokenizer = characters(CHATML)
+    tokenizer = characters(template)
+    voice = Voice("any", tokenizer, None, frozenset([tokenizer.eos_token_id]))
     lines = {name: [f"{line}<|im_end|>" for line in script] for name, script in scripts.items()}
-    specs = {name: SpeakerSpec("said", (name,)) for name in scripts}
+    specs = {name: SpeakerSpec("said", (name,), formats=formats_of_schemas(name, voice, {})) for name in scripts}
     engine = SayingEngine(tokenizer, lines)
     protocol = Program(run=solve, seconds=60, **options)
     bodies, read = [], gateway._json
