@@ -6,7 +6,7 @@ Shape suffixes: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
@@ -23,6 +23,11 @@ A message of the role ``tool`` is the result of a call. It has the ``name`` of t
 def user_says(text: str) -> list[Message]:
     """Return the messages of a conversation in which the user says ``text``."""
     return [{"role": "user", "content": text}]
+
+
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Return whether ``messages`` show calls or their results."""
+    return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
 class Stop(enum.StrEnum):

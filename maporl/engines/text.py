@@ -7,7 +7,7 @@ from functools import partial
 from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
-from trl_ext.chat.encoding import PromptTooLong
+from trl_ext.chat.encoding import ChatError, PromptTooLong
 from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
@@ -44,6 +44,7 @@ class TextEngine(Engine):
 
         Raises:
             PromptTooLong: a prompt and its completion do not fit the model's context, and its ask is not refusable.
+            ChatError: a chat template cannot render the messages, and their ask is not refusable.
         """
         voices = [self.policies[request.policy].voice for request in requests]
         pending: list[Pending | None] = []
@@ -52,7 +53,7 @@ class TextEngine(Engine):
             try:
                 asked.append((request, voice, token_request(request, voice, decoding, self.max_new_tokens)))
                 pending.append(None)
-            except PromptTooLong as error:
+            except (PromptTooLong, ChatError) as error:
                 if not request.ask.refusable:
                     raise
                 pending.append(Pending(Ready(Reply("", refused=str(error)))))

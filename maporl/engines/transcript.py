@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from maporl.environments.calls import CallFormat
 from maporl.environments.turns import AgentTools
-from maporl.types import Dialogue, Message, Utterance
+from maporl.types import Dialogue, Message, Utterance, has_calls
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt
 
@@ -114,7 +114,8 @@ def conversations(
     ends = [turn for turn in turns.values() if turn[-1].id not in continued and apart(turn[-1])]
     encoded, taught = [], set[int]()
     for part in ([ongoing] if ongoing else []) + ends:
-        used = brought(part[0].schemas) if part[0].schemas and brought is not None else form
+        shown = form is None and any(has_calls(u.messages) for u in part)  # calls of others
+        used = brought(part[0].schemas) if brought is not None and (part[0].schemas or shown) else form
         encoded.append(_encoded(part, policy, tokenizer, stop_ids, used, taught))
         taught |= {u.id for u in part}
     return encoded

@@ -15,7 +15,7 @@ from maporl.decoding import Sampling
 from maporl.environments.base import tool_of
 from maporl.environments.calls import before_calls
 from maporl.errors import ConfigError, one_line
-from maporl.types import Message, Stop, Utterance
+from maporl.types import Call, Message, Stop, Utterance
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """The roles of messages, and what they are called here."""
@@ -216,12 +216,20 @@ def content_text(content: Any, where: str, field: str = "content") -> str:
     return "".join(texts)
 
 
+def calls_of(utterance: Utterance) -> list[tuple[str, Call]]:
+    """Return the calls that a program is to carry out, each with its id."""
+    return [
+        (f"call_{utterance.id}_{number}", call)
+        for number, call in enumerate(one for one in utterance.calls if one.result is None)
+    ]
+
+
 def said(utterance: Utterance, request: ChatRequest) -> Message:
     """Return an utterance as the assistant message that the program is sent.
 
     It lacks the text of the calls, and the stop string of the request that has ended it.
     """
-    calls = [{"name": call.name, "arguments": call.arguments} for call in utterance.calls if call.result is None]
+    calls = [{"name": call.name, "arguments": call.arguments} for _, call in calls_of(utterance)]
     if calls:
         return {"role": "assistant", "content": before_calls(utterance.text), "tool_calls": calls}
     text = utterance.text
@@ -237,11 +245,11 @@ def reply_message(utterance: Utterance, request: ChatRequest) -> dict[str, Any]:
     message = said(utterance, request)
     calls = [
         {
-            "id": f"call_{utterance.id}_{number}",
+            "id": name,
             "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }
-        for number, call in enumerate(message.get("tool_calls", ()))
+        for name, call in calls_of(utterance)
     ]
     return {"role": "assistant", "content": message["content"] or (None if calls else "")} | (
         {"tool_calls": calls} if calls else {}
@@ -249,7 +257,7 @@ def reply_message(utterance: Utterance, request: ChatRequest) -> dict[str, Any]:
 
 
 def _finish(utterance: Utterance) -> str:
-    if any(call.result is None for call in utterance.calls):
+    if calls_of(utterance):
         return "tool_calls"
     return {Stop.LENGTH: "length", Stop.FILTERED: "content_filter"}.get(utterance.stop, "stop")
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from maporl.errors import ConfigError
 from maporl.programs.gateway import Call, Report, Session, gateway
 from maporl.programs.histories import Histories, Place
 from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function
-from maporl.programs.wire import Refused, said
+from maporl.programs.wire import Refused, calls_of, said
 from maporl.protocols.base import Dropped, Play, Protocol
 from maporl.types import Ask, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import option
@@ -211,8 +211,21 @@ class _Talk:
         return tuple(
             number
             for number, message in self.sent.items()
-            if holds(heard, message["content"]) or any(one in called for one in message.get("tool_calls", ()))
+            if any(one in called for one in message.get("tool_calls", ()))
+            or any(holds(heard, text) for text in self._shown(number, call.request.agent))
         )
+
+    def _shown(self, utterance: int, agent: str) -> Iterator[str]:
+        """Yield what a request to ``agent`` may show of an utterance: its text, and the ids of its calls.
+
+        What a call asks may be all that is shown to another agent, which is called as a tool.
+        """
+        yield self.sent[utterance]["content"]
+        spoken = self.utterances[utterance]
+        for name, call in calls_of(spoken):
+            yield name
+            if agent != spoken.agent and isinstance(call.arguments, Mapping):
+                yield from (value for value in call.arguments.values() if isinstance(value, str))
 
     def take(self, asked: Sequence[tuple[Call, Ask]], utterances: Sequence[Utterance]) -> None:
         """Send each program's request what was said to it."""

@@ -19,7 +19,7 @@ from maporl.environments.turns import AgentTools, Turn
 from maporl.environments.turns import Step as TurnStep
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play
-from maporl.types import Act, Ask, Call, Dialogue, Result, Utterance
+from maporl.types import Act, Ask, Call, Dialogue, Message, Result, Utterance, has_calls
 from trl_ext.ppo.options import Decoding
 
 
@@ -62,6 +62,13 @@ class SpeakerSpec:
         if not ask.schemas:
             return None if self.tools is None else self.tools.format
         return self.formats(ask.schemas)
+
+    def heard(self, ask: Ask) -> list[Message]:
+        """Return the messages of ``ask`` as the agent reads calls and results, be they its own or others'."""
+        form = self.form_of(ask)
+        if form is None and has_calls(ask.messages):
+            form = self.formats(())
+        return ask.messages if form is None else form.heard(ask.messages)
 
     def refusal_of(self, ask: Ask, turn: int, decoding: Decoding) -> str | None:
         """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""

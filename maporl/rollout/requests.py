@@ -60,7 +60,7 @@ class RequestBuilder:
                 turn = dialogue.utterances[ask.continues].turn
                 transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
             form = spec.form_of(ask)
-            messages = ask.messages if form is None else form.heard(ask.messages)
+            messages = spec.heard(ask)
             transcript.messages += messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset

@@ -121,8 +121,11 @@ class Rehearsal:
         """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
         agents = self.run.config.agents
         learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
+        sampling = {name: self.run.sampling.of(name, training=True) for name in self.run.speakers}
         specs = {
-            name: SpeakerSpec("players", (name,), learning, agents[name].system, agents[name].role)
+            name: SpeakerSpec(
+                "players", (name,), learning, agents[name].system, agents[name].role, sampling=sampling[name]
+            )
             for name in self.run.speakers
         }
         common_seed = self.run.config.branching.common_seed

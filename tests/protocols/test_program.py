@@ -347,6 +347,23 @@ def test_the_header_names_parents_by_the_ids_of_replies():
     assert dialogue.utterances[2].role == "critic"
 
 
+def test_what_an_agent_asks_in_a_call_is_shown_to_whom_it_calls_and_its_id_is_shown_in_any_text():
+    tool = {"type": "function", "function": {"name": "ask_bob", "parameters": {"type": "object"}}}
+
+    def program(base_url):
+        fields = {"model": "ann", "messages": [user("2+2=")], "tools": [tool]}
+        _, first = post(base_url, "chat/completions", fields)
+        [call] = first["choices"][0]["message"]["tool_calls"]
+        ask(base_url, "bob", [user("You are asked: What is 2+2?")])
+        ask(base_url, "bob", [user("Somebody says: I ask.")])
+        ask(base_url, "bob", [user("Nobody says anything.")])
+        return ask(base_url, "ann", [user(f"Result of {call['id']}: 4")])
+
+    said = 'I ask.<call>{"name": "ask_bob", "arguments": {"question": "What is 2+2?"}}</call>'
+    [dialogue] = play(program, Script(ann=[said, "4"], bob=["four", "fore", "for"]))
+    assert [u.parents for u in dialogue.utterances] == [(), (0,), (0,), (), (0,)]
+
+
 def test_an_address_serves_its_own_dialogue_and_no_other():
     seen = []
 

@@ -1,12 +1,19 @@
 """Programs as protocols in the trainer's own steps, with tiny models that really answer."""
 
 import json
+import threading
 
 import pytest
-from asked_programs import ask, assistant, user
+from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
 from tiny_run import config_of, end_of
 
+from maporl import Agent, Program, Team
+from maporl.engines.text import TextEngine
+from maporl.rollout.driver import RolloutDriver
+from maporl.rollout.episode import SpeakerSpec
 from maporl.runs import train as run
+from trl_ext.ppo.options import Decoding, PPOOptions
+from trl_ext.sampling.own_weights import OwnWeights
 
 
 def talk(question, base_url):
@@ -53,3 +60,38 @@ def test_both_policies_learn_from_what_they_said_token_by_token(folder):
 def test_a_program_that_calls_in_its_own_order_is_repeatable(folder, tmp_path):
     trained(tmp_path / "again")
     assert end_of(tmp_path / "again", 2)[1:] == end_of(folder, 2)[1:]
+
+
+ALTERNATING = (
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.content }}{% if message.role == 'assistant' %}"
+    "{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_answered(tiny):
+    model, tokenizer = tiny(context=32)
+    tokenizer.chat_template = ALTERNATING
+    team = Team([Agent("ann", model, tokenizer)])
+    team.find_stop_ids(PPOOptions())
+    engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 4)
+    requests = {"good": [user("1+1=")], "twice": [user("1+1="), user("2+2=")], "long": [user("1+1=" * 9)]}
+    answers = {}
+
+    def program(base_url):
+        def one(name):
+            answers[name] = post(base_url, "chat/completions", {"model": "ann", "messages": requests[name]})
+
+        threads = [threading.Thread(target=one, args=(name,)) for name in requests]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return "2"
+
+    specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(["ann"]))}
+    [dialogue] = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, Decoding(1.0)).play([EXAMPLE])
+    assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "twice": 400, "long": 400}
+    assert answers["long"][1]["error"]["code"] == "context_length_exceeded"
+    assert "cannot render user, user messages" in answers["twice"][1]["error"]["message"]
+    assert sorted(bool(u.response_ids) for u in dialogue.utterances) == [False, False, True]

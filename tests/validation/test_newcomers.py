@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from asked_programs import ask, user
 from folders import ROOT
 from typer.testing import CliRunner
 
@@ -243,6 +244,25 @@ def test_no_recipe_is_alarmed(name, tmp_path):
     rehearsal = Rehearsal(run, world)
     assert [*findings(rehearsal), *lonely_groups(rehearsal)] == []
     world.close()
+
+
+def stops(base_url):
+    return ask(base_url, "ann", [user("1+1=")], stop=[";"], temperature=0.7, max_tokens=2)
+
+
+@pytest.mark.parametrize("own", [{}, {"sampling": {"temperature": 1.3}}], ids=["the run's", "its own"])
+def test_a_program_is_rehearsed_with_the_sampling_of_the_training(own):
+    program = {"name": "program", "run": "test_newcomers:stops"}
+    changes = {
+        "protocol": program,
+        "ppo": {**BASE["ppo"], "temperature": 0.7},
+        "agents": {"ann": {"tiny": TINY, **own}},
+    }
+    dialogue = Rehearsal(ResolvedRun(from_dict({**BASE, **changes}))).silent.dialogue
+    refused = (
+        ["temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7"] if own else None
+    )
+    assert dialogue.outcome.get("refused") == refused
 
 
 # -- who is shown what, and who is asked what --------------------------------------------------------------------------

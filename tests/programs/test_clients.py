@@ -1,0 +1,285 @@
+"""The programs of ``examples/programs``: real clients and frameworks, the real server, agents of a script, real tokens.
+
+Each says what becomes of the conversations that its client repeats: which go on token by token, and which the client has
+changed.
+"""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import venv
+
+import pytest
+from folders import ROOT
+from served_programs import CHATML, call, play
+from tool_models import characters, trl_template
+
+from maporl.engines.transcript import conversations
+from maporl.rollout.agent_tools import formats_of_schemas
+from maporl.runs.train import train
+from maporl.team.agents import Voice
+from maporl.validation.load import load
+
+ADD = call("add", a=2, b=3)
+CHANGED = "changed: message 3, of the role assistant, is not the one that the agent knows"
+CASES = {
+    "with_openai": (
+        {"solver": [" 4 ", "5"], "checker": ["no, 5"]},
+        [("solver", None, None, ()), ("checker", None, None, (0,)), ("solver", 0, "continued", (0, 1))],
+    ),
+    "with_openai_async": (
+        {"solver": ["4", "5"], "checker": ["6", "5"]},
+        [
+            ("checker", None, None, ()),
+            ("solver", None, None, ()),
+            ("checker", 0, "continued", (0, 1)),
+            ("solver", 1, "continued", (0, 1)),
+        ],
+    ),
+    "with_openai_stream": (
+        {"solver": ["4", "\n5", "5"], "checker": ["no", "yes"]},
+        [
+            ("solver", None, None, ()),
+            ("checker", None, None, (0,)),
+            ("solver", 0, "continued", (0, 1)),
+            ("checker", None, None, (2,)),
+            ("solver", 2, "continued", (0, 1, 2, 3)),
+        ],
+    ),
+    "with_langgraph": (
+        {"solver": ["I add." + ADD, "It is 7."], "checker": ["5"]},
+        [("solver", None, None, ()), ("solver", 0, "continued", (0,)), ("checker", None, None, (1,))],
+    ),
+    "with_agents_sdk": (
+        {"solver": ["I add." + ADD, call("transfer_to_checker"), "It is 5."], "checker": ["It is 7."]},
+        [
+            ("solver", None, None, ()),
+            ("solver", 0, "continued", (0,)),
+            ("checker", None, None, (0, 1)),
+            ("solver", 1, "continued", (0, 1, 2)),
+        ],
+    ),
+    "with_autogen": (
+        {"solver": ["4 ", " 6"], "checker": ["No.", "yes"], "judge": ["7", "It is 5."]},
+        [
+            ("solver", None, None, ()),
+            ("checker", None, None, (0,)),
+            ("judge", None, None, (0, 1)),
+            ("solver", 0, "continued", (0, 1, 2)),
+            ("checker", 1, "continued", (0, 1, 2, 3)),
+            ("judge", 2, "continued", (0, 1, 2, 3, 4)),
+        ],
+    ),
+    "with_pydantic_ai": (
+        {"solver": ["So:" + call("check", answer="4"), "It is 7.", " It is 5 "], "checker": ["no"]},
+        [
+            ("solver", None, None, ()),
+            ("checker", None, None, (0,)),
+            ("solver", 0, "continued", (0, 1)),
+            ("solver", 2, "continued", (0, 1, 2)),
+        ],
+    ),
+    "with_smolagents": (  # it writes calls and results in texts of its own
+        {
+            "solver": ["I ask." + call("checker", task="2+3"), call("final_answer", answer="5")],
+            "checker": [ADD, call("final_answer", answer="5")],
+        },
+        [
+            ("solver", None, None, ()),
+            ("checker", None, None, (0,)),
+            ("checker", None, CHANGED, (0, 1)),
+            ("solver", None, CHANGED, (0, 2)),
+        ],
+    ),
+}
+ANSWERS = {"with_agents_sdk": "It is 5.", "with_autogen": "It is 5.", "with_pydantic_ai": "It is 5"}
+OPTIONS = {"with_smolagents": {"ignore": ("tool_choice",)}}
+OTHERS = {  # the packages of those that are not installed with the extra dev
+    "with_agents_sdk": ("agents", ["openai-agents"]),
+    "with_autogen": ("autogen_agentchat", ["autogen-agentchat", "autogen-ext[openai]"]),
+    "with_pydantic_ai": ("pydantic_ai", ["pydantic-ai-slim[openai]"]),
+    "with_smolagents": ("smolagents", ["smolagents[openai]"]),
+}
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples/programs"))
+
+
+def installed(module):
+    return importlib.util.find_spec(module) is not None
+
+
+def check(name):
+    scripts, talk = CASES[name]
+    dialogue, _ = play(importlib.import_module(name).solve, scripts, **OPTIONS.get(name, {}))
+    assert "failure" not in dialogue.outcome, dialogue.outcome["failure"]
+    said = [(u.agent, u.after, u.tags.get("history"), u.parents) for u in dialogue.utterances]
+    assert said == talk
+    assert dialogue.outcome == {"answer": ANSWERS.get(name, "5"), "calls": len(said)}
+
+
+@pytest.mark.parametrize("name", ["with_openai", "with_openai_async", "with_openai_stream", "with_langgraph"])
+def test_a_client_goes_on_with_conversations_token_by_token(name, examples):
+    pytest.importorskip("openai")
+    if name == "with_langgraph":
+        pytest.importorskip("langgraph")
+        pytest.importorskip("langchain_openai")
+    check(name)
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory):
+    """The Python of an environment around this one, which has the packages that are missing here too."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    library = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    (library / "around.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    wanted = [package for module, packages in OTHERS.values() if not installed(module) for package in packages]
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", "-q", *wanted], check=True)
+    return folder / "bin/python"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_clients_whose_packages_are_in_an_environment_of_their_own(name, examples, request):
+    if installed(OTHERS[name][0]):
+        check(name)
+        return
+    python = request.getfixturevalue("around")
+    ran = subprocess.run([python, "-m", "pytest", "-q", request.node.nodeid], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_the_configuration_of_the_examples_trains_both_agents(tmp_path):
+    pytest.importorskip("openai")
+    changes = ["updates=1", "branching.group=2", f"output_dir={tmp_path / 'run'}"]
+    train(load(ROOT / "examples/programs/team.yaml", changes), resume=False, quiet=True)
+    [update] = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert update["solver/continued_share"] == 1.0 and update["program/failed"] == 0.0
+    assert update["solver/val/first_ratio"] == update["checker/val/first_ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+TOOL = {
+    "name": "add",
+    "description": "Add.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+
+
+def test_a_client_repeats_calls_in_its_own_way_and_the_conversation_goes_on():
+    """As an object, as a mapping with nulls, without nulls, and in a stream."""
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        messages = [{"role": "user", "content": question}]
+        for dump in (lambda m: m, lambda m: m.model_dump(), lambda m: m.model_dump(exclude_none=True)):
+            tools = [{"type": "function", "function": TOOL}]
+            with client.chat.completions.stream(model="ann", messages=messages, tools=tools) as stream:
+                message = stream.get_final_completion().choices[0].message
+            [asked] = message.tool_calls
+            assert (asked.function.name, json.loads(asked.function.arguments)) == ("add", {"a": 1})
+            messages.append(dump(message))
+            messages.append({"role": "tool", "tool_call_id": asked.id, "content": [{"type": "text", "text": "2"}]})
+        return client.chat.completions.create(model="ann", messages=messages, tools=tools).choices[0].message.content
+
+    dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1)] + 2 * [call("add", a=1)] + ["2"]})
+    assert [u.tags.get("history") for u in dialogue.utterances] == [None, "continued", "continued", "continued"]
+    assert dialogue.outcome == {"answer": "2", "calls": 4}
+
+
+JSON_CALL = '<call>{"name": "add", "arguments": {"a": 1}}</call>'
+NATIVE_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "shown"),
+    [
+        (
+            CHATML,
+            JSON_CALL,
+            f"<|im_start|>assistant\n{JSON_CALL}<|im_end|>\n<|im_start|>user\nadd returned: 2\nBob?<|im_end|>",
+        ),
+        (
+            "qwen3",
+            NATIVE_CALL,
+            f"<|im_start|>assistant\n{NATIVE_CALL}<|im_end|>\n"
+            "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>",
+        ),
+    ],
+    ids=["plain", "native"],
+)
+def test_an_agent_without_tools_is_shown_calls_of_others_as_agents_write_them(template, said, shown):
+    openai = pytest.importorskip("openai")
+    template = template if template == CHATML else trl_template(template)
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        messages = [{"role": "user", "content": question}]
+        tools = [{"type": "function", "function": TOOL}]
+        first = client.chat.completions.create(model="ann", messages=messages, tools=tools).choices[0].message
+        messages += [first, {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "2"}]
+        messages.append({"role": "user", "content": "Bob?"})
+        for _ in range(2):
+            second = client.chat.completions.create(model="bob", messages=messages).choices[0].message
+            messages += [second, {"role": "user", "content": "Sure?"}]
+        return second.content
+
+    dialogue, _ = play(program, {"ann": [said], "bob": ["2", "Two."]}, template=template)
+    assert [u.tags.get("history") for u in dialogue.utterances] == [None, None, "continued"]
+    tokenizer, last = characters(template), dialogue.utterances[-1]
+    assert shown in tokenizer.decode(last.prompt_ids)
+    formats = formats_of_schemas("bob", Voice("bob", tokenizer), {})
+    [(ids, mask)] = conversations(
+        dialogue, "bob", "bob", tokenizer, frozenset([tokenizer.eos_token_id]), brought=formats
+    )
+    assert ids == last.prompt_ids + last.response_ids and sum(mask) == len("2") + len("Two.") + 2
+
+
+def test_responses_of_a_client_go_on_and_name_parents():
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        tools = [{"type": "function", **TOOL, "strict": True}]
+        items = [{"role": "user", "content": question}]
+        first = client.responses.create(model="ann", input=items, tools=tools, instructions="Add.")
+        assert first.output_text == "I add."
+        [asked] = [item for item in first.output if item.type == "function_call"]
+        items += [*first.output, {"type": "function_call_output", "call_id": asked.call_id, "output": "2"}]
+        with client.responses.stream(model="ann", input=items, tools=tools, instructions="Add.") as stream:
+            pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+            second = stream.get_final_response()
+        assert pieces == [second.output_text] == ["It is 2."]
+        named = {"x-maporl-parents": first.id}
+        return client.responses.create(model="bob", input="Say it.", extra_headers=named).output_text
+
+    dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1), "It is 2."], "bob": ["2"]})
+    said = [(u.agent, u.after, u.tags.get("history"), u.parents) for u in dialogue.utterances]
+    assert said == [("ann", None, None, ()), ("ann", 0, "continued", (0,)), ("bob", None, None, (0,))]
+
+
+def test_what_is_refused_is_an_error_of_the_client_that_names_the_field():
+    openai = pytest.importorskip("openai")
+
+    def program(question, base_url, api_key):
+        client = openai.OpenAI(base_url=base_url, api_key=api_key)
+        with pytest.raises(openai.BadRequestError) as error:
+            client.responses.create(model="ann", input=question, previous_response_id="resp_1-0")
+        assert error.value.param == "previous_response_id"
+        with pytest.raises(openai.BadRequestError) as error:
+            client.chat.completions.create(
+                model="ann", messages=[{"role": "user", "content": question}], tool_choice="required"
+            )
+        assert error.value.param == "tool_choice"
+        with pytest.raises(openai.NotFoundError) as error:
+            client.responses.create(model="eve", input=question)
+        assert error.value.code == "model_not_found"
+        return "5"
+
+    dialogue, _ = play(program, {"ann": []})
+    assert len(dialogue.outcome["refused"]) == 3
