@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
-from tiny_run import config_of, end_of
+from tiny_run import config_of
 
 from maporl import Agent, Program, Team
 from maporl.engines.text import TextEngine
@@ -57,9 +57,14 @@ def test_both_policies_learn_from_what_they_said_token_by_token(folder):
     }
 
 
-def test_a_program_that_calls_in_its_own_order_is_repeatable(folder, tmp_path):
+def test_a_program_that_calls_in_its_own_order_is_told_the_same_again(folder, tmp_path):
+    """Which requests share a batch depends on time, and changes the rounding of log-probabilities."""
     trained(tmp_path / "again")
-    assert end_of(tmp_path / "again", 2)[1:] == end_of(folder, 2)[1:]
+    tokens = [
+        [[u["response_ids"] for u in d["utterances"]] for d in dialogues_of(one)]
+        for one in (folder, tmp_path / "again")
+    ]
+    assert tokens[0] == tokens[1] and sum(map(len, tokens[0])) > 8
 
 
 ALTERNATING = (
