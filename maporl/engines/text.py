@@ -85,9 +85,15 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
 
     Raises:
         PromptTooLong: the prompt and its completion do not fit the model's context.
+        ChatError: the chat template cannot render the messages, or makes no token of them.
     """
     earlier = len(request.transcript.ids)
     prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
+    if not prompt:
+        raise ChatError(
+            f"{request.label}: its prompt has no tokens, because its messages are empty and the chat template adds "
+            "nothing; let the protocol or the program say something"
+        )
     draw = voice.draw(request.sampling, decoding, max_new_tokens)
     draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))
     voice.check_length(len(prompt), draw.max_tokens, request.label)

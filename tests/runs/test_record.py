@@ -11,6 +11,7 @@ from maporl.cli.main import app
 from maporl.config.parse import to_yaml
 from maporl.engines.transcript import supervised_rows
 from maporl.errors import ConfigError
+from maporl.runs.play import Game
 from maporl.runs.record import record
 from maporl.team.team import Team
 from maporl.training.sft import best_debates, spoken_by_team, train_supervised
@@ -63,6 +64,15 @@ def test_another_team_learns_what_was_recorded(tmp_path):
     assert 0 < sum(map(sum, (mask for _, mask in rows))) <= spoken + 12, "ann's first answer is taught once"
     losses = train_supervised(pupils, team, dialogues, tmp_path / "taught", quiet=True)
     assert losses.keys() == {"both"} and (tmp_path / "taught" / "both" / "config.json").exists()
+
+
+def test_a_person_may_take_the_seat_of_an_agent(tmp_path):
+    shown, typed = [], iter(["7", "12"])
+    game = Game(config(tmp_path / "run"), "ann", None, tmp_path / "played", shown.append, lambda prompt: next(typed))
+    [dialogue] = game.play(1)
+    ann = [u for u in dialogue.utterances if u.agent == "ann"]
+    assert [u.text for u in ann] == ["7", "12"] and ann[1].after == 0 and all(u.tags["person"] for u in ann)
+    assert dialogue.utterances[2].messages[0]["content"].startswith("12;") and dialogue.outcome["calls"] == 3
 
 
 def test_the_command_records(tmp_path):

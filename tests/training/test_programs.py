@@ -30,7 +30,7 @@ def talk(question, base_url):
 def trained(folder, updates=2, **sections):
     program = {"name": "program", "run": "test_programs:talk"}
     reward = {"sources": {"label": 1.0}, "rules": ["last"]}
-    config = config_of(folder, updates, {"protocol": program, "reward": reward, **sections}, learning_rate=0.0)
+    config = config_of(folder, updates, {"protocol": program, "reward": reward} | sections, learning_rate=0.0)
     return run.train(config, resume=False)
 
 
@@ -100,3 +100,21 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
     assert answers["long"][1]["error"]["code"] == "context_length_exceeded"
     assert "cannot render user, user messages" in answers["twice"][1]["error"]["message"]
     assert sorted(bool(u.response_ids) for u in dialogue.utterances) == [False, False, True]
+
+
+def talk_of_nothing(question, base_url):
+    """Ann is asked nothing at all, which her template writes without a token."""
+    status, answer = post(base_url, "chat/completions", {"model": "ann", "messages": [user("")]})
+    assert status == 400 and "its prompt has no tokens" in answer["error"]["message"]
+    return ask(base_url, "bob", [user(question)])
+
+
+def test_a_request_without_a_token_is_refused_and_the_run_goes_on(tmp_path):
+    trained(
+        tmp_path / "run",
+        1,
+        protocol={"name": "program", "run": "test_programs:talk_of_nothing"},
+        warm_start={"steps": 0},
+    )
+    said = [u for d in dialogues_of(tmp_path / "run") for u in d["utterances"]]
+    assert {u["agent"]: bool(u["response_ids"]) for u in said} == {"ann": False, "bob": True}
