@@ -31,6 +31,8 @@ def solve(question: str, base_url: str, api_key: str, example: dict) -> str:
     client = OpenAI(base_url=base_url, api_key=api_key)
 
     def searcher(asked: str) -> str:
+        if not asked.strip():
+            return ""
         return turn(client, "searcher", asked, "search", lambda name: search(example["meta"]["paragraphs"], name))
 
     with client:
