@@ -5,6 +5,7 @@ import re
 from openai import OpenAI
 
 CALLS = 4
+CLIENT = OpenAI(base_url="http://localhost", api_key="none")  # making one takes longer than a request
 
 
 def search(paragraphs: list[dict], name: str) -> str:
@@ -28,12 +29,11 @@ def turn(client: OpenAI, model: str, question: str, tool: str, run) -> str:
 
 def solve(question: str, base_url: str, api_key: str, example: dict) -> str:
     """Answer a question such as ``bd>>``: whom does the one like whom bd likes?"""
-    client = OpenAI(base_url=base_url, api_key=api_key)
+    client = CLIENT.with_options(base_url=base_url, api_key=api_key)
 
     def searcher(asked: str) -> str:
         if not asked.strip():
             return ""
         return turn(client, "searcher", asked, "search", lambda name: search(example["meta"]["paragraphs"], name))
 
-    with client:
-        return turn(client, "planner", question, "ask_searcher", searcher)
+    return turn(client, "planner", question, "ask_searcher", searcher)

@@ -85,11 +85,11 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
 
     Raises:
         PromptTooLong: the prompt and its completion do not fit the model's context.
-        ChatError: the chat template cannot render the messages, or makes no token of them.
+        ChatError: the chat template cannot render the messages, or makes no token of those of a refusable ask.
     """
     earlier = len(request.transcript.ids)
     prompt = request.transcript.add_messages(request.messages, voice.tokenizer, voice.stop_ids)
-    if not prompt:
+    if not prompt and request.ask.refusable:  # nobody could be trained on the answer
         raise ChatError(
             f"{request.label}: its prompt has no tokens, because its messages are empty and the chat template adds "
             "nothing; let the protocol or the program say something"
