@@ -84,8 +84,8 @@ class Counted(TextEngine):
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("dialogues", 64), ("turns", 2), ("rounds", 5), ("tokens", 64), ("hidden", 384)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("--dialogues", 64), ("--turns", 2), ("--rounds", 5), ("--tokens", 64), ("--hidden", 384)):
+        parser.add_argument(name, type=int, default=default)
     options = parser.parse_args()
     section = TinySection(hidden_size=options.hidden, layers=6, heads=6, context=4096)
     tokenizer = build_tiny_tokenizer(section)

@@ -35,6 +35,8 @@ GATHER = 0.02
 """The seconds for which a step that a batch engine answers waits for dialogues that may soon ask too."""
 GATHER_SHARE = 0.1
 """It waits for this share of what the last step took, if that is longer: a fuller batch is worth it then."""
+FIRST_STEP = 2.0
+"""The seconds that the first step is taken for, because programs need a moment to start."""
 
 
 class RolloutDriver:
@@ -84,7 +86,7 @@ class RolloutDriver:
         self.interleaving = interleaving or Interleaving()
         self._rooms: list[Rooms] = []
         self._plays: list[Play] = []
-        self._last_step = 0.0
+        self._last_step = FIRST_STEP
         """The seconds that engines took for the last step."""
         self.tools = {name: spec.tools for name, spec in specs.items() if spec.tools is not None}
         self.where = f"protocol {protocol.label}"
