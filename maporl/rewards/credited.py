@@ -18,6 +18,7 @@ Speaker = tuple[str, str | None]
 """An agent, and the role in which it spoke."""
 NOTHING = "NOTHING"
 READERS = "READERS"
+SETTLED = "the credit of the answer that it settles"
 BY_READERS = f"the mean credit of those who are shown it ({READERS})"
 
 
@@ -76,9 +77,10 @@ def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str
     for dialogue in dialogues:
         credit_by_readers(dialogue)
         for u in dialogue.utterances:
-            what = kinds.get(id(u)) or perhaps + (BY_READERS if "credit" in u.rewards else NOTHING)
-            by_speaker.setdefault((u.agent, u.role), {})[what] = None
             shown_to = {v.agent for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
+            inherited = SETTLED if u.settles and not shown_to else BY_READERS
+            what = kinds.get(id(u)) or perhaps + (inherited if "credit" in u.rewards else NOTHING)
+            by_speaker.setdefault((u.agent, u.role), {})[what] = None
             readers.setdefault((u.agent, u.role), set()).update(shown_to)
     return {
         speaker: {kind.replace(READERS, ", ".join(sorted(readers[speaker]))): None for kind in speaker_kinds}
