@@ -317,11 +317,6 @@ class Utterance:
         """Whether it was cut off in a thought that the prompt had begun, so that its text holds no answer."""
         return self.tags.get("no_text") == "thinking"
 
-    @property
-    def answer_turn(self) -> int:
-        """The turn of which it is the answer. What a program has submitted is the only answer of its dialogue."""
-        return self.turn if self.submitted is None else 0
-
     def words(self) -> str:
         """Return what graders and other agents read: the text, and the restated final answer if there is one."""
         if self.submitted is not None:
@@ -371,11 +366,15 @@ class Dialogue:
 
     def turns(self) -> int:
         """Return the number of turns with an answer."""
-        return 1 + max([u.answer_turn for u in self.utterances if u.answers], default=-1)
+        turns = [u.turn if u.submitted is None else 0 for u in self.utterances if u.answers]
+        return 1 + max(turns, default=-1)
 
     def at(self, turn: int) -> list[Utterance]:
-        """Return the answers of one turn, in order of speaking."""
-        return [u for u in self.utterances if u.answers and u.answer_turn == turn]
+        """Return the answers of one turn, in order of speaking.
+
+        What a program has submitted is the only answer of its dialogue, and so of turn 0.
+        """
+        return [u for u in self.utterances if u.answers and (u.turn if u.submitted is None else 0) == turn]
 
 
 def without_tokens(dialogue: Dialogue) -> Dialogue:

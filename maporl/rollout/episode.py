@@ -63,9 +63,8 @@ class SpeakerSpec:
             return None if self.tools is None else self.tools.format
         return self.formats(ask.schemas)
 
-    def heard(self, ask: Ask) -> list[Message]:
-        """Return the messages of ``ask`` as the agent reads calls and results, be they its own or others'."""
-        form = self.form_of(ask)
+    def heard(self, ask: Ask, form: CallFormat | None) -> list[Message]:
+        """Return the messages of ``ask`` as the agent, which calls in ``form``, reads calls and results of anybody."""
         if form is None and has_calls(ask.messages):
             form = self.formats(())
         return ask.messages if form is None else form.heard(ask.messages)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.transcript import Transcript
-from maporl.environments.calls import Written
+from maporl.environments.calls import CallFormat, Written
 from maporl.errors import ConfigError
 from maporl.rollout.episode import Episode, SpeakerSpec, Step
 from maporl.tasks.base import Task
@@ -52,15 +52,15 @@ class RequestBuilder:
                     "in two steps, or with fresh=True"
                 )
             speaking |= set() if ask.fresh else {ask.agent}
+            form = spec.form_of(ask)
             if ask.continues is None:
                 turn = _next_turn(episode, ask)
                 episode.turns[ask.agent] = turn + 1
-                ask, transcript = self._begun(episode, ask, spec)
+                ask, transcript = self._begun(episode, ask, spec, form)
             else:
                 turn = dialogue.utterances[ask.continues].turn
                 transcript = episode.apart[ask.continues] if ask.fresh else episode.transcripts[ask.agent]
-            form = spec.form_of(ask)
-            messages = spec.heard(ask)
+            messages = spec.heard(ask, form)
             transcript.messages += messages
             label = f"agent {ask.agent!r}, turn {turn + 1}, dialogue {dialogue.example.id}.{dialogue.rollout}"
             number = len(dialogue.utterances) + offset
@@ -91,7 +91,7 @@ class RequestBuilder:
             )
         return requests
 
-    def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec) -> tuple[Ask, Transcript]:
+    def _begun(self, episode: Episode, ask: Ask, spec: SpeakerSpec, form: CallFormat | None) -> tuple[Ask, Transcript]:
         """Return what an agent is asked at the beginning of a turn, and the conversation in which it answers."""
         messages = ask.messages
         if news := episode.rooms.news(ask.agent):
@@ -104,7 +104,7 @@ class RequestBuilder:
         if begins:
             before = [] if ask.fresh else self.task.before_question(episode.dialogue.example)
             system = spec.system
-            if (form := spec.form_of(ask)) is not None:
+            if form is not None:
                 transcript.tools = form.schemas()
                 system = "\n\n".join(part for part in (spec.system, form.intro()) if part)
             messages = opening(system, [*before, *messages])
@@ -133,7 +133,11 @@ class RequestBuilder:
         spec = self.specs[ask.agent]
         request.transcript.add_words(request.utterance, reply.text)
         version = self.engines[spec.engine].version if reply.version is None else reply.version
-        reasons = {"no_text": reply.no_text, "refused": reply.refused}
+        tags = dict(ask.tags)
+        if reply.no_text is not None:
+            tags["no_text"] = reply.no_text
+        if reply.refused is not None:
+            tags["refused"] = reply.refused
         utterance = Utterance(
             id=request.utterance,
             agent=ask.agent,
@@ -152,7 +156,7 @@ class RequestBuilder:
             trainable=request.policy in spec.learning and bool(reply.response_ids),
             answers=ask.answers,
             fresh=ask.fresh,
-            tags={**ask.tags, **{name: why for name, why in reasons.items() if why is not None}},
+            tags=tags,
             temperature=request.temperature,
             example=ask.example,
             version=version if request.policy in spec.learning else None,
