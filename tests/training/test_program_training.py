@@ -28,7 +28,7 @@ def talk(question, base_url):
 
 
 def trained(folder, updates=2, **sections):
-    program = {"name": "program", "run": "test_programs:talk"}
+    program = {"name": "program", "run": "test_program_training:talk"}
     reward = {"sources": {"label": 1.0}, "rules": ["last"]}
     config = config_of(folder, updates, {"protocol": program, "reward": reward} | sections, learning_rate=0.0)
     return run.train(config, resume=False)
@@ -113,7 +113,7 @@ def test_a_request_without_a_token_is_refused_and_the_run_goes_on(tmp_path):
     trained(
         tmp_path / "run",
         1,
-        protocol={"name": "program", "run": "test_programs:talk_of_nothing"},
+        protocol={"name": "program", "run": "test_program_training:talk_of_nothing"},
         warm_start={"steps": 0},
     )
     said = [u for d in dialogues_of(tmp_path / "run") for u in d["utterances"]]
