@@ -95,7 +95,8 @@ def token_request(request: Request, voice: Voice, decoding: Decoding, max_new_to
             "nothing; let the protocol or the program say something"
         )
     draw = voice.draw(request.sampling, decoding, max_new_tokens)
-    draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))
+    if request.call_ends:
+        draw = replace(draw, stop=tuple(dict.fromkeys([*draw.stop, *request.call_ends])))
     voice.check_length(len(prompt), draw.max_tokens, request.label)
     return TokenRequest(voice.name, prompt, draw, request.rng_key, earlier, request.label)
 

@@ -91,10 +91,9 @@ class Histories:
             return "its last message is missing"
         longest = known[common.index(most)] if known else []
         role = request.messages[number]["role"]
-        what = "a message is missing before" if most < len(longest) and digests[number] in longest[most:] else "not"
-        if what == "not":
-            return f"message {number + 1}, of the role {role}, is not the one that the agent knows"
-        return f"{what} message {number + 1}, of the role {role}"
+        if digests[number] in longest[most:]:
+            return f"a message is missing before message {number + 1}, of the role {role}"
+        return f"message {number + 1}, of the role {role}, is not the one that the agent knows"
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> int:
