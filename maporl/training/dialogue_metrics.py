@@ -10,6 +10,7 @@ from itertools import chain
 from statistics import fmean
 
 from maporl.environments.world import World
+from maporl.report.dialogues import is_program
 from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
@@ -122,11 +123,7 @@ def _proposal_metrics(proposals: Sequence[tuple[str | None, bool]]) -> Metrics:
 
 def _programs(dialogues: Sequence[Dialogue]) -> list[tuple[str, bool]]:
     """Return whether each program failed, and whether each request that repeats a conversation went on with it."""
-    ended = [
-        d.outcome
-        for d in dialogues
-        if isinstance(d.outcome, Mapping) and "calls" in d.outcome and "answer" in d.outcome
-    ]
+    ended = [d.outcome for d in dialogues if is_program(d)]
     histories = [(u, u.tags["history"]) for d in dialogues for u in d.utterances if "history" in u.tags]
     return [
         *(("program/failed", "failure" in outcome) for outcome in ended),
