@@ -223,6 +223,8 @@ def must_take(part: Any, arguments: Sequence[str], where: str) -> None:
 def unknown(name: Any, known: Any) -> str:
     """Return the message ``unknown 'x'; did you mean 'y'? known: ...``."""
     names = sorted(map(str, known))
+    if not names:
+        return f"unknown {name!r:.80}"
     near = difflib.get_close_matches(f"{name!s:.80}", names, 1)
     return f"unknown {name!r:.80}{f'; did you mean {near[0]!r}?' if near else ';'} known: {', '.join(names)}"
 
@@ -258,14 +260,14 @@ def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
     in_folders = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    users = [f for f in frames if _is_users(f.filename)]
+    users = [f for f in frames if is_users(f.filename)]
     for frame in [*reversed(in_folders), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Return whether a source file belongs neither to maporl, nor to Python, nor to an installed package."""
     path = Path(file)
     others = [path.is_relative_to(folder) for folder in _OTHERS]

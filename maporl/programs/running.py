@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from maporl.config.imports import is_users
 from maporl.event_loop import wait
 from maporl.text import printable
 from trl_ext.process.waits import Threads, check
@@ -51,6 +52,13 @@ class Question:
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return values
         return {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
+
+    def lacking(self, function: Function) -> list[str]:
+        """Return what ``function`` needs and is not given, by name."""
+        given = self.arguments(function)
+        parameters = inspect.signature(function).parameters.values()
+        any_number = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return [p.name for p in parameters if p.default is p.empty and p.kind not in any_number and p.name not in given]
 
 
 @dataclass(frozen=True)
@@ -236,8 +244,13 @@ def _ended(value: Any) -> Ending:
 
 
 def _told(error: BaseException) -> str:
-    """Return the last lines of the traceback of what a program raised, without the frames of this module."""
+    """Return the last lines of the traceback of what a program raised: its own frames and the one that raised.
+
+    Clients and graphs have many frames between these, which would leave no room for the program's own.
+    """
     here = str(Path(__file__))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
+    if own := [frame for frame in frames[:-1] if is_users(frame.filename)]:
+        frames = [*own, frames[-1]]
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return printable("\n".join("".join(lines).rstrip().splitlines()[-LAST_LINES:]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.config.imports import look_up
+from maporl.config.imports import kind_of, look_up
 from maporl.errors import ConfigError
 from maporl.programs.gateway import Call, Report, Session, gateway
 from maporl.programs.histories import Histories, Place
@@ -39,8 +39,8 @@ class Program(Protocol):
         ValueError: neither or both of ``run`` and ``command`` are given, or a number is out of its range.
     """
 
-    run: str | Callable[..., Any] = option(
-        "",
+    run: str | Callable[..., Any] | None = option(
+        None,
         "The program as MODULE:FUNCTION. It is called with those of question, base_url, api_key and example that it "
         "takes, and returns its answer. A coroutine function is awaited.",
     )
@@ -82,14 +82,17 @@ class Program(Protocol):
         """The function that is the program.
 
         Raises:
-            ConfigError: it cannot be imported, or takes none of the values.
+            ConfigError: it cannot be imported, takes none of the values, or needs others.
         """
         function = look_up(self.run, {}, "protocol.run") if isinstance(self.run, str) else self.run
-        if not callable(function) or not Question("", "", {}).arguments(function):
-            raise ConfigError(
-                "protocol.run: expected a function of some of question, base_url, api_key and example, got "
-                f"{function!r:.80}"
-            )
+        question = Question("", "", {})
+        expected = "protocol.run: expected a function of some of question, base_url, api_key and example"
+        if not callable(function) or not question.arguments(function):
+            raise ConfigError(f"{expected}, got {kind_of(function)}")
+        if lacking := question.lacking(function):
+            method = "name the method of an object, as in my_app:team.solve" if "self" in lacking else ""
+            remedy = method or "give it a default, or call the function in another one that takes these"
+            raise ConfigError(f"{expected}, got {kind_of(function)}, which needs {', '.join(lacking)}; {remedy}")
         return function
 
     @cached_property

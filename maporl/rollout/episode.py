@@ -36,6 +36,7 @@ class SpeakerSpec:
         tools: what the agent may call, or None.
         sampling: how its answers are sampled. None: as the whole run.
         formats: returns the call format of tools that a protocol brings (:attr:`maporl.types.Ask.schemas`).
+        longest: the most tokens of an answer, whatever a refusable ask allows. None: as the ask says.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class SpeakerSpec:
     formats: Callable[[tuple[dict[str, Any], ...]], CallFormat] = lambda schemas: JsonFormat(
         [tool_of(schema) for schema in schemas], CallTexts()
     )
+    longest: int | None = None
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
@@ -79,13 +81,17 @@ class SpeakerSpec:
         run |= {} if self.sampling is None or self.sampling.own is None else self.sampling.own.at(turn)
         for name, value in ask.sampling.at(turn).items():
             if name in run and name not in ("stop", "max_tokens") and value != run[name]:
-                return f"{name}: this agent is being trained, and answers are drawn with {run[name]}, not with {value}"
+                return (
+                    f"{name}: this agent is being trained, and answers are drawn with {run[name]}, not with {value}; "
+                    "leave it out, or add it to protocol.ignore"
+                )
         return None
 
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
 
-        The stop strings of the agent's call format stay. ``decoding`` says how the run draws tokens.
+        The stop strings of the agent's call format stay. A refusable ask may make answers shorter and not longer than
+        :attr:`longest`. ``decoding`` says how the run draws tokens.
 
         Raises:
             ConfigError: the answer would be greedy, and its policy is trained on it.
@@ -93,6 +99,9 @@ class SpeakerSpec:
         sampling = (self.sampling or SpeakerSampling()).at(ask.sampling, ask.role or self.role, turn, decoding)
         if sampling is None:
             return None
+        if ask.refusable and self.longest is not None and sampling.max_tokens is not None:
+            # a program's limit may be that of a larger model, and memory and contexts were planned for the run's
+            sampling = replace(sampling, max_tokens=min(self.longest, sampling.at(0)["max_tokens"]))
         if sampling.temperature == 0 and self.policy(turn) in self.learning:
             raise ConfigError(
                 f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "

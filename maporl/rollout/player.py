@@ -236,8 +236,17 @@ class Player:
             if instead and name in instead:
                 policies = (instead[name],)
             tools, sampling = self.tools.get(name), self.sampling.of(name, training)
+            longest = self.sampling.longest(name, self.options.response_length)
             specs[name] = SpeakerSpec(
-                agent.engine, policies, learning, agent.system, agent.role, tools, sampling, self._formats[name]
+                agent.engine,
+                policies,
+                learning,
+                agent.system,
+                agent.role,
+                tools,
+                sampling,
+                self._formats[name],
+                longest,
             )
         return specs
 

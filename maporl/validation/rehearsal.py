@@ -208,14 +208,22 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
 
 
 def _program(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning for a program that fails whatever it is told, or that asks nobody who is trained."""
+    """Yield what a program asks for and is always refused, and warnings if it always fails or asks no learner.
+
+    It is an error if a refusal ends the program each time, because the run would have no dialogue then.
+    """
     if not isinstance(rehearsal.run.protocol, Program):
         return
     plays = (rehearsal.silent, rehearsal.right, rehearsal.marked)
-    failures = [play.dialogue.outcome["failure"] for play in plays if "failure" in (play.dialogue.outcome or {})]
-    if len(failures) == len(plays):
-        what = f"the program failed in three rehearsals with made-up words, the last time so: {failures[-1]}"
-        yield Fault("protocol", what, "call it with such words, or try it with maporl play", "warning")
+    outcomes = [play.dialogue.outcome or {} for play in plays]
+    failed = all(outcome.get("failure") for outcome in outcomes)
+    within = all(outcome.get("calls", 0) < rehearsal.run.protocol.calls for outcome in outcomes)  # words decide, else
+    refused = [why for why in outcomes[-1].get("refused", []) if all(why in o.get("refused", []) for o in outcomes)]
+    for why in dict.fromkeys(refused if within else []):
+        yield Fault("protocol", f"a request of the program is refused: {why}", "", "error" if failed else "warning")
+    if failed and not (refused and within):
+        remedy = f"call it with such words, or try it with maporl play. The last failure:\n{outcomes[-1]['failure']}"
+        yield Fault("protocol", "the program failed in three rehearsals with made-up words", remedy, "warning")
     learning = {name for name, agent in rehearsal.run.config.agents.items() if agent.weights and agent.trainable}
     if not any(u.agent in learning for play in plays for u in play.dialogue.utterances):
         what = (
@@ -422,13 +430,14 @@ class Measured:
         agent, most = request.ask.agent, self.run.config.ppo.response_length
         limit = "ppo.response_length" if answer == most else "max_tokens of its sampling"
         which = f"a prompt of turn {request.turn + 1} has at least" if request.turn else "a first prompt has"
+        tiny = self.run.config.agents[agent].tiny is not None
+        longer = f"raise agents.{agent}.tiny.context" if tiny else "use another model"
         by = "" if context == context_length(agent, self.run.config.agents[agent]) else " (vllm.colocate.max_model_len)"
         return Fault(
             f"agents.{agent}",
             f"{which} {length} tokens and answers may have {answer} ({limit}), but its model reads at most "
             f"{context}{by}",
-            f"shorten the protocol's texts or {limit}, or use another model; question: "
-            f"{request.example.question!r:.80}",
+            f"shorten the protocol's texts or {limit}, or {longer}; question: {request.example.question!r:.80}",
         )
 
 

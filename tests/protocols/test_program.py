@@ -1,6 +1,7 @@
 """A program of the user's own as a protocol: what becomes of its requests, its answer and its failures."""
 
 import asyncio
+import json
 import os
 import sys
 import threading
@@ -20,6 +21,16 @@ from maporl.protocols.program import holds
 from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
 from maporl.types import Stop
+
+
+class Crew:
+    """Programs may be methods of objects."""
+
+    def solve(self, question, base_url):
+        return ask(base_url, "ann", [user(question)])
+
+
+crew = Crew()
 
 
 def plan_and_solve(question, base_url):
@@ -245,6 +256,17 @@ def test_a_program_that_raises_leaves_a_dialogue_without_answer():
     assert credits(dialogues) == [0.0] and dialogues[0].utterances[0].submitted == ""
 
 
+def test_of_a_traceback_the_frames_of_the_program_and_the_one_that_raised_are_told():
+    def deep(question):
+        return json.loads("no JSON")
+
+    with pytest.warns(UserWarning):
+        [dialogue] = play(deep)
+    told = dialogue.outcome["failure"]
+    assert 'return json.loads("no JSON")' in told and told.splitlines()[-1].startswith("json.decoder.JSONDecodeError")
+    assert told.count("  File ") == 2 and "in raw_decode" in told, "json's two frames between are left out"
+
+
 def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
     with pytest.warns(UserWarning, match="no such city"):
         [dialogue] = play(raises, on_failure="drop")
@@ -283,6 +305,11 @@ def test_a_command_that_fails_says_why(tmp_path, lines, says):
     assert says in dialogue.outcome["failure"] and ("KeyError: 'city'" in dialogue.outcome["failure"]) == (
         len(lines) > 1
     )
+
+
+def test_a_method_of_an_object_is_a_program():
+    [dialogue] = play("test_program:crew.solve")
+    assert dialogue.outcome == {"answer": "ann 0", "calls": 1}
 
 
 def test_a_number_is_an_answer():
@@ -454,6 +481,9 @@ def test_dialogues_of_programs_are_not_forked():
         ({"run": raises, "on_failure": "skip"}, "on_failure"),
         ({"run": "nowhere:solve"}, "nowhere"),
         ({"run": lambda row: row}, "expected a function of some of question, base_url, api_key and example"),
+        ({"run": lambda question, row, far=1: row}, "which needs row; give it a default"),
+        ({"run": "test_program:Crew.solve"}, "which needs self; name the method of an object, as in my_app:team.solve"),
+        ({"run": "solve"}, "unknown 'solve'; your own is named MODULE:OBJECT"),
     ],
 )
 def test_options_that_cannot_be(options, says):

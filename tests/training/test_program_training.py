@@ -106,10 +106,10 @@ def talk_of_nothing(question, base_url):
     """Ann is asked nothing at all, which her template writes without a token."""
     status, answer = post(base_url, "chat/completions", {"model": "ann", "messages": [user("")]})
     assert status == 400 and "its prompt has no tokens" in answer["error"]["message"]
-    return ask(base_url, "bob", [user(question)])
+    return ask(base_url, "bob", [user(question)], max_tokens=4000)  # as a program for a larger model says
 
 
-def test_a_request_without_a_token_is_refused_and_the_run_goes_on(tmp_path):
+def test_a_request_without_a_token_is_refused_and_a_limit_of_another_model_is_lowered(tmp_path):
     trained(
         tmp_path / "run",
         1,
@@ -118,3 +118,5 @@ def test_a_request_without_a_token_is_refused_and_the_run_goes_on(tmp_path):
     )
     said = [u for d in dialogues_of(tmp_path / "run") for u in d["utterances"]]
     assert {u["agent"]: bool(u["response_ids"]) for u in said} == {"ann": False, "bob": True}
+    most = config_of(tmp_path).ppo.response_length
+    assert max(len(u["response_ids"]) for u in said) <= most, "no answer is longer than the run allows"

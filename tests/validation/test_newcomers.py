@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from asked_programs import ask, user
+from asked_programs import ask, post, user
 from folders import ROOT
 from typer.testing import CliRunner
 
@@ -260,9 +260,51 @@ def test_a_program_is_rehearsed_with_the_sampling_of_the_training(own):
     }
     dialogue = Rehearsal(ResolvedRun(from_dict({**BASE, **changes}))).silent.dialogue
     refused = (
-        ["temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7"] if own else None
+        [
+            "temperature: this agent is being trained, and answers are drawn with 1.3, not with 0.7; leave it out, or "
+            "add it to protocol.ignore"
+        ]
+        if own
+        else None
     )
     assert dialogue.outcome.get("refused") == refused
+
+
+def asks_twice(base_url):
+    ask(base_url, "ann", [user("1+1=")])
+    return ask(base_url, "ann", [user("1+1=")], n=2)
+
+
+def asks_otherwise(base_url):
+    return post(base_url, "chat/completions", {"model": "eve"})[0] and ask(base_url, "ann", [user("1+1=")])
+
+
+def asks_on(base_url):
+    while True:
+        ask(base_url, "ann", [user("1+1=")])
+
+
+def wants_a_number(base_url):
+    return int(ask(base_url, "ann", [user("1+1=")]).strip("2") + "x")
+
+
+REFUSED = "protocol: a request of the program is refused: "
+
+
+def test_what_a_program_is_always_refused_is_told_before_a_run():
+    def says(name, **options):
+        return warned({"protocol": {"name": "program", "run": f"test_newcomers:{name}", **options}})
+
+    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported, got 2; leave it out, or add it to"):
+        says("asks_twice")
+    assert says("asks_twice", ignore=["n"]) == []
+    [line] = says("asks_otherwise")
+    assert line.startswith(f"warning: {REFUSED}model: unknown 'eve'; known: ann"), "it went on without"
+    [line] = says("asks_on", calls=2)
+    assert "in three rehearsals" in line and "its 2 calls (protocol.calls)" in line, "other words may end it earlier"
+    [line] = says("wants_a_number")
+    assert "call it with such words, or try it with maporl play. The last failure:\n" in line
+    assert line.splitlines()[-1].startswith("ValueError: invalid literal for int()")
 
 
 # -- who is shown what, and who is asked what --------------------------------------------------------------------------
