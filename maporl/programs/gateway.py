@@ -168,6 +168,9 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._number = 0
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        # asyncio sets this for sockets that name TCP, which this one does not; without it the body of each reply waits
+        # 40 ms, until the client has acknowledged the head
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._app(), log_level="warning", access_log=False, lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
@@ -205,7 +208,8 @@ class Gateway:
                 except Refused as error:
                     if session is not None and error.code != "dialogue_over":
                         session.refused.append(error.message)
-                    return JSONResponse(error.body(), error.status)
+                    # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
+                    return JSONResponse(error.body(), error.status, {"x-should-retry": "false"})
 
             return endpoint
 

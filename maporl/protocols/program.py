@@ -133,10 +133,10 @@ class Program(Protocol):
     def _ended(self, ending: Ending, talk: "_Talk", session: Session) -> dict[str, Any]:
         """Let the dialogue end: the answer is somebody's, what was reported is paid, and a failure is told."""
         if ending.failure is not None:
-            what = f"protocol program: {ending.failure}"
+            what = f"protocol program: it failed (protocol.on_failure: {self.on_failure})"
             if self.on_failure == "stop":
-                raise ConfigError(f"{what}; mend the program, or set protocol.on_failure: zero or drop")
-            warnings.warn(f"{what} (protocol.on_failure: {self.on_failure})", stacklevel=2)
+                raise ConfigError(f"{what}; mend it, or set protocol.on_failure: zero or drop:\n{ending.failure}")
+            warnings.warn(f"{what}:\n{ending.failure}", stacklevel=2)
             if self.on_failure == "drop":
                 raise Dropped("program")
         talk.submit(ending.answer or "")

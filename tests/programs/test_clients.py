@@ -279,7 +279,10 @@ def test_what_is_refused_is_an_error_of_the_client_that_names_the_field():
         with pytest.raises(openai.NotFoundError) as error:
             client.responses.create(model="eve", input=question)
         assert error.value.code == "model_not_found"
+        client.responses.create(model="ann", input=question)
+        with pytest.raises(openai.RateLimitError):
+            client.responses.create(model="ann", input=question)
         return "5"
 
-    dialogue, _ = play(program, {"ann": []})
-    assert len(dialogue.outcome["refused"]) == 3
+    dialogue, _ = play(program, {"ann": ["5"]}, calls=1)
+    assert len(dialogue.outcome["refused"]) == 4, "no request was sent again"

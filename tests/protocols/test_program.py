@@ -1,11 +1,15 @@
 """A program of the user's own as a protocol: what becomes of its requests, its answer and its failures."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
+import socket
 import sys
 import threading
 import time
+import urllib.parse
 from dataclasses import replace
 
 import pytest
@@ -17,6 +21,7 @@ from maporl import Program
 from maporl.config.schema import RewardSection
 from maporl.environments.world import World
 from maporl.errors import ConfigError
+from maporl.programs import gateway
 from maporl.protocols.program import holds
 from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
@@ -140,7 +145,9 @@ def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
     assert [len(u.calls) for u in spoken] == [1, 0, 1, 0] and "refused" in refused.tags
 
 
-def test_requests_of_threads_come_together_in_an_order_of_their_own():
+def test_requests_of_threads_come_together_in_an_order_of_their_own(monkeypatch):
+    monkeypatch.setattr(gateway, "SETTLE", 0.2)  # threads may take so long to begin
+
     def program(base_url):
         barrier = threading.Barrier(3)
         said = {}
@@ -249,7 +256,7 @@ def raises(base_url):
 
 
 def test_a_program_that_raises_leaves_a_dialogue_without_answer():
-    with pytest.warns(UserWarning, match=r"no such city.*on_failure: zero") as told:
+    with pytest.warns(UserWarning, match=r"(?s)on_failure: zero.*no such city") as told:
         dialogues = play(raises)
     assert "raise ValueError" in str(told[0].message) and dialogues[0].outcome["answer"] is None
     assert dialogues[0].outcome["failure"].endswith("ValueError: no such city")
@@ -272,7 +279,7 @@ def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
         [dialogue] = play(raises, on_failure="drop")
     assert dialogue.lost == ("program",)
     with pytest.raises(
-        ConfigError, match=r"(?s)protocol program: .*no such city.*set protocol.on_failure: zero or drop"
+        ConfigError, match=r"(?s)protocol program: .*set protocol.on_failure: zero or drop.*no such city"
     ):
         play(raises, on_failure="stop")
 
@@ -389,6 +396,25 @@ def test_what_an_agent_asks_in_a_call_is_shown_to_whom_it_calls_and_its_id_is_sh
     said = 'I ask.<call>{"name": "ask_bob", "arguments": {"question": "What is 2+2?"}}</call>'
     [dialogue] = play(program, Script(ann=[said, "4"], bob=["four", "fore", "for"]))
     assert [u.parents for u in dialogue.utterances] == [(), (0,), (0,), (), (0,)]
+
+
+def test_replies_do_not_wait_until_the_client_has_acknowledged_a_part_of_them():
+    """Without this every request takes 40 ms longer."""
+    nodelay = []
+
+    def program(base_url):
+        address = urllib.parse.urlsplit(base_url)
+        connection = http.client.HTTPConnection(address.hostname, address.port)
+        connection.request("GET", f"{address.path}/models")
+        assert connection.getresponse().status == 200
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as other:
+                if other.getpeername() == connection.sock.getsockname():
+                    nodelay.append(other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return "4"
+
+    play(program)
+    assert nodelay == [1]
 
 
 def test_an_address_serves_its_own_dialogue_and_no_other():
