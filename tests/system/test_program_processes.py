@@ -75,7 +75,7 @@ def assert_close(end, other):
         "ann/grad_norm",
         "ann/continued_share",
         "program/failed",
-        "eval_accuracy/turn_1",
+        "accuracy/turn_1",
     ):
         found, wanted = ([record[key] for record in part if key in record] for part in (records, calm))
         assert found and found == pytest.approx(wanted, abs=2e-4), key
