@@ -4,9 +4,10 @@
 
 Two tiny agents talk, and each speaks ``--turns`` times. The program is a function with the standard library's HTTP
 client, with one connection for each dialogue. Rounds alternate. It prints one JSON line: the seconds of a rollout
-(medians), the median of the ratios of neighbouring rounds, the processor's milliseconds for a request beyond those of
-the protocol inside (server, client and threads together), the mean number of requests in a batch, and whether the two
-said the same to the last token.
+(medians), the median of the ratios of neighbouring rounds, the milliseconds by which a round takes longer for each
+request (with ``--dialogues 1`` this is how long a request waits), the processor's milliseconds for a request beyond
+those of the protocol inside (server, client and threads together), the mean number of requests in a batch, and whether
+the two said the same to the last token.
 """
 
 import argparse
@@ -119,6 +120,7 @@ def main() -> None:
                 "inside_seconds": round(statistics.median(one[0] for one, _ in rounds), 3),
                 "program_seconds": round(statistics.median(two[0] for _, two in rounds), 3),
                 "ratio": round(statistics.median(two[0] / one[0] for one, two in rounds), 3),
+                "ms_longer": round(statistics.median(1000 * (two[0] - one[0]) / requests for one, two in rounds), 2),
                 "ms_a_request": round(statistics.median(1000 * (two[1] - one[1]) / requests for one, two in rounds), 2),
                 "batch_inside": round(statistics.mean(one[2] for one, _ in rounds), 1),
                 "batch_program": round(statistics.mean(two[2] for _, two in rounds), 1),
