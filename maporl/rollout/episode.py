@@ -124,7 +124,7 @@ class Episode:
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
-        replay: gives the replies to requests that need no engine, and None for others. By default all need one.
+        replay: gives the replies to requests that need no engine, and None for others. None: all need one.
     """
 
     dialogue: Dialogue
@@ -142,7 +142,7 @@ class Episode:
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False
     state: str | None = None
-    replay: Callable[[Request], Reply | None] = lambda request: None
+    replay: Callable[[Request], Reply | None] | None = None
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""
