@@ -33,8 +33,8 @@ class Request:
         sampling: how the answer is sampled, without lists by turn. None: as the whole run.
         form: how the agent writes calls, or None if it may call nothing.
         refusal: why no engine is asked, or None.
-        call_ends: the strings that complete a call, after which the answer ends. A policy and ``sampling`` have them
-            among their stop strings. An engine without a policy ends its answers there itself.
+        call_ends: the strings that complete a call, after which the answer ends, because a result must follow. They
+            are not among the stop strings of the policy and of ``sampling``.
     """
 
     ask: Ask

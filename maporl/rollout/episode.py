@@ -5,7 +5,7 @@ Imports no torch.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
@@ -85,7 +85,7 @@ class SpeakerSpec:
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
 
-        The stop strings of the agent's call format stay. ``decoding`` says how the run draws tokens.
+        ``decoding`` says how the run draws tokens.
 
         Raises:
             ConfigError: the answer would be greedy, and its policy is trained on it.
@@ -98,9 +98,6 @@ class SpeakerSpec:
                 f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "
                 "the probability of each answer, so give it a temperature above 0, or do not train it"
             )
-        if sampling.stop is not None and self.tools is not None:
-            stop = dict.fromkeys([*sampling.at(0)["stop"], *self.tools.format.stop_strings])
-            return replace(sampling, stop=list(stop))
         return sampling
 
 

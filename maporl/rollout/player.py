@@ -183,9 +183,6 @@ class Player:
         world, sampled = tools.world, team.sampling(sampling)
         refuse(world.offers.unpaid(weighed(reward)))
         may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
-        for name, agent_tools in may_call.items():  # a result must follow a call, so the completion ends with it
-            for policy in team.policies_of.get(name, ()):
-                policy.voice.add_stop_strings(agent_tools.format.stop_strings)
         player = cls(
             team,
             protocol,
