@@ -84,6 +84,8 @@ class Reply:
         no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking").
             The utterance has it in its tag ``no_text``.
         refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
+        too_long: whether that is because it does not fit the model's context. The utterance then has the tag
+            ``too_long``.
     """
 
     text: str
@@ -94,6 +96,7 @@ class Reply:
     version: int | None = None
     no_text: str | None = None
     refused: str | None = None
+    too_long: bool = False
 
 
 @dataclass(slots=True)

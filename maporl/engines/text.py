@@ -56,7 +56,8 @@ class TextEngine(Engine):
             except (PromptTooLong, ChatError) as error:
                 if not request.ask.refusable:
                     raise
-                pending[place] = Pending(Ready(Reply("", refused=str(error))))
+                refused = Reply("", refused=str(error), too_long=isinstance(error, PromptTooLong))
+                pending[place] = Pending(Ready(refused))
         futures = self.tokens.submit([tokens for _, tokens, _ in asked])
         for (place, _, read), future in zip(asked, futures, strict=True):
             pending[place] = Pending(future, read)
