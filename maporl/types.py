@@ -377,6 +377,19 @@ class Dialogue:
         return [u for u in self.utterances if u.answers and (u.turn if u.submitted is None else 0) == turn]
 
 
+def is_program(dialogue: Dialogue) -> bool:
+    """Return whether a program of the user's played the dialogue, and left the outcome of one."""
+    outcome = dialogue.outcome
+    return (
+        isinstance(outcome, dict)
+        and isinstance(outcome.get("answer"), str | None)
+        and isinstance(outcome.get("calls"), int)
+        and isinstance(outcome.get("failure"), str | None)
+        and isinstance(outcome.get("refused", []), list)
+        and bool(outcome.get("answer") is not None or outcome.get("failure"))
+    )
+
+
 def without_tokens(dialogue: Dialogue) -> Dialogue:
     """Return a copy of ``dialogue`` without token ids and log-probabilities, for reading and not for training."""
     bare: dict[str, Any] = {"prompt_ids": [], "response_ids": [], "logprobs": None}

@@ -33,8 +33,8 @@ class Request:
         sampling: how the answer is sampled, without lists by turn. None: as the whole run.
         form: how the agent writes calls, or None if it may call nothing.
         refusal: why no engine is asked, or None.
-        call_ends: the strings that complete a call, after which the answer ends. A policy and ``sampling`` have them
-            among their stop strings. An engine without a policy ends its answers there itself.
+        call_ends: the strings that complete a call, after which the answer ends, because a result must follow. They
+            are not among the stop strings of the policy and of ``sampling``.
     """
 
     ask: Ask
@@ -84,6 +84,8 @@ class Reply:
         no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking").
             The utterance has it in its tag ``no_text``.
         refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
+        too_long: whether that is because it does not fit the model's context. The utterance then has the tag
+            ``too_long``.
     """
 
     text: str
@@ -94,6 +96,7 @@ class Reply:
     version: int | None = None
     no_text: str | None = None
     refused: str | None = None
+    too_long: bool = False
 
 
 @dataclass(slots=True)

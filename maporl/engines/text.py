@@ -1,6 +1,6 @@
 """The engine that answers with what an engine of tokens samples: text becomes tokens here, and tokens become text."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -46,20 +46,22 @@ class TextEngine(Engine):
             PromptTooLong: a prompt and its completion do not fit the model's context, and its ask is not refusable.
             ChatError: a chat template cannot render the messages, and their ask is not refusable.
         """
-        voices = [self.policies[request.policy].voice for request in requests]
-        pending: list[Pending | None] = []
-        asked = []
-        for request, voice in zip(requests, voices, strict=True):
+        pending: dict[int, Pending] = {}
+        asked: list[tuple[int, TokenRequest, Callable[[Sampled], Reply]]] = []
+        for place, request in enumerate(requests):
+            voice = self.policies[request.policy].voice
             try:
-                asked.append((request, voice, token_request(request, voice, decoding, self.max_new_tokens)))
-                pending.append(None)
+                tokens = token_request(request, voice, decoding, self.max_new_tokens)
+                asked.append((place, tokens, partial(reply_of, request, voice, tokens)))
             except (PromptTooLong, ChatError) as error:
                 if not request.ask.refusable:
                     raise
-                pending.append(Pending(Ready(Reply("", refused=str(error)))))
-        futures = iter(self.tokens.submit([tokens for _, _, tokens in asked]))
-        begun = (Pending(next(futures), partial(reply_of, *parts)) for parts in asked)
-        return [next(begun) if one is None else one for one in pending]
+                refused = Reply("", refused=str(error), too_long=isinstance(error, PromptTooLong))
+                pending[place] = Pending(Ready(refused))
+        futures = self.tokens.submit([tokens for _, tokens, _ in asked])
+        for (place, _, read), future in zip(asked, futures, strict=True):
+            pending[place] = Pending(future, read)
+        return [pending[place] for place in range(len(requests))]
 
     def advance(self) -> bool:
         """Work for a moment on what was submitted. Return whether there is more to do."""

@@ -185,7 +185,9 @@ class Turn:
 
     def waits(self) -> bool:
         """Return whether the protocol must answer a call before the turn can go on."""
-        return self.segment.turn_end is None and None in [call.result for call in self.segment.calls]
+        if self.tools is None or self.segment.turn_end is not None:
+            return False
+        return None in [call.result for call in self.segment.calls]
 
     def resume(self, ask: Ask) -> None:
         """Take the protocol's answers to the calls that waited for it, and prepare what the agent is asked next.

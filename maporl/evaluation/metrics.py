@@ -294,9 +294,10 @@ def _turn_report(dialogues: Sequence[Dialogue], turn: int) -> TurnReport:
     votes, agreed, voted, right = 0.0, 0, 0, 0.0
     for dialogue in dialogues:
         standing = dialogue.at(min(turn, dialogue.turns() - 1))
-        grades = [u.grade for u in standing if u.grade is not None and u.grade.correct is not None]
+        grades = []
         for utterance in standing:
             if utterance.grade is not None and utterance.grade.correct is not None:
+                grades.append(utterance.grade)
                 by_agent.setdefault(utterance.agent, []).append(utterance.grade.correct)
         if grades:
             votes += majority_credit(grades)

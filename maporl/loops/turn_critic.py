@@ -28,7 +28,7 @@ from maporl.team.agents import Policy
 from maporl.types import Example, Utterance
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.chat.stop_strings import ended
 from trl_ext.models.forward import accepts, base_of, completion_logprobs
 from trl_ext.ppo import maths
 from trl_ext.sampling.options import Sampling
@@ -224,4 +224,4 @@ def _sampling(run: ResolvedRun, policy: Policy, row: Row, said: Utterance) -> Sa
     if said.temperature is not None:
         draw = replace(draw, temperature=said.temperature)
     rows = config.ppo.batch_rows
-    return Sampling.of(draw, StopStrings.of(policy.tokenizer, draw.stop), rows)
+    return Sampling.of(draw, policy.tokenizer, rows)

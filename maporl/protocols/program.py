@@ -235,7 +235,8 @@ class _Talk:
         for (call, _), utterance in zip(asked, utterances, strict=True):
             self.utterances[utterance.id] = utterance
             if (why := utterance.tags.get("refused")) is not None:
-                call.refuse(Refused(why, code="context_length_exceeded" if "prompt" in why else "unsupported_value"))
+                too_long = utterance.tags.get("too_long", False)
+                call.refuse(Refused(why, code="context_length_exceeded" if too_long else "unsupported_value"))
                 continue
             self.sent[utterance.id] = said(utterance, call.request)
             self.histories.add(call.request, self.sent[utterance.id], utterance.id)

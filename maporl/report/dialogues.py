@@ -9,7 +9,7 @@ from maporl.evaluation.metrics import unanswered
 from maporl.report.charts import finite
 from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
-from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance
+from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance, is_program
 
 MOST = 5000
 """The most dialogues that a report shows. Of a longer run it shows the last evaluation, the last updates, and an even
@@ -113,19 +113,6 @@ def game_of(dialogue: Dialogue) -> str | None:
 def _state(dialogue: Dialogue) -> str:
     """The states that the players saw, one after the other."""
     return " | ".join(visible(u.tags.get("state")) for u in dialogue.utterances if u.tags)
-
-
-def is_program(dialogue: Dialogue) -> bool:
-    """Whether a program of the user's played the dialogue, and left the outcome of one."""
-    outcome = dialogue.outcome
-    return (
-        isinstance(outcome, dict)
-        and isinstance(outcome.get("answer"), str | None)
-        and isinstance(outcome.get("calls"), int)
-        and isinstance(outcome.get("failure"), str | None)
-        and isinstance(outcome.get("refused", []), list)
-        and bool(outcome.get("answer") is not None or outcome.get("failure"))
-    )
 
 
 def outcome_of(dialogue: Dialogue) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import told
-from maporl.engines.base import Engine, Pending, Reply, Request
+from maporl.engines.base import Engine, Pending, Reply
 from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
@@ -255,7 +255,7 @@ class RolloutDriver:
             waiting = [episode for episode in waiting if episode not in awake]
             self._take(taken)
             self._wake(awake)
-            ready = [episode for episode in [*(step.episode for step in taken), *awake] if not episode.over]
+            ready = [episode for episode in [step.episode for step in taken] + awake if not episode.over]
 
     def release(self) -> None:
         """Close the environments of all dialogues, and let engines drop what they keep, unless others play too."""
@@ -412,7 +412,9 @@ class RolloutDriver:
             step = Step(episode, requests, pending)
             steps.append(step)
             for place, request in enumerate(requests):
-                if (reply := _refused(request) or episode.replay(request)) is not None:
+                if request.refusal is not None:
+                    pending[place] = Pending(Ready(Reply("", refused=request.refusal)))
+                elif episode.replay is not None and (reply := episode.replay(request)) is not None:
                     pending[place] = Pending(Ready(reply))
                 else:
                     asked.setdefault(self.specs[request.ask.agent].engine, []).append((step, place))
@@ -504,8 +506,3 @@ class RolloutDriver:
         paid = self.world.offers.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
         return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
-
-
-def _refused(request: Request) -> Reply | None:
-    """Return the reply to a request that no engine is asked, or None."""
-    return None if request.refusal is None else Reply("", refused=request.refusal)

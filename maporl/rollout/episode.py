@@ -5,7 +5,7 @@ Imports no torch.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.config.call_options import CallTexts
@@ -90,8 +90,8 @@ class SpeakerSpec:
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.
 
-        The stop strings of the agent's call format stay. A refusable ask may make answers shorter and not longer than
-        :attr:`longest`. ``decoding`` says how the run draws tokens.
+        A refusable ask may make answers shorter and not longer than :attr:`longest`. ``decoding`` says how the run
+        draws tokens.
 
         Raises:
             ConfigError: the answer would be greedy, and its policy is trained on it.
@@ -107,9 +107,6 @@ class SpeakerSpec:
                 f"agent {ask.agent!r}, turn {turn + 1}: its sampling has temperature 0, and it is trained; PPO needs "
                 "the probability of each answer, so give it a temperature above 0, or do not train it"
             )
-        if sampling.stop is not None and self.tools is not None:
-            stop = dict.fromkeys([*sampling.at(0)["stop"], *self.tools.format.stop_strings])
-            return replace(sampling, stop=list(stop))
         return sampling
 
 
@@ -133,7 +130,7 @@ class Episode:
         turns: the number of turns that each agent has had.
         over: whether the dialogue has ended.
         state: the name of the state from which several forks take their next step.
-        replay: gives the replies to requests that need no engine, and None for others. By default all need one.
+        replay: gives the replies to requests that need no engine, and None for others. None: all need one.
     """
 
     dialogue: Dialogue
@@ -151,7 +148,7 @@ class Episode:
     turns: dict[str, int] = field(default_factory=dict)
     over: bool = False
     state: str | None = None
-    replay: Callable[[Request], Reply | None] = lambda request: None
+    replay: Callable[[Request], Reply | None] | None = None
 
     def take(self, moves: list[Ask] | list[Act]) -> None:
         """Take what is asked or called next."""

@@ -120,6 +120,7 @@ class Player:
         engines: Mapping[str, Engine],
         options: PPOOptions,
         scorer: Scorer,
+        *,
         speakers: Sequence[str] | None = None,
         common_seed: bool = True,
         untrained: UntrainedWeights | None = None,
@@ -183,24 +184,21 @@ class Player:
         world, sampled = tools.world, team.sampling(sampling)
         refuse(world.offers.unpaid(weighed(reward)))
         may_call = tools_of_team(tools, team, options.response_length, protocol, speakers or team.names(), sampled)
-        for name, agent_tools in may_call.items():  # a result must follow a call, so the completion ends with it
-            for policy in team.policies_of.get(name, ()):
-                policy.voice.add_stop_strings(agent_tools.format.stop_strings)
         player = cls(
             team,
             protocol,
             engines or {},
             options,
             scorer,
-            speakers,
-            common_seed,
-            untrained,
-            world,
-            may_call,
-            sampling,
-            restates,
-            growth,
-            tools.grants,
+            speakers=speakers,
+            common_seed=common_seed,
+            untrained=untrained,
+            world=world,
+            tools=may_call,
+            sampling=sampling,
+            restates=restates,
+            growth=growth,
+            grants=tools.grants,
         )
         needed = {*reward.sources, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player)
@@ -336,12 +334,12 @@ class Player:
             self._with_people(specs or self.specs()),
             self.engines,
             decoding,
-            referee,
-            self.common_seed,
-            rng_key,
-            numbers,
-            self.world,
-            self.interleaving,
+            referee=referee,
+            common_seed=self.common_seed,
+            rng_key=rng_key,
+            numbers=numbers,
+            world=self.world,
+            interleaving=self.interleaving,
         )
 
     def play(self, examples: list[Example], task: Task, decoding: Decoding, samples: int = 1) -> list[Dialogue]:

@@ -138,6 +138,8 @@ class RequestBuilder:
             tags["no_text"] = reply.no_text
         if reply.refused is not None:
             tags["refused"] = reply.refused
+        if reply.too_long:
+            tags["too_long"] = True
         utterance = Utterance(
             id=request.utterance,
             agent=ask.agent,

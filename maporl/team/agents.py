@@ -95,11 +95,6 @@ class Voice:
         """Let completions end with one of the token ``ids``, or with one of ``strings``."""
         self.stop_ids, self.stop_strings = ids, StopStrings.of(self.tokenizer, strings)
 
-    def add_stop_strings(self, strings: Sequence[str]) -> None:
-        """Let completions end with one of ``strings`` too."""
-        current = () if self.stop_strings is None else self.stop_strings.strings
-        self.stop_strings = StopStrings.of(self.tokenizer, list(dict.fromkeys([*current, *strings])))
-
     def check_length(self, prompt: int, new: int, label: str) -> None:
         """Check that a prompt of ``prompt`` tokens leaves room for ``new`` more tokens.
 

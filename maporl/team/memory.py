@@ -16,7 +16,7 @@ from maporl.protocols import policy_names
 from maporl.run import ResolvedRun
 from maporl.team.loading import base_owners, lora_config
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
-from trl_ext.learning.critics import CRITICS, CentralValues, ModelCritic
+from trl_ext.learning.critics import CRITICS, AdapterCritic, CentralValues, ModelCritic
 from trl_ext.models.shape import Shape, training_bytes
 from trl_ext.models.weights import check_adapter_source, read_pretrained
 
@@ -61,7 +61,7 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
             if not section.trainable:
                 continue
             critic = CRITICS[config.critic_of(section)]
-            copies = 2 if critic is ModelCritic else 1
+            copies = 2 if critic in (ModelCritic, AdapterCritic) else 1  # the critic trains as many weights of its own
             if critic is CentralValues and "central critic" not in bases:  # one for all, whole and in float32
                 bases.add("central critic")
                 parts["weights"] += shape.parameters * 4
@@ -69,7 +69,8 @@ def estimate(run: ResolvedRun, longest: int, dialogues: int) -> dict[str, float]
                 parts["gradients"] += shape.parameters * each.gradients
                 parts["optimizer"] += shape.parameters * each.moments
             parts["references"] += shape.parameters * shape.bytes if ppo.kl_coef and not adapter else 0
-            parts["weights"] += (copies - 1) * shape.parameters * shape.bytes
+            parts["weights"] += shape.parameters * shape.bytes if critic is ModelCritic else 0
+            parts["weights"] += (copies - 1) * trained * shape.bytes if adapter else 0
             each = training_bytes(shape.bytes, training.optim)
             parts["gradients"] += copies * trained * each.gradients
             parts["optimizer"] += copies * trained * (each.copy + each.moments)
@@ -154,7 +155,10 @@ def _advice(parts: dict[str, float], cache: float, moving: float, cpu: bool, bou
 
 
 def kv_cache(config: Config, longest: int, dialogues: int) -> float:
-    """Return the bytes of KV cache of the largest batch of sampling with the transformers engine."""
+    """Return the bytes of KV cache that the largest batch of sampling needs with the transformers engine.
+
+    An accelerator samples more rows at a time only where they take little of what is free, so a run needs no more.
+    """
     ppo = config.ppo
     rows = min(ppo.batch_rows, config.questions_per_update() * dialogues)
     tokens = rows * longest

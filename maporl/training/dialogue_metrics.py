@@ -10,12 +10,11 @@ from itertools import chain
 from statistics import fmean
 
 from maporl.environments.world import World
-from maporl.report.dialogues import is_program
 from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.training.samples import TeamUpdateBatch
-from maporl.types import Dialogue
+from maporl.types import Dialogue, is_program
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from maporl.environments.adapters.mcp_server import ServerGone
 from maporl.environments.rooms import EnvironmentSpec, Rooms
 from maporl.environments.workers import Job, Workers
 from maporl.environments.world import World
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.types import Act, Example, Result
 
 VERSION = int(importlib.metadata.version("mcp").partition(".")[0])
@@ -277,7 +278,7 @@ class TestOptions:
 
     def test_a_missing_package_is_named_with_what_installs_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "mcp", None)
-        with pytest.raises(ConfigError, match=r"it needs the package mcp .*pip install 'maporl\[mcp\]'"):
+        with pytest.raises(ConfigError, match=f"it needs the package mcp .*{re.escape(install_command('mcp'))}"):
             MCPEnvironment(**options())
 
 

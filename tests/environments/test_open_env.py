@@ -1,5 +1,6 @@
 """Environments behind OpenEnv's servers: real servers with words and with tools, that fill up, fail, hang and die."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ pytest.importorskip("openenv", reason="needs the extra openenv, which does not f
 from maporl.environments.adapters import open_env
 from maporl.environments.adapters.open_env import OpenEnv
 from maporl.environments.workers import Job, Workers
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, install_command
 from maporl.types import Result
 
 SERVER = str(SUPPORT / "open_env_server.py")
@@ -192,5 +193,5 @@ class TestOptions:
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "openenv.core.generic_client", None)
-        with pytest.raises(ConfigError, match=r"needs the package openenv .*pip install 'maporl\[openenv\]'"):
+        with pytest.raises(ConfigError, match=f"needs the package openenv .*{re.escape(install_command('openenv'))}"):
             OpenEnv("http://localhost:1")

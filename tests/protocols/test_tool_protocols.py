@@ -150,13 +150,18 @@ def test_forks_of_calls_between_agents(how):
 class Continues(Protocol):
     """Continues a turn wrongly."""
 
+    def __init__(self, *schemas):
+        self.schemas = schemas
+
     def play(self, example, agents):
-        (said,) = yield [Ask(agents[0], [{"role": "user", "content": "?"}])]
+        (said,) = yield [Ask(agents[0], [{"role": "user", "content": "?"}], schemas=self.schemas)]
         yield [Ask(agents[0], [{"role": "tool", "name": "x", "content": "y"}], continues=said.id)]
 
 
-def test_a_turn_that_waits_for_nothing_is_not_continued():
-    driver = driver_of(Continues(), {"ann": ["4", "5"]}, ("ann",))
+@pytest.mark.parametrize("schemas", [(), (Tool.of(search).schema(),)], ids=["said", "called what the protocol brought"])
+def test_a_turn_that_waits_for_nothing_is_not_continued(schemas):
+    call = '<call>{"name": "search", "arguments": {"query": "Emma"}}</call>'
+    driver = driver_of(Continues(*schemas), {"ann": [call, "5"]}, ("ann",))
     with pytest.raises(ConfigError, match="the protocol continues utterance 0 of agent 'ann', which waits for nothing"):
         driver.play([EXAMPLE])
 

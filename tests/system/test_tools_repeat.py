@@ -220,7 +220,7 @@ def test_accelerate_starts_two_processes_that_learn_to_call_as_one(tmp_path):
         changed = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
         command = [sys.executable, *words, "train_multi_agent.py", "--config", "configs/ppo/calculator.yaml", *changed]
         variables = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT, timeout=300)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT, timeout=900)
         assert done.returncode == 0, done.stderr[-2000:]
     one, two = tmp_path / "1", tmp_path / "2"
     own, expected = weights(two), weights(one)

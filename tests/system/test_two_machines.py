@@ -81,7 +81,7 @@ def test_two_machines_end_with_the_weights_of_one_process(hosts, tmp_path):
         for rank, host in enumerate(hosts[:2])
     ]
     with killed_at_the_end(*machines):
-        outputs = [machine.communicate(timeout=200)[0] for machine in machines]
+        outputs = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert [(tmp_path / f"rank{n}").read_text() for n in range(2)] == ["2", "2"]
     weights, expected = load_file(tmp_path / "weights.safetensors"), load_file(tmp_path / "alone/weights.safetensors")
@@ -117,7 +117,7 @@ def test_the_documented_start_on_two_machines_with_a_reward_server_on_a_third(ho
             for rank, host in enumerate(hosts[:2])
         ]
         with killed_at_the_end(*machines):
-            outputs = [machine.communicate(timeout=200)[0] for machine in machines]
+            outputs = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "time/update" in r] == [1, 2]

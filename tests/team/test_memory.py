@@ -101,8 +101,15 @@ def test_adapters_share_a_base_and_keep_float32_copies(monkeypatch):
     assert parts["references"] == 0, "the base without adapters"
     assert parts["optimizer"] == 2 * adapter * (4 + 2 * 4)
     assert parts["activations"] == 2 * 10 * 2 * 2 * (8 * 8 + 4 * 16), "one policy's at a time: two micro-batches"
-    with_critic = ResolvedRun(replace(config, training=replace(config.training, critic="adapter")))
-    assert estimate(with_critic, longest=10, dialogues=1)["activations"] == 2 * parts["activations"], "it reads again"
+    with_critic = {
+        kind: estimate(ResolvedRun(replace(config, training=replace(config.training, critic=kind))), 10, 1)
+        for kind in ("adapter", "model")
+    }
+    for kind, base in (("adapter", 0), ("model", 2 * 1000)):
+        assert with_critic[kind]["activations"] == 2 * parts["activations"], "it reads again"
+        assert with_critic[kind]["weights"] == parts["weights"] + 2 * (base + 2 * adapter), kind
+        for what in ("gradients", "optimizer"):
+            assert with_critic[kind][what] == 2 * parts[what], "it has an adapter of its own for each policy"
     assert LIBRARIES < 1e9
 
 

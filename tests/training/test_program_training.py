@@ -97,7 +97,8 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
     specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(["ann"]))}
     [dialogue] = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, Decoding(1.0)).play([EXAMPLE])
     assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "twice": 400, "long": 400}
-    assert answers["long"][1]["error"]["code"] == "context_length_exceeded"
+    codes = {name: answers[name][1]["error"]["code"] for name in ("twice", "long")}
+    assert codes == {"twice": "unsupported_value", "long": "context_length_exceeded"}
     assert "cannot render user, user messages" in answers["twice"][1]["error"]["message"]
     assert sorted(bool(u.response_ids) for u in dialogue.utterances) == [False, False, True]
 
@@ -105,7 +106,8 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
 def talk_of_nothing(question, base_url):
     """Ann is asked nothing at all, which her template writes without a token."""
     status, answer = post(base_url, "chat/completions", {"model": "ann", "messages": [user("")]})
-    assert status == 400 and "its prompt has no tokens" in answer["error"]["message"]
+    assert (status, answer["error"]["code"]) == (400, "unsupported_value")
+    assert "its prompt has no tokens" in answer["error"]["message"]
     return ask(base_url, "bob", [user(question)], max_tokens=4000)  # as a program for a larger model says
 
 

@@ -384,8 +384,10 @@ def build_token_batch(
         critic_only=critic_only,
     )
     rows = _moved(rows, device)
-    if any(c.critic_prompt_ids is not None for c in completions):
-        seen = [replace(c, prompt_ids=c.critic_prompt_ids or c.prompt_ids, critic_prompt_ids=None) for c in completions]
+    prompts = [c.critic_prompt_ids for c in completions]
+    if any(prompts):
+        pairs = zip(completions, prompts, strict=True)
+        seen = [replace(c, prompt_ids=ids or c.prompt_ids, critic_prompt_ids=None) for c, ids in pairs]
         rows.critic = build_token_batch(seen, device, critic_only)
     return rows
 

@@ -127,7 +127,7 @@ class Totals:
         """Return the totals of the minibatch ``index`` of ``rows``, summed over all processes."""
         mask = rows.sampled_mask[index]
         policy: float | Tensor = aggregation_total(mask, rows.weight[index], options.aggregation)
-        tokens: float = sum(rows.tree.lengths[row] - rows.first[row] for row in index.tolist())
+        tokens: float = sum([rows.tree.lengths[row] - rows.first[row] for row in index.tolist()])
         values: float = int(rows.value_mask[index.cpu()].sum())
         if distributed.size() > 1:
             policy, tokens, values = distributed.all_reduce_sum([float(policy), tokens, values], mask.device)

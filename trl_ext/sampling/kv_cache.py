@@ -128,8 +128,7 @@ class KVCache:
         states = [values for layer in cache.layers for values in (layer.keys, layer.values)]
         each = width * sum([values.shape[1] * values.shape[3] * values.element_size() for values in states])
         fitting = min(len(rows), self._limit // each)
-        self._make_room(fitting * each)
-        fitting = min(fitting, max(0, self._limit - self.bytes) // each)
+        fitting = self._room(fitting * each) // each
         self.forgotten += len(rows) - fitting
         if fitting:
             self._put(names[:fitting], Block.of(cache, mask, rows[:fitting], lengths[:fitting]))
@@ -142,12 +141,12 @@ class KVCache:
         self._blocks.add(block)
         self.largest = max(self.largest, self.bytes)
 
-    def _make_room(self, wanted: int) -> None:
-        """Forget the blocks that were kept first, until ``wanted`` bytes fit. Blocks that are being read stay."""
+    def _room(self, wanted: int) -> int:
+        """Return how many of ``wanted`` bytes fit, once what was kept first is forgotten. What is being read stays."""
         assert self._limit is not None  # set by the caller
         excess = self.bytes + wanted - self._limit
         if excess <= 0:
-            return
+            return wanted
         names_of: dict[Block, list[Hashable]] = {}
         for name, place in self._kept.items():
             names_of.setdefault(place.block, []).append(name)
@@ -158,6 +157,7 @@ class KVCache:
                 for name in names:
                     del self._kept[name]
                 excess -= block.bytes
+        return max(0, wanted - max(0, excess))
 
     def take(self, names: Sequence[Hashable]) -> list[Place | None]:
         """Return the place of each of ``names``, or None if a name is not kept.

@@ -35,9 +35,10 @@ class Sampling:
     stop_strings: StopStrings | None = None
 
     @classmethod
-    def of(cls, draw: Draw, stops: StopStrings | None, batch_size: int, batch_tokens: int | None = None) -> "Sampling":
-        """Return the sampling of ``draw``, whose stop strings are ``stops``."""
+    def of(cls, draw: Draw, tokenizer: Tokenizer, batch_size: int, batch_tokens: int | None = None) -> "Sampling":
+        """Return the sampling of ``draw``, whose stop strings are found in what ``tokenizer`` decodes."""
         temperature, stop_ids, top_p, top_k = draw.temperature, draw.stop_ids, draw.top_p, draw.top_k
+        stops = StopStrings.of(tokenizer, draw.stop)
         return cls(draw.max_tokens, temperature, stop_ids, batch_size, top_p, batch_tokens, top_k, stops)
 
     @property

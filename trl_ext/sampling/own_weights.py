@@ -8,7 +8,6 @@ import torch
 from peft import PeftModel
 
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of
 from trl_ext.models.lora_sampling import merged, merges, mixes
 from trl_ext.models.shape import Shape
@@ -142,17 +141,17 @@ class OwnWeights(TokenEngine):
         most = prompt + max(request.draw.max_tokens for request in requests)
         return BATCH_ROWS if free is None else fitting_rows(shape.kv_cache(most) + prompt * shape.layer, free)
 
-    def _sampling(self, request: TokenRequest, rows: int) -> Sampling:
-        stops = StopStrings.of(self.policies[request.policy].tokenizer, request.draw.stop)
-        return Sampling.of(request.draw, stops, rows, self.batch_tokens)
-
     def _together(self, requests: list[TokenRequest], how: str) -> list[Sampled]:
         """Sample the completions of one group, which answers ``how``."""
         speaking = [self.policies[request.policy] for request in requests]
         first, rows = speaking[0], self._rows(speaking[0].model, requests)
-        each = [self._sampling(request, rows) for request in requests]
+        each = [
+            Sampling.of(request.draw, policy.tokenizer, rows, self.batch_tokens)
+            for request, policy in zip(requests, speaking, strict=True)
+        ]
         keys = [request.key for request in requests if request.key is not None]
-        mixed = len({policy.name for policy in speaking}) > 1
+        owners = [policy.name for policy in speaking]
+        mixed = len(set(owners)) > 1
         merge = how == "merged" and isinstance(first.model, PeftModel)
         with merged(first.model, str(first.adapter)) if merge else first.active() as model:
             return sample(
@@ -163,6 +162,6 @@ class OwnWeights(TokenEngine):
                 [str(policy.adapter) for policy in speaking] if mixed else None,
                 self.kv_cache,
                 [request.read for request in requests],
-                owners=[policy.name for policy in speaking],
+                owners=owners,
                 samplings=each,
             )

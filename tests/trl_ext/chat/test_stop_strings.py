@@ -136,7 +136,7 @@ def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path
     voice = team.policies["ann"].voice
     engine = engine(tmp_path)
     engine.generate([REQUEST], Decoding(0.7))
-    voice.add_stop_strings(["46", "ox"])
+    voice.end_at(voice.stop_ids, ["46", "ox"])
     ids = voice.tokenizer.encode("a fox 46", add_special_tokens=False)
     said = Future()
     said.set_result(Sampled(ids, [-0.5] * len(ids)))
@@ -148,7 +148,8 @@ def test_vllm_is_asked_to_stop_and_what_it_says_after_that_is_cut(fake, tmp_path
 
 def test_requests_to_vllm_have_the_strings(fake, fake_vllm, tmp_path, tiny):  # a fixture
     server, engine, team = fake
-    team.policies["ann"].voice.add_stop_strings(["46"])
+    voice = team.policies["ann"].voice
+    voice.end_at(voice.stop_ids, ["46"])
     engine(tmp_path).generate([REQUEST], Decoding(0.7))
     asked = [body for path, body in server.requests if path == "/v1/completions"]
     assert [body.get("stop") for body in asked] == [None, ["46"]], "the probe has none"

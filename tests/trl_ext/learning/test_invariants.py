@@ -153,7 +153,7 @@ class Elsewhere(Sampler):
     """Samples from a model that is not the one that is trained, and says so honestly."""
 
     def attach(self, learner, args):
-        self.other = copy.deepcopy(learner.model)
+        self.other, self.tokenizer = copy.deepcopy(learner.model), learner.policy.tokenizer
         with torch.no_grad():
             self.other.get_output_embeddings().weight.mul_(3)
 
@@ -161,7 +161,7 @@ class Elsewhere(Sampler):
         from trl_ext.sampling.sample import sample
 
         prompts, keys = [request.prompt_ids for request in requests], [request.key for request in requests]
-        return list(map(Ready, sample(self.other, prompts, Sampling.of(requests[0].draw, None, 64), keys)))
+        return list(map(Ready, sample(self.other, prompts, Sampling.of(requests[0].draw, self.tokenizer, 64), keys)))
 
 
 def test_samples_of_another_policy_end_the_first_update_with_its_name(tmp_path):

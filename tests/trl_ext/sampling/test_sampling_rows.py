@@ -133,9 +133,9 @@ def test_requests_of_one_batch_have_their_own_temperature_length_and_stop_string
 
 
 def test_a_completion_that_a_stop_string_ends_says_so_and_the_policys_own_strings_give_way(engine):
-    policy = engine.policies["shared"]
+    voice = engine.policies["shared"].voice
     alphabet = list("0123456789+*= :;?ab")
-    policy.voice.add_stop_strings(alphabet)
+    voice.end_at(voice.stop_ids, alphabet)
     assert all(
         r.stop is not Stop.LENGTH for r in engine.generate([request(n, "shared") for n in range(8)], Decoding(1.0))
     )
