@@ -214,6 +214,8 @@ class Act:
 class Wait:
     """A protocol's request to be asked again when ``until`` is done, because something outside of the dialogue must
     happen first. It receives an empty list then. Other dialogues go on meanwhile.
+
+    A play of a fork receives what was asked next when the dialogue was first played, as long as it is played again.
     """
 
     until: Future[Any]

@@ -117,7 +117,7 @@ class Episode:
         asks: what is asked next.
         acts: the calls to carry out next.
         wait: what must be done before the protocol is asked again, or None.
-        sent: the utterances of each step.
+        asked: what was asked in each step, and ``sent`` the utterances of each.
         transcripts: the conversation of each agent.
         open_turns: the turns that wait for the protocol to answer a call, by the ids of their last segments.
         apart: the conversations that stand apart and may go on, by the ids of their utterances.
@@ -135,6 +135,7 @@ class Episode:
     asks: list[Ask] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     wait: Future[Any] | None = None
+    asked: list[list[Ask]] = field(default_factory=list)
     sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
     open_turns: dict[int, Turn] = field(default_factory=dict)

@@ -345,7 +345,7 @@ class Measured:
             by_length = sorted(task, key=lambda example: len(task.question(example)))
             protocol = run.protocol.in_rehearsal()
             driver = RolloutDriver(task, protocol, specs, {"silent": self.players}, GREEDY, world=world)
-            longest = -1 if not protocol.replayable else -2 if world.environments else -16
+            longest = -1 if protocol.waits else -2 if world.environments else -16
             dialogues, ended = first_steps(driver, by_length[longest:])
             self.dialogues += dialogues
             self.whole = self.whole and ended
@@ -484,7 +484,7 @@ def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOn
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
     )
     questions = config.questions_per_update() * distributed.size()
-    few = world.environments or not rehearsal.run.protocol.replayable
+    few = world.environments or rehearsal.run.protocol.waits
     played = min(questions, (FEW if few else MOST) // each)
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here

@@ -67,6 +67,18 @@ def test_a_program_that_calls_in_its_own_order_is_told_the_same_again(folder, tm
     assert tokens[0] == tokens[1] and sum(map(len, tokens[0])) > 8
 
 
+def test_what_is_said_in_forks_is_learned_token_by_token_and_once(tmp_path):
+    program = {"name": "program", "run": "test_program_training:talk", "replays": True}
+    trained(tmp_path / "run", 1, protocol=program, branching={"how": "fork_every", "group": [2, 1, 2, 1]})
+    [record] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1:]
+    for agent in ("ann", "bob"):
+        assert record[f"{agent}/val/first_ratio"] == pytest.approx(1.0, abs=1e-5)
+    dialogues = [d for d in dialogues_of(tmp_path / "run") if d["prompt"] == 0]
+    assert len(dialogues) == 4
+    samples = {(u["sample"] or f"{d['rollout']}.{u['id']}") for d in dialogues for u in d["utterances"]}
+    assert len(samples) == 2 + 2 + 4 + 4
+
+
 ALTERNATING = (
     "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.content }}{% if message.role == 'assistant' %}"
