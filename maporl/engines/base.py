@@ -84,6 +84,7 @@ class Reply:
         no_text: why there is nothing but, for example, a refusal, or a thought that the prompt has begun ("thinking").
             The utterance has it in its tag ``no_text``.
         refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
+        tokens: the tokens' texts and log-probabilities, if the ask wants them (:attr:`maporl.types.Ask.tokens`).
     """
 
     text: str
@@ -94,6 +95,7 @@ class Reply:
     version: int | None = None
     no_text: str | None = None
     refused: str | None = None
+    tokens: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -127,6 +129,9 @@ class Engine:
     continuous: bool = False
     """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers.
     """
+
+    tells_tokens: bool = False
+    """Whether it knows the tokens of its answers, and shows them where an ask wants this (:attr:`Reply.tokens`)."""
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. ``decoding`` says how its tokens are drawn."""

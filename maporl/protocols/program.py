@@ -207,7 +207,7 @@ class _Talk:
         self.called += len(asked)
         for call, _ in asked:
             self._see_results(self.histories.place(call.request))
-        if len(calls if not again else again) == 1:
+        if len(again or calls) == 1:
             return asked
         return [(call, replace(ask, tags={**ask.tags, "together": True})) for call, ask in asked]
 
@@ -250,6 +250,7 @@ class _Talk:
             after=place.after,
             schemas=request.schemas,
             refusable=True,
+            tokens=request.logprobs,
         )
 
     def _see_results(self, place: Place) -> None:

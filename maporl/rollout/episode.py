@@ -36,6 +36,7 @@ class SpeakerSpec:
         tools: what the agent may call, or None.
         sampling: how its answers are sampled. None: as the whole run.
         formats: returns the call format of tools that a protocol brings (:attr:`maporl.types.Ask.schemas`).
+        tells_tokens: whether its engine shows the tokens of answers (:attr:`maporl.types.Ask.tokens`).
     """
 
     engine: str
@@ -48,6 +49,7 @@ class SpeakerSpec:
     formats: Callable[[tuple[dict[str, Any], ...]], CallFormat] = lambda schemas: JsonFormat(
         [tool_of(schema) for schema in schemas], CallTexts()
     )
+    tells_tokens: bool = False
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
@@ -73,6 +75,11 @@ class SpeakerSpec:
         """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""
         if self.tools is not None and ask.schemas:
             return "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others"
+        if ask.tokens and not self.tells_tokens:
+            return (
+                "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "
+                "add it to protocol.ignore"
+            )
         if ask.sampling is None or self.policy(turn) not in self.learning:
             return None
         run = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}

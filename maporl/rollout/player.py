@@ -236,8 +236,17 @@ class Player:
             if instead and name in instead:
                 policies = (instead[name],)
             tools, sampling = self.tools.get(name), self.sampling.of(name, training)
+            engine = self.engines.get(agent.engine)  # a person may have taken its place
             specs[name] = SpeakerSpec(
-                agent.engine, policies, learning, agent.system, agent.role, tools, sampling, self._formats[name]
+                agent.engine,
+                policies,
+                learning,
+                agent.system,
+                agent.role,
+                tools,
+                sampling,
+                self._formats[name],
+                engine is not None and engine.tells_tokens,
             )
         return specs
 

@@ -162,6 +162,7 @@ class RequestBuilder:
             version=version if request.policy in spec.learning else None,
             after=ask.after,
             schemas=ask.schemas if ask.after is None else (),
+            tokens=reply.tokens,
         )
         utterance.calls = read_calls(utterance, ask, request.form)
         return utterance

@@ -79,7 +79,10 @@ class Players(Engine):
             prompt = request.transcript.add_messages(request.messages, self.tokenizers[request.ask.agent], frozenset())
             request.transcript.add_completion(request.utterance, [], ended=False)
             self.prompts.append((request, len(prompt)))
-        return [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+        said = [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+        for reply in said:
+            reply.tokens = [(character, 0.0) for character in reply.text]
+        return said
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,13 @@ class Rehearsal:
         sampling = {name: self.run.sampling.of(name, training=True) for name in self.run.speakers}
         specs = {
             name: SpeakerSpec(
-                "players", (name,), learning, agents[name].system, agents[name].role, sampling=sampling[name]
+                "players",
+                (name,),
+                learning,
+                agents[name].system,
+                agents[name].role,
+                sampling=sampling[name],
+                tells_tokens=agents[name].weights,
             )
             for name in self.run.speakers
         }
@@ -337,7 +346,12 @@ class Measured:
         agents = run.config.agents
         specs = {
             name: SpeakerSpec(
-                "silent", (name,), system=agents[name].system, role=agents[name].role, tools=tools.get(name)
+                "silent",
+                (name,),
+                system=agents[name].system,
+                role=agents[name].role,
+                tools=tools.get(name),
+                tells_tokens=agents[name].weights,
             )
             for name in run.speakers
         }

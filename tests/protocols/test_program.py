@@ -437,6 +437,15 @@ def test_temperatures_of_agents_in_training_are_those_of_the_run():
     assert play(lambda base_url: ask(base_url, "ann", [user("hi")], temperature=0), learning=("bob",))
 
 
+def test_log_probabilities_that_an_engine_does_not_tell_are_refused_by_name():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("hi")], "logprobs": True}
+        return post(base_url, "chat/completions", body)[1]["error"]["message"]
+
+    [dialogue] = play(program)
+    assert dialogue.outcome["answer"].startswith("logprobs: this agent's engine does not tell them")
+
+
 def test_dialogues_of_programs_are_not_forked():
     driver = driver_of(plan_and_solve)
     [episode] = driver.opened([EXAMPLE])

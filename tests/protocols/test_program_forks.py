@@ -204,6 +204,9 @@ def test_threads_that_come_in_another_order_are_told_what_each_was_told():
     assert texts(fork.dialogue) == ["ann 0", "ann 1", "ann 2", "ann 3", "bob 1"]
 
 
+RUNS = itertools.count()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -214,7 +217,7 @@ def test_threads_that_come_in_another_order_are_told_what_each_was_told():
             r"'0\.\d+ ann 0'\}\. Let it ask the same .* or set branching.how: independent",
         ),
         (
-            lambda words, runs=itertools.count(): user(words) if next(runs) == 0 else None,
+            lambda words: user(words) if next(RUNS) == 0 else None,
             r"In step 2 on question 'e', agent 'bob' was asked \[\{'role': 'user', 'content': 'ann 0'\}\], and agent 'ann' now "
             r"\[\{'role': 'user', 'content': 'nothing'\}\]",
         ),

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
+from openai import OpenAI
 from tiny_run import config_of
 
 from maporl import Agent, Program, Team
@@ -12,6 +13,7 @@ from maporl.engines.text import TextEngine
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs import train as run
+from maporl.types import Stop
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.own_weights import OwnWeights
 
@@ -84,6 +86,38 @@ ALTERNATING = (
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.content }}{% if message.role == 'assistant' %}"
     "{{ eos_token }}{% endif %}{% endfor %}"
 )
+
+
+def test_log_probabilities_are_those_that_the_policy_is_trained_on(tiny):
+    model, tokenizer = tiny(context=32)
+    team = Team([Agent("ann", model, tokenizer)])
+    team.find_stop_ids(PPOOptions())
+    engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 4)
+    told = []
+
+    def program(question, base_url):
+        client = OpenAI(base_url=base_url, api_key="none")
+        asked = {"model": "ann", "messages": [user(question)], "logprobs": True}
+        choice = client.chat.completions.create(**asked).choices[0]
+        told.append(choice.logprobs.content)
+        pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+        told.append(pieces[0].logprobs.content)
+        return choice.message.content
+
+    drawn = (Decoding(1.0), ["ann"]), (Decoding(0.0), [])
+    for decoding, learning in drawn:
+        specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(learning), tells_tokens=True)}
+        driver = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, decoding)
+        [dialogue] = driver.play([EXAMPLE])
+        assert "refused" not in dialogue.outcome
+        for u in dialogue.utterances:
+            content = told.pop(0)
+            ended = u.stop is Stop.EOS
+            assert len(content) == len(u.response_ids) - ended
+            assert "".join(token.token for token in content) == tokenizer.decode(u.response_ids[: len(content)])
+            expected = u.logprobs or [0.0] * 4
+            assert [token.logprob for token in content] == pytest.approx(expected[: len(content)])
+        assert (u.logprobs is None) == (decoding.temperature == 0)
 
 
 def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_answered(tiny):

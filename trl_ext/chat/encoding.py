@@ -7,6 +7,7 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from trl_ext.chat.control_tokens import Tokenizer, control_tokens, encode_pieces, new_mark
@@ -162,6 +163,25 @@ class RenderedChat(str):
         chat = cls(written.replace(mark, ""))
         chat.pieces = written.split(mark)
         return chat
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds, special tokens included.
+
+    A token that ends within a character adds the empty text. The token that completes the character adds all of it.
+    """
+    texts: list[str] = []
+    # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
+    before = done = 0
+    for end in range(1, len(ids) + 1):
+        prefix = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(prefix) :])
+        before, done = done, end
+    return texts
 
 
 def encode_prompt(
