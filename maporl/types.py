@@ -156,6 +156,8 @@ class Ask:
             The protocol carries out the calls, which stand in the utterance's ``calls``.
         refusable: whether what cannot be answered, such as a prompt that does not fit the context, makes an utterance
             without text whose tag ``refused`` says why. If not, it stops the run.
+        single: whether the utterance ends right after its first call of ``schemas``. If not, the agent's call format
+            says how many it may have.
         tokens: whether the utterance shows its ``tokens``. Engines that do not know them refuse a refusable ask.
 
     Raises:
@@ -178,6 +180,7 @@ class Ask:
     after: int | None = None
     schemas: tuple[dict[str, Any], ...] = ()
     refusable: bool = False
+    single: bool = False
     tokens: bool = False
 
     def __post_init__(self):

@@ -28,14 +28,14 @@ WITHOUT_EFFECT = frozenset(
 """Fields that change nothing that a reply says. Random numbers come from the run's seed, whatever ``seed`` is."""
 NEUTRAL: dict[str, Any] = {
     "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
-    "response_format": {"type": "text"}, "parallel_tool_calls": True, "modalities": ["text"],
+    "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 """Fields of which only the value that changes nothing can be had."""
 SAMPLED = ("temperature", "top_p", "top_k")
 READ = frozenset(
     {
-        "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "stop", "stream", "tool_choice",
-        "tools",
+        "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "parallel_tool_calls", "stop", "stream",
+        "tool_choice", "tools",
     }
 )  # fmt: skip
 
@@ -74,6 +74,7 @@ class ChatRequest:
         role: the role in which the agent speaks.
         parents: the ids of the replies whose text the messages hold. None: they are looked for.
         logprobs: whether the reply shows the log-probabilities of its tokens.
+        parallel: whether it may have several calls.
     """
 
     agent: str
@@ -85,6 +86,7 @@ class ChatRequest:
     role: str | None = None
     parents: tuple[str, ...] | None = None
     logprobs: bool = False
+    parallel: bool = True
 
 
 def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
@@ -112,8 +114,9 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         if name in fields and fields[name] != value:
             what = f"{name}: only {json.dumps(value)} is supported, got {one_line(json.dumps(fields[name]), 80)}"
             raise Refused(f"{what}; leave it out, or add it to protocol.ignore", name)
-    if not isinstance(fields.get("logprobs", False), bool):
-        raise Refused(f"logprobs: expected true or false, got {fields['logprobs']!r:.80}", "logprobs")
+    for name in ("logprobs", "parallel_tool_calls"):
+        if not isinstance(fields.get(name, False), bool):
+            raise Refused(f"{name}: expected true or false, got {fields[name]!r:.80}", name)
     options = fields.get("stream_options")
     usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
     return ChatRequest(
@@ -124,6 +127,7 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         bool(fields.get("stream")),
         usage,
         logprobs=fields.get("logprobs", False),
+        parallel=fields.get("parallel_tool_calls", True),
     )
 
 

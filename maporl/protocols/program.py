@@ -250,6 +250,7 @@ class _Talk:
             after=place.after,
             schemas=request.schemas,
             refusable=True,
+            single=not request.parallel,
             tokens=request.logprobs,
         )
 

@@ -63,7 +63,8 @@ class SpeakerSpec:
         """
         if not ask.schemas:
             return None if self.tools is None else self.tools.format
-        return self.formats(ask.schemas)
+        form = self.formats(ask.schemas)
+        return form.single() or form if ask.single else form
 
     def heard(self, ask: Ask, form: CallFormat | None) -> list[Message]:
         """Return the messages of ``ask`` as the agent, which calls in ``form``, reads calls and results of anybody."""
@@ -75,6 +76,11 @@ class SpeakerSpec:
         """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""
         if self.tools is not None and ask.schemas:
             return "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others"
+        if ask.single and ask.schemas and self.formats(ask.schemas).single() is None:
+            return (
+                "parallel_tool_calls: this agent writes calls as its chat template does, and nothing ends a completion "
+                "after the first of them; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
+            )
         if ask.tokens and not self.tells_tokens:
             return (
                 "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "

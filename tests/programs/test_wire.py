@@ -66,6 +66,7 @@ def test_a_tool_is_the_same_however_a_client_writes_it():
         ({"n": 2}, "n", "only 1 is supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
         ({"logprobs": 5}, "logprobs", "expected true or false"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls", "expected true or false"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "only 0 is supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
         ({"functions": []}, "functions", "not supported"),
