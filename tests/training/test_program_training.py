@@ -126,7 +126,7 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
     team = Team([Agent("ann", model, tokenizer)])
     team.find_stop_ids(PPOOptions())
     engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 4)
-    requests = {"good": [user("1+1=")], "twice": [user("1+1="), user("2+2=")], "long": [user("1+1=" * 9)]}
+    requests = {"good": [user("1+1=")], "odd": [assistant("1"), user("2+2=")], "long": [user("1+1=" * 9)]}
     answers = {}
 
     def program(base_url):
@@ -142,9 +142,9 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
 
     specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(["ann"]))}
     [dialogue] = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, Decoding(1.0)).play([EXAMPLE])
-    assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "twice": 400, "long": 400}
+    assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "odd": 400, "long": 400}
     assert answers["long"][1]["error"]["code"] == "context_length_exceeded"
-    assert "cannot render user, user messages" in answers["twice"][1]["error"]["message"]
+    assert "cannot render assistant, user messages" in answers["odd"][1]["error"]["message"]
     assert sorted(bool(u.response_ids) for u in dialogue.utterances) == [False, False, True]
 
 
