@@ -56,25 +56,35 @@ def best_debates(file: Path, share: float) -> list[Dialogue]:
     Raises:
         ConfigError: the file is missing or empty, ``share`` is not in (0, 1], or an answer has no score.
     """
+    if not 0 < share <= 1:
+        raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
+    dialogues = [dialogue for _, dialogue in recorded_dialogues(file)]
+    for number, dialogue in enumerate(dialogues, 1):
+        if any(finite(u.rewards.get("score")) is None for u in dialogue.answers()):
+            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+    return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
+
+
+def recorded_dialogues(file: Path) -> list[tuple[int, Dialogue]]:
+    """Return the dialogues in a ``dialogues.jsonl``, each with the step in which it was recorded.
+
+    Raises:
+        ConfigError: the file is missing or empty, or a line of it is not a dialogue.
+    """
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file; give a dialogues.jsonl that a run wrote (dialogues_logged sets how many)"
         )
-    if not 0 < share <= 1:
-        raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
     dialogues = []
     for number, (_, record) in enumerate(whole_lines(file), 1):
         try:
-            dialogue = from_record(record)
-            scored = all(finite(u.rewards.get("score")) is not None for u in dialogue.answers())
+            dialogues.append((int(record.get("step", 0)), from_record(record)))
+            _ = [dict(u.rewards) for u in dialogues[-1][1].utterances]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(f"{file}: line {number}: is not a dialogue ({error!r:.200})") from None
-        if not scored:
-            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
-        dialogues.append(dialogue)
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
-    return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
+    return dialogues
 
 
 def _final_score(dialogue: Dialogue) -> float:
