@@ -23,7 +23,7 @@ TINY = ("{best_of: {keep: 0.5}}", "{best_of: {keep: 0.5}}, epochs: 60, learning_
 def large():
     """A server as OpenAI's, whose model adds rightly in three of four answers. Gives its address and what it was
     asked."""
-    asked = []
+    asked, lock = [], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -33,9 +33,11 @@ def large():
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body["messages"][-1]["content"])
-            first, second = map(int, re.search(r"(\d+)\+(\d+)=", asked[-1]).groups())
-            wrong = ";" in asked[-1] and asked.count(asked[-1]) % 4 == 0
+            text = body["messages"][-1]["content"]
+            with lock:
+                asked.append(text)
+                wrong = ";" in text and asked.count(text) % 4 == 0
+            first, second = map(int, re.search(r"(\d+)\+(\d+)=", text).groups())
             message = {"role": "assistant", "content": str(first + second + wrong)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}).encode()
