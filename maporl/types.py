@@ -156,6 +156,9 @@ class Ask:
             The protocol carries out the calls, which stand in the utterance's ``calls``.
         refusable: whether what cannot be answered, such as a prompt that does not fit the context, makes an utterance
             without text whose tag ``refused`` says why. If not, it stops the run.
+        single: whether the utterance ends right after its first call of ``schemas``. If not, the agent's call format
+            says how many it may have.
+        tokens: whether the utterance shows its ``tokens``. Engines that do not know them refuse a refusable ask.
 
     Raises:
         ValueError: ``parents`` or ``taught`` is not a tuple, or ``after`` is given without ``fresh``.
@@ -177,6 +180,8 @@ class Ask:
     after: int | None = None
     schemas: tuple[dict[str, Any], ...] = ()
     refusable: bool = False
+    single: bool = False
+    tokens: bool = False
 
     def __post_init__(self):
         if self.after is not None and not self.fresh:
@@ -214,6 +219,8 @@ class Act:
 class Wait:
     """A protocol's request to be asked again when ``until`` is done, because something outside of the dialogue must
     happen first. It receives an empty list then. Other dialogues go on meanwhile.
+
+    A play of a fork receives what was asked next when the dialogue was first played, as long as it is played again.
     """
 
     until: Future[Any]
@@ -276,6 +283,9 @@ class Utterance:
         after: the id of the agent's utterance whose conversation it continues, if the agent has several.
         submitted: what a program gave as the answer of the dialogue, which graders read in place of ``text``.
         schemas: the tools that a protocol has brought to the conversation that begins with it.
+        tokens: the text of each sampled token but a stop token at the end, and its log-probability, if they were asked
+            for (:attr:`Ask.tokens`). The log-probability is that of the distribution from which it was drawn, so it is
+            0 for a greedy answer. The record leaves them out.
     """
 
     id: int
@@ -311,6 +321,7 @@ class Utterance:
     after: int | None = None
     submitted: str | None = None
     schemas: tuple[dict[str, Any], ...] = ()
+    tokens: list[tuple[str, float]] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def is_thought(self) -> bool:
@@ -403,6 +414,7 @@ def to_record(dialogue: Dialogue) -> dict[str, Any]:
     del record["environments"]
     record["ablations"] = [to_record(ablation) for ablation in dialogue.ablations]
     for utterance in record["utterances"]:
+        del utterance["tokens"]
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value
     return record

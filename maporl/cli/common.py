@@ -55,8 +55,10 @@ def echo(text: object, newline: bool = True, err: bool = False) -> None:
     typer.echo(printable(str(text)), nl=newline, err=err)
 
 
-def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None) -> Config:
+def load_config(values: list[str] | None, config: Path | None, set_: list[str] | None, trains: bool = True) -> Config:
     """The one configuration among ``values`` and ``config``; the other values, and ``set_``, override it.
+
+    ``trains`` says whether it is to be trained, so that somebody must learn.
 
     Raises:
         ConfigError: no file is named, or more than one, or the configuration is wrong.
@@ -70,7 +72,7 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
             f"expected one configuration file, got {got}; other words are KEY=VALUE, without spaces, for example: "
             "configs/ppo/quickstart.yaml updates=10"
         )
-    return load(files[0], [*(set_ or []), *_overrides(values)])
+    return load(files[0], [*(set_ or []), *_overrides(values)], trains)
 
 
 def load_team_config(
@@ -87,7 +89,7 @@ def load_team_config(
     """
     team = next(iter(_files(values)), None)
     if config is not None or team is None or not names_a_team(team):
-        return load_config(values, config, set_), checkpoint
+        return load_config(values, config, set_, trains=False), checkpoint
     quiet_libraries()
     from maporl.hub.folder import weights_of
     from maporl.hub.pull import read_team
@@ -99,7 +101,7 @@ def load_team_config(
             f"{team}: holds a team that was saved without a {' and a '.join(lacking)}; give them, for example: "
             "task.name=gsm8k protocol.name=debate"
         )
-    check(settings, str(folder / "config.yaml"))
+    check(settings, str(folder / "config.yaml"), trains=False)
     return settings, checkpoint or weights_of(folder)
 
 

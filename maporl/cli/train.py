@@ -169,7 +169,7 @@ def record(
     ] = None,
 ) -> None:
     """Record graded dialogues of a team without training, such as one behind an API, for maporl sft --dialogues."""
-    settings = load_config(values, config, set_)
+    settings = load_config(values, config, set_, trains=False)
     load_libraries()
     from statistics import fmean
 

@@ -248,6 +248,9 @@ class LoopSection:
     """An outer loop: rounds of sampling, building data sets, training on them, and evaluating.
 
     A configuration with stages is trained in rounds, and not by PPO.
+
+    Raises:
+        ValueError: there are recorded dialogues, and no stage that is trained on them.
     """
 
     rounds: Positive = option(1, "Number of rounds.")
@@ -261,3 +264,12 @@ class LoopSection:
         "always, or not_worse: a round whose held-out score fell is not kept, and the next one begins where it "
         "did. The score is the accuracy of the last answers, or without labels the mean score.",
     )
+    dialogues: str | None = option(
+        None,
+        "A dialogues.jsonl, such as maporl record writes. The first round is trained on it and samples nothing. Later "
+        "rounds sample.",
+    )
+
+    def __post_init__(self):
+        if self.dialogues is not None and not self.stages:
+            raise ValueError("dialogues: no stage is trained on them; add stages, such as {train: sft, build: best_of}")

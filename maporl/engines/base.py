@@ -86,6 +86,7 @@ class Reply:
         refused: why a refusable ask was not answered. The utterance has it in its tag ``refused``.
         too_long: whether that is because it does not fit the model's context. The utterance then has the tag
             ``too_long``.
+        tokens: the tokens' texts and log-probabilities, if the ask wants them (:attr:`maporl.types.Ask.tokens`).
     """
 
     text: str
@@ -97,6 +98,7 @@ class Reply:
     no_text: str | None = None
     refused: str | None = None
     too_long: bool = False
+    tokens: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -130,6 +132,9 @@ class Engine:
     continuous: bool = False
     """Whether answers come one by one (:meth:`submit`), so that a dialogue can go on before others have their answers.
     """
+
+    tells_tokens: bool = False
+    """Whether it knows the tokens of its answers, and shows them where an ask wants this (:attr:`Reply.tokens`)."""
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one reply for each request, in order. ``decoding`` says how its tokens are drawn."""

@@ -7,7 +7,7 @@ from functools import partial
 from maporl.engines.base import Engine, Pending, Reply, Request
 from maporl.team.agents import Policy, Voice
 from maporl.types import Stop
-from trl_ext.chat.encoding import ChatError, PromptTooLong
+from trl_ext.chat.encoding import ChatError, PromptTooLong, token_pieces
 from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.chat.thoughts import end_of_begun_thought
 from trl_ext.ppo.options import Decoding
@@ -24,6 +24,8 @@ class TextEngine(Engine):
         tokens: samples the completions.
         max_new_tokens: the most tokens of a completion of the run.
     """
+
+    tells_tokens = True
 
     def __init__(self, policies: Mapping[str, Policy], tokens: TokenEngine, max_new_tokens: int):
         self.policies, self.tokens, self.max_new_tokens = policies, tokens, max_new_tokens
@@ -107,6 +109,8 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
     """Add a completion to the request's transcript, and return it as the engine's reply."""
     stops = StopStrings.of(voice.tokenizer, asked.draw.stop)
     completion = sampled.up_to(stops)
+    if request.ask.tokens and completion.logprobs is None and asked.draw.temperature > 0:
+        return Reply("", refused=f"logprobs: the sampler of {voice.name!r} does not know them for a model of this kind")
     end = end_of_begun_thought(voice.tokenizer.decode(asked.prompt_ids[-16:]))
     # after a stop string the message is still open, and the transcript adds the template's closing
     request.transcript.add_completion(request.utterance, completion.ids, completion.ids[-1] in voice.stop_ids)
@@ -115,4 +119,9 @@ def reply_of(request: Request, voice: Voice, asked: TokenRequest, sampled: Sampl
     if stop is Stop.LENGTH and ended(completion.ids, voice.stop_ids, stops):
         stop = Stop.STOP
     no_text = "thinking" if end and end not in text else None  # it was cut off before it said anything
-    return Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
+    reply = Reply(text, stop, asked.prompt_ids, completion.ids, completion.logprobs, completion.version, no_text)
+    if request.ask.tokens:
+        said = completion.ids[:-1] if stop is Stop.EOS else completion.ids
+        logprobs = completion.logprobs or [0.0] * len(completion.ids)  # a greedy token is drawn for sure
+        reply.tokens = list(zip(token_pieces(voice.tokenizer, said), logprobs, strict=False))
+    return reply

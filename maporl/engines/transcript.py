@@ -94,13 +94,32 @@ def conversations(
 ) -> list[tuple[list[int], list[bool]]]:
     """Return the token ids of each conversation of ``agent``, with a mask of the tokens of ``policy``.
 
+    The arguments are those of :func:`written_transcripts`.
+    """
+    written = written_transcripts(dialogue, agent, policy, tokenizer, stop_ids, form, apart, brought)
+    return [(transcript.ids, transcript.sampled_mask) for transcript in written]
+
+
+def written_transcripts(
+    dialogue: Dialogue,
+    agent: str,
+    policy: str,
+    tokenizer: Tokenizer,
+    stop_ids: frozenset[int],
+    form: CallFormat | None = None,
+    apart: Callable[[Utterance], bool] = taught_apart,
+    brought: Callable[[tuple[dict[str, Any], ...]], CallFormat] | None = None,
+) -> list[Transcript]:
+    """Return the transcripts of the conversations of ``agent``. What ``policy`` said counts as sampled, once.
+
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
     training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
     form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
     that led to it. ``form`` is the call format of an agent with tools, and ``brought`` returns that of tools which a
-    program has brought. ``apart`` says of the last utterance of such a turn whether it forms one.
+    program has brought. ``apart`` says of the last utterance of such a turn whether it forms one. What was refused is
+    left out.
     """
-    utterances = [u for u in dialogue.utterances if u.agent == agent]
+    utterances = [u for u in dialogue.utterances if u.agent == agent and "refused" not in u.tags]
     ongoing = [u for u in utterances if not u.fresh]
     turns: dict[int, list[Utterance]] = {}
     for u in utterances:
@@ -112,7 +131,8 @@ def conversations(
             turn[:0] = begun[turn[0].after]
     continued = {u.after for u in utterances}
     ends = [turn for turn in turns.values() if turn[-1].id not in continued and apart(turn[-1])]
-    encoded, taught = [], set[int]()
+    encoded: list[Transcript] = []
+    taught = set[int]()
     for part in ([ongoing] if ongoing else []) + ends:
         shown = form is None and any(has_calls(u.messages) for u in part)  # calls of others
         used = brought(part[0].schemas) if brought is not None and (part[0].schemas or shown) else form
@@ -149,8 +169,8 @@ def _encoded(
     stop_ids: frozenset[int],
     form: CallFormat | None,
     taught: Collection[int],
-) -> tuple[list[int], list[bool]]:
-    """Return the ids of a conversation, and a mask of what ``policy`` said in it that is not ``taught`` elsewhere."""
+) -> Transcript:
+    """Return the transcript of a conversation, with what ``policy`` said and is not ``taught`` elsewhere as sampled."""
     transcript = Transcript(tools=None if form is None else form.schemas())
     for utterance in utterances:
         messages = utterance.messages if form is None else form.heard(utterance.messages)
@@ -160,4 +180,4 @@ def _encoded(
         transcript.add_completion(utterance.id, ids, ended=True)
         if utterance.policy != policy or utterance.id in taught:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)
-    return transcript.ids, transcript.sampled_mask
+    return transcript

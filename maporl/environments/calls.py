@@ -52,6 +52,11 @@ class CallFormat:
         """Return the schemas that the chat template is given with the first prompt, or None."""
         return None
 
+    def single(self) -> "CallFormat | None":
+        """Return the same format for completions that end right after their first call, or None if nothing ends them
+        there."""
+        return None
+
     def intro(self) -> str | None:
         """Return what the agent's system message says of the tools, or None."""
         return None
@@ -116,6 +121,9 @@ class PlainFormat(CallFormat):
     """Calls and results as plain text. A subclass says how calls are written."""
 
     how = ""
+
+    def single(self) -> CallFormat:
+        return type(self)(list(self.tools.values()), self.texts) if self.parallel else self
 
     def read(self, text: str, prompt_ids: list[int], response_ids: list[int]) -> list[Written]:
         """Return the calls of a completion.

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import Parts
@@ -59,6 +60,9 @@ def faults(config: Config) -> Iterator[Fault]:
     if config.loop.accept == "not_worse" and not config.evaluation.questions:
         what = "not_worse compares held-out scores, and evaluation.questions is 0"
         yield Fault("loop.accept", what, "set how many questions to ask")
+    if config.loop.dialogues is not None and not Path(config.loop.dialogues).is_file():
+        what = f"{config.loop.dialogues}: no such file"
+        yield Fault("loop.dialogues", what, "give a dialogues.jsonl that maporl record or a run wrote")
     if distributed.size() > 1:
         what = f"runs in one process, and {distributed.size()} were launched"
         yield Fault("loop", what, "start it without a launcher")
@@ -133,12 +137,16 @@ def loop_lines(config: Config, dialogues: int, condition: str, questions: int) -
     loop = config.loop
     trained = ", then ".join(trained_on(section) for section in loop.stages)
     asked = min(loop.questions, questions)
-    times = "1 round" if loop.rounds == 1 else f"{loop.rounds} rounds"
+    rounds = loop.rounds - (loop.dialogues is not None)
+    times = "1 round" if rounds == 1 else f"{rounds} rounds"
     lines = [
         f"loop: {times} of {asked} questions, {dialogues} dialogues for each ({asked * dialogues} in a "
         f"round{condition}), then {trained}, into {config.output_dir}"
     ]
-    if loop.questions > questions:
+    if loop.dialogues is not None:
+        later = f"; after it {lines[0].removeprefix('loop: ')}" if rounds else ""
+        lines = [f"loop: the dialogues of {loop.dialogues}, then {trained}, into {config.output_dir}{later}"]
+    elif loop.questions > questions:
         lines.append(
             f"warning: loop.questions={loop.questions}, but the training split has {questions}; a round asks each once"
         )

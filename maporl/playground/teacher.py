@@ -43,7 +43,7 @@ def play_teacher(
 
     lessons = lessons_of(task)
     # the requests of programs come in any order, so that each needs random numbers of its own
-    key = None if protocol.replayable else (rng.random(),)
+    key = (rng.random(),) if protocol.waits else None
     turns: dict[int, _Turn] = {}  # by their conversations, which no two turns have at the same time
 
     def script(request: Request) -> str:

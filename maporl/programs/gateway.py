@@ -120,6 +120,24 @@ class Session:
             calls, self._calls, self._told = self._calls, [], False
         return calls
 
+    def take_reports(self) -> list[Report]:
+        """Return the rewards that were reported since the last call of this."""
+        reports = []
+        while self.reports:  # the server's thread may add others meanwhile
+            reports.append(self.reports.pop(0))
+        return reports
+
+    def put_back(self, calls: Sequence[Call], seconds: float | None) -> None:
+        """Put back requests that are not taken yet, to be looked at with the next ones, or after ``seconds``.
+
+        None: they are not news. 0: they are news at once.
+        """
+        with self._lock:
+            self._calls = [*calls, *self._calls]
+        for call in calls[:1]:
+            if seconds is not None:
+                call.loop.call_soon_threadsafe(call.loop.call_later, seconds, self.tell)
+
     def tell(self) -> None:
         """Let whoever waits for :meth:`news` look."""
         with self._lock:

@@ -141,7 +141,7 @@ def _empty(utterance: Utterance, request: ChatRequest, name: str, created: int) 
     return {
         "id": name, "object": "response", "created_at": created, "status": "in_progress", "error": None,
         "incomplete_details": None, "instructions": None, "metadata": {}, "model": utterance.agent, "output": [],
-        "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto",
+        "parallel_tool_calls": request.parallel, "temperature": None, "top_p": None, "tool_choice": "auto",
         "tools": [{"type": "function", "strict": None, **tool["function"]} for tool in request.schemas], "usage": None,
     }  # fmt: skip
 

@@ -119,9 +119,9 @@ class Run:
 
 
 class Runner:
-    """Runs at most ``most`` programs at once. Others wait for their turn."""
+    """Runs at most ``most`` programs at once, if that is not None. Others wait for their turn."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int | None):
         self.most = most
         self._threads = Threads(2**16, "program")
         self._waiting: deque[Run] = deque()
@@ -146,7 +146,7 @@ class Runner:
     def _go_on(self) -> None:
         with self._lock:
             begun = []
-            while self._waiting and len(self._running) < self.most:
+            while self._waiting and (self.most is None or len(self._running) < self.most):
                 begun.append(self._waiting.popleft())
                 self._running.add(begun[-1])
         for run in begun:

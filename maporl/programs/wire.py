@@ -27,12 +27,17 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that change nothing that a reply says. Random numbers come from the run's seed, whatever ``seed`` is."""
 NEUTRAL: dict[str, Any] = {
-    "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0,
-    "response_format": {"type": "text"}, "parallel_tool_calls": True, "modalities": ["text"],
+    "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
+    "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 """Fields of which only the value that changes nothing can be had."""
 SAMPLED = ("temperature", "top_p", "top_k")
-READ = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stop", "max_tokens", "max_completion_tokens"})
+READ = frozenset(
+    {
+        "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "parallel_tool_calls", "stop", "stream",
+        "tool_choice", "tools",
+    }
+)  # fmt: skip
 
 
 class Refused(Exception):
@@ -68,6 +73,8 @@ class ChatRequest:
         stream: whether the reply is sent in pieces, and ``usage`` whether the last one has the numbers of tokens.
         role: the role in which the agent speaks.
         parents: the ids of the replies whose text the messages hold. None: they are looked for.
+        logprobs: whether the reply shows the log-probabilities of its tokens.
+        parallel: whether it may have several calls.
     """
 
     agent: str
@@ -78,6 +85,8 @@ class ChatRequest:
     usage: bool = False
     role: str | None = None
     parents: tuple[str, ...] | None = None
+    logprobs: bool = False
+    parallel: bool = True
 
 
 def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> ChatRequest:
@@ -105,10 +114,20 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
         if name in fields and fields[name] != value:
             what = f"{name}: only {json.dumps(value)} is supported, got {one_line(json.dumps(fields[name]), 80)}"
             raise Refused(f"{what}; leave it out, or add it to protocol.ignore", name)
+    for name in ("logprobs", "parallel_tool_calls"):
+        if not isinstance(fields.get(name, False), bool):
+            raise Refused(f"{name}: expected true or false, got {fields[name]!r:.80}", name)
     options = fields.get("stream_options")
     usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
     return ChatRequest(
-        agent, _messages(fields.get("messages")), _tools(fields), _sampling(fields), bool(fields.get("stream")), usage
+        agent,
+        _messages(fields.get("messages")),
+        _tools(fields),
+        _sampling(fields),
+        bool(fields.get("stream")),
+        usage,
+        logprobs=fields.get("logprobs", False),
+        parallel=fields.get("parallel_tool_calls", True),
     )
 
 
@@ -268,10 +287,26 @@ def token_usage(utterance: Utterance) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
+def token_logprobs(utterance: Utterance, request: ChatRequest) -> dict[str, Any] | None:
+    """Return the tokens of an utterance with their log-probabilities as a chat completion has them, if it was asked.
+
+    They are all tokens that were sampled but the one that ends it, so also those of calls, of a stop string and of the
+    space around the text. Bytes of a character that several tokens share are with the last of them.
+    """
+    if not request.logprobs:
+        return None
+    content = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass")), "top_logprobs": []}
+        for text, logprob in utterance.tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
 def completion(utterance: Utterance, request: ChatRequest, name: str, created: int) -> dict[str, Any]:
     """Return an utterance as a chat completion. ``name`` is its id, and ``created`` the time in seconds."""
     message = reply_message(utterance, request)
-    choice = {"index": 0, "message": message, "finish_reason": _finish(utterance), "logprobs": None}
+    logprobs = token_logprobs(utterance, request)
+    choice = {"index": 0, "message": message, "finish_reason": _finish(utterance), "logprobs": logprobs}
     return {
         "id": name, "object": "chat.completion", "created": created, "model": utterance.agent, "choices": [choice],
         "usage": token_usage(utterance),
@@ -285,8 +320,10 @@ def chunks(utterance: Utterance, request: ChatRequest, name: str, created: int) 
     calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": message["content"]}]
     deltas += [{"tool_calls": [call]} for call in calls]
-    for delta in deltas:
-        yield {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    logprobs = token_logprobs(utterance, request)
+    for number, delta in enumerate(deltas):
+        told = {"logprobs": logprobs} if number == 0 and logprobs is not None else {}
+        yield {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **told}]}
     yield {**base, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(utterance)}]}
     if request.usage:
         yield {**base, "choices": [], "usage": token_usage(utterance)}

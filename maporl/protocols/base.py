@@ -13,7 +13,7 @@ Play = Generator[list[Ask] | list[Act] | list[Wait], Any, Any]
 """A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
 
 It may yield a list of :class:`maporl.types.Act` too, and then receives the list of their results, or a list of one
-:class:`maporl.types.Wait`, and then receives an empty list when that is done.
+:class:`maporl.types.Wait`, and is then asked again when that is done.
 """
 
 
@@ -92,6 +92,9 @@ class Protocol:
     """Whether it must know the grade of an answer before it continues. It may change it."""
     replayable: bool = True
     """Whether it asks the same again when it is sent the same, so that its dialogues can be forked."""
+    waits: bool = False
+    """Whether it waits for something outside of the dialogue (:class:`maporl.types.Wait`), which takes its time and may
+    let what is asked at once come in any order."""
     pass_: str | None = None
     """The answer by which an agent declines. A configuration calls it ``pass``. None: nobody may decline.
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +21,11 @@ from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
 """The most seconds of a program that is rehearsed."""
+AT_ONCE = 64
+"""How many programs run at once, where the user does not say it."""
+AGAIN_SECONDS = 10.0
+"""A program that is played again and asks something else has this time to ask what it asked before. Its threads may
+come in another order."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +60,23 @@ class Program(Protocol):
     )
     seconds: float = option(600.0, "Most seconds of a dialogue.")
     calls: int = option(100, "Most calls of a dialogue. Further ones are refused.")
-    concurrency: int = option(64, "Most programs that run at once.")
+    concurrency: int | None = option(
+        None, "Most programs that run at once. By default 64, and with replays all of an update."
+    )
     ignore: tuple[str, ...] = option(
         (),
         "Fields of requests that are left out, such as temperature, where the run decides. Others that cannot be had "
         "are refused.",
     )
+    replays: bool = option(
+        False,
+        "Whether it asks the same in the same order when it is told the same, so that its dialogues can be forked "
+        "(branching). It is then started for each fork, and told what was said.",
+    )
     roles = True
     pays = frozenset({"reported"})
     every_step_scored = False
-    replayable = False
+    waits = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -72,10 +85,20 @@ class Program(Protocol):
                 "run, command: expected one of them: run: MODULE:FUNCTION, or command: [python, my_program.py]"
             )
         for name in ("seconds", "calls", "concurrency"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if self.replays and self.concurrency is not None:
+            raise ValueError(
+                "concurrency: with replays a dialogue and its forks run beside each other, however many they are; "
+                f"leave it out, got {self.concurrency}"
+            )
         if self.run:
             self.function  # noqa: B018  # it is looked up before models are loaded
+
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]  # it follows from the options
+        """Whether its dialogues can be forked, as the user says."""
+        return self.replays
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -97,7 +120,11 @@ class Program(Protocol):
 
     @cached_property
     def _runner(self) -> Runner:
-        return Runner(self.concurrency)
+        return Runner(None if self.replays else self.concurrency or AT_ONCE)
+
+    def in_evaluation(self) -> "Program":
+        """Return the program as it is played in evaluations, which fork nothing."""
+        return dataclasses.replace(self, replays=False)
 
     def in_rehearsal(self) -> "Program":
         """Return the program as it is rehearsed: it may fail, because nobody answers it as it expects."""
@@ -105,6 +132,8 @@ class Program(Protocol):
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until the program ends. The outcome says how: its answer or its failure, its calls, what was refused.
+
+        A fork starts the program too, and answers what it asks with what was said, as it is told by the driver.
 
         Raises:
             Dropped: it failed, and ``on_failure`` is drop.
@@ -119,9 +148,9 @@ class Program(Protocol):
         self._runner.start(run)
         try:
             while run.ending is None:
-                yield [Wait(session.news())]
-                calls = [] if run.ending is not None else session.take()
-                asked = talk.asks(calls)
+                again = yield [Wait(session.news())]
+                asked = [] if run.ending is not None else talk.asks(session.take(), again)
+                talk.pay_agents()
                 if asked:
                     talk.take(asked, (yield [ask for _, ask in asked]))
             ending = run.ending
@@ -140,8 +169,7 @@ class Program(Protocol):
             if self.on_failure == "drop":
                 raise Dropped("program")
         talk.submit(ending.answer or "")
-        for report in session.reports:
-            talk.pay(report)
+        talk.pay_all()
         outcome = {"answer": ending.answer, "failure": ending.failure, "refused": session.refused}
         return {name: value for name, value in outcome.items() if value or name == "answer"} | {"calls": talk.called}
 
@@ -157,25 +185,61 @@ class _Talk:
         self.sent: dict[int, Message] = {}
         """What the program was sent of each utterance."""
         self.called = 0
+        self.patience: float | None = None
+        """When a program that is played again must have asked what it asked before."""
+        self.reports: list[Report] = []
+        """What was reported for all agents."""
 
-    def asks(self, calls: Sequence[Call]) -> list[tuple[Call, Ask]]:
-        """Return what is asked for requests that have come together, in an order that does not depend on time."""
-        asked = []
+    def asks(self, calls: Sequence[Call], again: Sequence[Ask] = ()) -> list[tuple[Call, Ask]]:
+        """Return what is asked for requests that have come together, in an order that does not depend on time.
+
+        If they were asked before (``again``), those that belong to it are returned when all of them are there, and the
+        others are put back.
+        """
+        asked: list[tuple[Call, Ask]] = []
         for call in sorted(calls, key=lambda call: repr((call.request.agent, call.request.messages))):
             try:
-                asked.append((call, self._ask(call, alone=len(calls) == 1)))
+                if self.called + len(asked) >= self.most:
+                    what = f"this dialogue has had its {self.most} calls (protocol.calls)"
+                    raise Refused(what, status=429, code="too_many_calls")
+                asked.append((call, self._ask(call)))
             except Refused as error:
                 call.refuse(error)
-        return asked
+        if again:
+            asked = self._asked_before(asked, again)
+        self.called += len(asked)
+        for call, _ in asked:
+            self._see_results(self.histories.place(call.request))
+        if len(again or calls) == 1:
+            return asked
+        return [(call, replace(ask, tags={**ask.tags, "together": True})) for call, ask in asked]
 
-    def _ask(self, call: Call, alone: bool) -> Ask:
+    def _asked_before(self, asked: list[tuple[Call, Ask]], again: Sequence[Ask]) -> list[tuple[Call, Ask]]:
+        """Return those of ``asked`` that are ``again``, or nothing until all of these have come.
+
+        Whoever comes with something else for too long is returned, which the driver refuses.
+        """
+        left = list(asked)
+        found = []
+        for before in again:
+            same = (one for one in left if _place_of(one[1]) == _place_of(before))
+            if (one := next(same, None)) is not None:
+                found.append(one)
+                left = [other for other in left if other is not one]
+        now = time.monotonic()
+        if len(found) == len(again):
+            self.patience = None
+            self.session.put_back([call for call, _ in left], 0)
+            return found
+        if not asked or (self.patience is not None and now >= self.patience):
+            return asked
+        self.session.put_back([call for call, _ in asked], AGAIN_SECONDS if self.patience is None else None)
+        self.patience = self.patience or now + AGAIN_SECONDS
+        return []
+
+    def _ask(self, call: Call) -> Ask:
         request = call.request
-        if self.called >= self.most:
-            what = f"this dialogue has had its {self.most} calls (protocol.calls)"
-            raise Refused(what, status=429, code="too_many_calls")
-        self.called += 1
         place = self.histories.place(request)
-        self._see_results(place)
         tags: dict[str, Any] = {"program": True} | ({"history": place.history} if place.history else {})
         return Ask(
             request.agent,
@@ -184,11 +248,13 @@ class _Talk:
             self._parents(call),
             answers=False,
             fresh=True,
-            tags=tags if alone else {**tags, "together": True},
+            tags=tags,
             sampling=request.sampling,
             after=place.after,
             schemas=request.schemas,
             refusable=True,
+            single=not request.parallel,
+            tokens=request.logprobs,
         )
 
     def _see_results(self, place: Place) -> None:
@@ -234,6 +300,11 @@ class _Talk:
         """Send each program's request what was said to it."""
         for (call, _), utterance in zip(asked, utterances, strict=True):
             self.utterances[utterance.id] = utterance
+            # a copy in a fork lacks what only the end of the other dialogue has made of it
+            if utterance.submitted is not None:
+                utterance.answers, utterance.submitted, utterance.grade = False, None, None
+            utterance.settles = ()
+            utterance.rewards.pop("reported", None)
             if (why := utterance.tags.get("refused")) is not None:
                 too_long = utterance.tags.get("too_long", False)
                 call.refuse(Refused(why, code="context_length_exceeded" if too_long else "unsupported_value"))
@@ -259,12 +330,28 @@ class _Talk:
             if u is not author and u.id not in read:
                 u.settles = (author.id,)
 
-    def pay(self, report: Report) -> None:
-        """Pay what the program reports: to the agent's last utterance, or to the answer."""
-        for u in reversed(self.utterances.values()):
-            if u.agent == report.agent or (report.agent is None and u.answers):
-                u.rewards["reported"] = u.rewards.get("reported", 0.0) + report.value
-                return
+    def pay_agents(self) -> None:
+        """Pay what the program has reported for single agents: to what each has said last."""
+        for report in self.session.take_reports():
+            if report.agent is None:
+                self.reports.append(report)
+            else:
+                self._pay(report, [u for u in self.utterances.values() if u.agent == report.agent])
+
+    def pay_all(self) -> None:
+        """Pay what the program has reported: for agents as before, and for all to the answer."""
+        self.pay_agents()
+        for report in self.reports:
+            self._pay(report, [u for u in self.utterances.values() if u.answers])
+
+    def _pay(self, report: Report, those: Sequence[Utterance]) -> None:
+        for u in those[-1:]:
+            u.rewards["reported"] = u.rewards.get("reported", 0.0) + report.value
+
+
+def _place_of(ask: Ask) -> tuple[Any, ...]:
+    """Return what tells the asks of a program apart."""
+    return ask.agent, ask.after, list(ask.messages), ask.schemas
 
 
 def holds(text: str, part: str) -> bool:

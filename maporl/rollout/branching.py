@@ -102,7 +102,9 @@ def tree(driver: RolloutDriver, examples: list[Example], section: BranchingSecti
             else driver.draws(group[0].dialogue.prompt, len(group[0].sent)).choice(group)
             for group in groups
         ]
-        done += [branch for branch in branches if branch.over or not any(branch is c for c in chosen)]
+        left = [branch for branch in branches if not any(branch is c for c in chosen)]
+        driver.give_up(left)
+        done += [branch for branch in branches if branch.over or any(branch is one for one in left)]
         episodes = [branch for branch in chosen if not branch.over]
     dialogues = _in_order(done)
     _restore(dialogues, earned)
@@ -136,7 +138,9 @@ def stages(driver: RolloutDriver, examples: list[Example], section: BranchingSec
             going, added = going_on(driver, chosen, lambda episode: _next(numbers, episode, 1)[0])
             episodes += going
             made += added
-        ended += [branch for branch in [*branches, *made] if not any(branch is going for going in episodes)]
+        left = [branch for branch in [*branches, *made] if not any(branch is going for going in episodes)]
+        driver.give_up(left)
+        ended += left
     dialogues = _in_order(ended)
     _restore(dialogues, earned)
     return dialogues
@@ -159,6 +163,7 @@ def best_of(driver: RolloutDriver, examples: list[Example], section: BranchingSe
     played: list[Episode] = []
     for group in groups:
         best = max(group, key=lambda draft: worth[id(draft)])
+        driver.give_up([draft for draft in group if draft is not best])
         best.dialogue.rollout = 0
         played += driver.branch(best, list(range(1, section.most)))
     driver.finish(played)

@@ -24,7 +24,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield Fault(
             f"branching.{option}",
             f"it forks dialogues, and protocol {run.protocol.label!r} may ask something else when it is played again",
-            "set how: independent" if option == "how" else "remove ablate",
+            f"{'set how: independent' if option == 'how' else 'remove ablate'}, or set protocol.replays: true if it "
+            "asks the same in the same order when it is told the same",
         )
     if branching.resample and branching.most < 2:
         what = "one dialogue per question has no reward variance"

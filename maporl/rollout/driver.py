@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from maporl.environments.forking import fork_rooms
 from maporl.environments.rooms import Rooms
 from maporl.environments.turns import play_step
 from maporl.environments.world import World
-from maporl.errors import ConfigError, UserError
+from maporl.errors import ConfigError, UserError, one_line
 from maporl.protocols.base import Dropped, Play, Protocol, must_be_moves, must_be_play
 from maporl.rollout.episode import Episode, Referee, Sent, SpeakerSpec, Step, record_call, recorded_results
 from maporl.rollout.interleaving import Interleaving
-from maporl.rollout.requests import RequestBuilder
+from maporl.rollout.requests import RequestBuilder, read_calls
 from maporl.tasks.base import Task
 from maporl.types import Act, Ask, Dialogue, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import Decoding
@@ -140,7 +141,8 @@ class RolloutDriver:
         if not self.protocol.replayable:
             raise ConfigError(
                 f"{self.where}: its dialogues cannot be forked, because it may ask something else "
-                "when it is played again; set branching.how: independent"
+                "when it is played again; set branching.how: independent, or protocol.replays: true if it asks the "
+                "same in the same order when it is told the same"
             )
         now = steps is None or steps == len(episode.sent)
         steps = len(episode.sent) if steps is None else steps
@@ -151,9 +153,12 @@ class RolloutDriver:
         dialogue.environments = rooms.open
         fork = Episode(dialogue, self._play(dialogue.example, dialogue.prompt, episode.seed), rooms, episode.seed)
         self._advance(fork, None)
-        for utterances in episode.sent[:steps]:
+        for asked, utterances in zip(episode.asked, episode.sent[:steps], strict=False):
+            self._ask_again(fork, asked)
             fork.turns |= {u.agent: u.turn + 1 for u in utterances}
-            copies = [self._shared_copy(u, episode.dialogue.rollout) for u in utterances]
+            copies = [
+                self._shared_copy(u, ask, episode.dialogue.rollout) for ask, u in zip(asked, utterances, strict=True)
+            ]
             dialogue.utterances += copies
             fork.sent.append(copies)
             self._go_on([(fork, copies)], partial(recorded_results, episode.dialogue), judged=True)
@@ -205,19 +210,27 @@ class RolloutDriver:
                 names parents that nobody has said.
         """
         with self._released_if_it_fails():
-            while waiting := [episode for episode in episodes if episode.wait is not None]:
-                self._wake(self._awake(waiting, None))
+            self._wait_for(episodes)
             steps = self._ask([episode for episode in episodes if not episode.over])
             self._answered(steps, every=True)
         new = {id(step.episode): said for step, said in zip(steps, self._take(steps), strict=True)}
+        with self._released_if_it_fails():
+            self._wait_for(episodes)  # what was said may be the answer, which shows in what follows it
         return [new.get(id(episode), []) for episode in episodes]
+
+    def give_up(self, episodes: list[Episode]) -> None:
+        """End the plays of ``episodes``, with which nobody goes on."""
+        for episode in episodes:
+            episode.play.close()
 
     def put(self, episode: Episode, said: list[tuple[Episode, Utterance]]) -> None:
         """Give ``episode`` copies of other episodes' utterances as its next step.
 
         ``said`` has those episodes and their utterances, which were said in the same state.
         """
-        copies = [self._shared_copy(u, other.dialogue.rollout) for other, u in said]
+        self._ask_again(episode, said[0][0].asked[len(episode.sent)])
+        asks = episode.asked[-1]
+        copies = [self._shared_copy(u, ask, other.dialogue.rollout) for ask, (other, u) in zip(asks, said, strict=True)]
         episode.dialogue.utterances += copies
         episode.sent.append(copies)
         for (other, _), u in zip(said, copies, strict=True):
@@ -227,6 +240,8 @@ class RolloutDriver:
             elif u.id in other.apart:
                 episode.apart[u.id] = other.apart[u.id].after(u.id)
         self._go_on([(episode, copies)], self._act, judged=True)
+        with self._released_if_it_fails():
+            self._wait_for([episode])
 
     def finish(self, episodes: list[Episode]) -> None:
         """Play all ``episodes`` to their ends.
@@ -283,8 +298,11 @@ class RolloutDriver:
         self._plays.append(must_be_play(play, self.where))
         return self._plays[-1]
 
-    def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | None) -> None:
-        """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play."""
+    def _advance(self, episode: Episode, values: list[Utterance] | list[Result] | list[Ask] | None) -> None:
+        """Send the protocol utterances or results (None starts it), and take what it wants next, or end the play.
+
+        What has waited is sent what it asked next when it was first played, or nothing.
+        """
         episode.step, episode.asks, episode.acts, episode.wait = None, [], [], None
         try:
             moves = next(episode.play) if values is None else episode.play.send(values)
@@ -408,6 +426,7 @@ class RolloutDriver:
         asked: dict[str, list[tuple[Step, int]]] = {}  # by engine: a step, and the place of a request in it
         for episode in episodes:
             requests = self.builder.requests(episode)
+            episode.asked.append(episode.asks)
             pending: list[Any] = [None] * len(requests)
             step = Step(episode, requests, pending)
             steps.append(step)
@@ -424,6 +443,39 @@ class RolloutDriver:
             for (step, place), answer in zip(asked[engine], submitted, strict=True):
                 step.pending[place] = answer
         return steps
+
+    def _ask_again(self, episode: Episode, asked: list[Ask]) -> None:
+        """Let a dialogue that is played again go on until it asks what was ``asked`` in this step.
+
+        Raises:
+            ConfigError: it asks something else, or nothing.
+        """
+        with self._released_if_it_fails():
+            while episode.wait is not None:
+                self._awake([episode], None)
+                self._advance(episode, asked)
+            for before, now in zip_longest(asked, episode.asks):
+                if before is None or now is None or not self._same(before, now):
+                    raise ConfigError(
+                        f"{self.where}: played again, it asks something else. A dialogue is forked by playing it again "
+                        f"on what was said. In step {len(episode.sent) + 1} on question "
+                        f"{episode.dialogue.example.id!r:.40}, {_difference(before, now)}. Let it ask the same in the "
+                        "same order when it is told the same, without random numbers, times or counters of its own, "
+                        "or set branching.how: independent"
+                    )
+            episode.asked.append(episode.asks)
+
+    def _same(self, before: Ask, now: Ask) -> bool:
+        """Return whether an ask of a dialogue that is played again is the one that was answered."""
+        same_agent = self.protocol.any_agent or before.agent == now.agent  # a branching may choose who speaks
+        return same_agent and all(
+            getattr(before, name) == getattr(now, name) for name in ("after", "continues", "messages", "schemas")
+        )
+
+    def _wait_for(self, episodes: Sequence[Episode]) -> None:
+        """Wait until each of ``episodes`` asks for an utterance, or is over."""
+        while waiting := [episode for episode in episodes if episode.wait is not None]:
+            self._wake(self._awake(waiting, None))
 
     def _awake(self, waiting: list[Episode], seconds: float | None) -> list[Episode]:
         """Return those of the ``waiting`` whose wait is over, after at most ``seconds`` if none is."""
@@ -498,11 +550,29 @@ class RolloutDriver:
                 self._close(step.episode)
         return new
 
-    def _shared_copy(self, utterance: Utterance, rollout: int) -> Utterance:
-        """Return a copy of an utterance of the dialogue ``rollout``. Both get the same ``sample`` name."""
-        # it has no calls, and nothing that these and environments have paid, because replaying brings both
+    def _shared_copy(self, utterance: Utterance, ask: Ask, rollout: int) -> Utterance:
+        """Return a copy of an utterance, which was asked with ``ask`` in the dialogue ``rollout``. Both get the same
+        ``sample`` name."""
+        # it has no results of calls, and nothing that these and environments have paid: replaying brings both
         if utterance.sample is None:
             utterance.sample = f"{rollout}.{utterance.id}"
         paid = self.world.offers.rewards()
         rewards = {name: value for name, value in utterance.rewards.items() if name not in paid}
-        return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=[], turn_end=None)
+        calls = read_calls(utterance, ask, self.specs[ask.agent].form_of(ask))
+        return replace(utterance, rewards=rewards, tags=copy.copy(utterance.tags), calls=calls, turn_end=None)
+
+
+def _difference(before: Ask | None, now: Ask | None) -> str:
+    """Return in words how what is asked differs from what was asked before."""
+    if before is None or now is None:
+        one, how = (now, "it asks more: ") if before is None else (before, "it no longer asks ")
+        assert one is not None
+        return f"{how}agent {one.agent!r} with {one_line(one.messages, 160)}"
+    was: Any = before.messages
+    got: Any = now.messages
+    if before.agent == now.agent:
+        parts = [
+            (*ask.messages, *ask.schemas, {"after": ask.after, "continues": ask.continues}) for ask in (before, now)
+        ]
+        was, got = next((b, n) for b, n in zip_longest(*parts) if b != n)
+    return f"agent {before.agent!r} was asked {one_line(was, 160)}, and agent {now.agent!r} now {one_line(got, 160)}"

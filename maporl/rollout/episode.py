@@ -5,7 +5,7 @@ Imports no torch.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from maporl.config.call_options import CallTexts
@@ -37,6 +37,7 @@ class SpeakerSpec:
         sampling: how its answers are sampled. None: as the whole run.
         formats: returns the call format of tools that a protocol brings (:attr:`maporl.types.Ask.schemas`).
         longest: the most tokens of an answer, whatever a refusable ask allows. None: as the ask says.
+        tells_tokens: whether its engine shows the tokens of answers (:attr:`maporl.types.Ask.tokens`).
     """
 
     engine: str
@@ -50,6 +51,7 @@ class SpeakerSpec:
         [tool_of(schema) for schema in schemas], CallTexts()
     )
     longest: int | None = None
+    tells_tokens: bool = False
 
     def policy(self, turn: int) -> str:
         """Return the name of the policy that speaks at ``turn``."""
@@ -63,7 +65,8 @@ class SpeakerSpec:
         """
         if not ask.schemas:
             return None if self.tools is None else self.tools.format
-        return self.formats(ask.schemas)
+        form = self.formats(ask.schemas)
+        return form.single() or form if ask.single else form
 
     def heard(self, ask: Ask, form: CallFormat | None) -> list[Message]:
         """Return the messages of ``ask`` as the agent, which calls in ``form``, reads calls and results of anybody."""
@@ -75,6 +78,16 @@ class SpeakerSpec:
         """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""
         if self.tools is not None and ask.schemas:
             return "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others"
+        if ask.single and ask.schemas and self.formats(ask.schemas).single() is None:
+            return (
+                "parallel_tool_calls: this agent writes calls as its chat template does, and nothing ends a completion "
+                "after the first of them; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
+            )
+        if ask.tokens and not self.tells_tokens:
+            return (
+                "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "
+                "add it to protocol.ignore"
+            )
         if ask.sampling is None or self.policy(turn) not in self.learning:
             return None
         run = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
@@ -123,7 +136,7 @@ class Episode:
         asks: what is asked next.
         acts: the calls to carry out next.
         wait: what must be done before the protocol is asked again, or None.
-        sent: the utterances of each step.
+        asked: what was asked in each step, and ``sent`` the utterances of each.
         transcripts: the conversation of each agent.
         open_turns: the turns that wait for the protocol to answer a call, by the ids of their last segments.
         apart: the conversations that stand apart and may go on, by the ids of their utterances.
@@ -141,6 +154,7 @@ class Episode:
     asks: list[Ask] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     wait: Future[Any] | None = None
+    asked: list[list[Ask]] = field(default_factory=list)
     sent: list[list[Utterance]] = field(default_factory=list)
     transcripts: dict[str, Transcript] = field(default_factory=dict)
     open_turns: dict[int, Turn] = field(default_factory=dict)

@@ -235,6 +235,7 @@ class Player:
                 policies = (instead[name],)
             tools, sampling = self.tools.get(name), self.sampling.of(name, training)
             longest = self.sampling.longest(name, self.options.response_length)
+            engine = self.engines.get(agent.engine)  # a person may have taken its place
             specs[name] = SpeakerSpec(
                 agent.engine,
                 policies,
@@ -245,6 +246,7 @@ class Player:
                 sampling,
                 self._formats[name],
                 longest,
+                engine is not None and engine.tells_tokens,
             )
         return specs
 

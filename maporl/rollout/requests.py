@@ -164,11 +164,18 @@ class RequestBuilder:
             version=version if request.policy in spec.learning else None,
             after=ask.after,
             schemas=ask.schemas if ask.after is None else (),
+            tokens=reply.tokens,
         )
-        if ask.schemas and request.form is not None and reply.stop.whole:
-            written = request.form.read(reply.text, reply.prompt_ids, reply.response_ids)
-            utterance.calls = [_call(utterance.id, number, one) for number, one in enumerate(written)]
+        utterance.calls = read_calls(utterance, ask, request.form)
         return utterance
+
+
+def read_calls(utterance: Utterance, ask: Ask, form: CallFormat | None) -> list[Call]:
+    """Return the calls in an utterance that the protocol carries out, because it has brought the tools."""
+    if not ask.schemas or form is None or not utterance.stop.whole:
+        return []
+    written = form.read(utterance.text, utterance.prompt_ids, utterance.response_ids)
+    return [_call(utterance.id, number, one) for number, one in enumerate(written)]
 
 
 def _call(utterance: int, number: int, written: Written) -> Call:

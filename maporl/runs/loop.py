@@ -20,6 +20,7 @@ from maporl.config import Config
 from maporl.evaluation.metrics import Evaluation
 from maporl.loops.figures import held_out_score, round_metrics
 from maporl.loops.plan import Stage, stages_of
+from maporl.loops.recorded import round_of_record
 from maporl.loops.shards import dialogues_of
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rewards.verifier.identity import recall_verifiers, record_verifiers
@@ -94,6 +95,11 @@ def _interruptible(loop: "Loop") -> list[dict[str, Any]]:
 def _tell(line: str, quiet: bool) -> None:
     if line.startswith("warning:") or not quiet:
         print(printable(line), file=sys.stderr, flush=True)
+
+
+def _write(folder: Path, dialogues: Sequence[Dialogue]) -> None:
+    """Write what a round is trained on."""
+    (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in dialogues), encoding="utf-8")
 
 
 class Loop:
@@ -183,7 +189,13 @@ class Loop:
         save_team(loaded_player(self.resolved).team, folder)
 
     def _sample(self, folder: Path, number: int, weights: Path) -> None:
-        """Play the round's questions, score what was said, and write the dialogues with their token ids."""
+        """Play the round's questions, score what was said, and write the dialogues with their token ids.
+
+        The first round may have recorded dialogues in place of them.
+        """
+        if number == 1 and self.config.loop.dialogues is not None:
+            self._take_record(folder, Path(self.config.loop.dialogues), weights)
+            return
         config, task, player = self.config, self.resolved.task, self._player(weights)
         rng = random.Random(f"{config.seed}/loop/{number}")
         chosen = rng.sample(range(len(task)), min(config.loop.questions, len(task)))
@@ -215,7 +227,15 @@ class Loop:
             played += complete
         player.world.close()
         record_verifiers(self.folder, number, sources)
-        (folder / "dialogues.jsonl").write_text("".join(to_json(d) + "\n" for d in played), encoding="utf-8")
+        _write(folder, played)
+
+    def _take_record(self, folder: Path, file: Path, weights: Path) -> None:
+        """Write the dialogues of a record as a round that the team has played. Its credits are those of this run."""
+        player = self._player(weights)
+        dialogues = [d for d in round_of_record(file, player.team, player.specs()) if not d.lost]
+        player.scorer.credit(dialogues, self.resolved.task)
+        player.world.close()
+        _write(folder, dialogues)
 
     def _warn_untrained(self, number: int) -> None:
         """Warn of every policy that no stage of the round has trained."""

@@ -9,9 +9,9 @@ from maporl.protocols import growth
 from maporl.run import ResolvedRun
 
 
-def check(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield why nothing would be trained, or the schedule trains what cannot be, when it cannot be."""
-    config, protocol = run.config, run.protocol
+def somebody_learns(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why nothing would be trained."""
+    config = run.config
     learning = {name for name, agent in config.agents.items() if agent.trainable and agent.weights}
     if not learning:
         yield Fault("agents", "none is trainable, so nothing would be trained", "set trainable: true for one")
@@ -21,6 +21,11 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
             f"of {list(run.speakers)} none is trainable, so nothing would be trained",
             f"add one of {sorted(learning)} or set trainable: true for one that plays",
         )
+
+
+def check(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield why the schedule trains what cannot be, when it cannot be."""
+    config, protocol = run.config, run.protocol
     yield from refused(lambda: config.schedule.resolved(protocol.turns, run.agents))
     yield from growth.faults(protocol, config.schedule.growth, run.speakers)
     yield from _shared_weights(config)

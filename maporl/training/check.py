@@ -23,6 +23,9 @@ from maporl.run import ResolvedRun
 from maporl.training import ahead
 from trl_ext.ppo.options import PPOOptions
 
+STEP_SOURCES = frozenset({"reported", "verdict"})
+"""Rewards that are paid for a step as soon as it was taken."""
+
 
 def check_options(run: ResolvedRun) -> Iterator[Fault]:
     """Yield options of PPO that cannot be, whatever is played."""
@@ -98,12 +101,13 @@ def fitting(
 def _branched_credit(branching: BranchingSection, reward: RewardSection, protocol: Protocol) -> Iterator[Fault]:
     """Yield credit that is not known yet when answers are compared, or that differs between equal candidates."""
     kind, how = BRANCHINGS[branching.how], branching.how
-    if kind.judges and not protocol.every_step_scored and "verdict" not in reward.sources:
+    if kind.judges and not protocol.every_step_scored and not STEP_SOURCES & reward.sources.keys():
         yield Fault(
             "branching",
             f"{how} compares answers as soon as they are given, but protocol {protocol.label!r} has steps that nothing "
             "scores yet",
-            "use how: independent or fork_first",
+            "use how: independent or fork_first, or let a program report what its agents' words are worth "
+            "(reward.sources: reported)",
         )
     if kind.judges and "repeats" in reward.sources:
         yield Fault(

@@ -33,7 +33,7 @@ from maporl.training.description import describe
 from maporl.training.parts import RunParts
 from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, Trace, to_json, without_tokens
-from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.encoding import token_pieces
 from trl_ext.files.atomic import new_folder, replace_file
 from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint, remember_data
 from trl_ext.files.lock import LOCK, is_leftover
@@ -318,22 +318,3 @@ def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners:
             start = end
             texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
             sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
-
-
-def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text that each token adds, special tokens included.
-
-    A token that ends within a character adds the empty text. The token that completes the character adds all of it.
-    """
-    texts: list[str] = []
-    # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
-    before = done = 0
-    for end in range(1, len(ids) + 1):
-        prefix = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
-        text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
-            texts.append("")
-            continue
-        texts.append(text[len(prefix) :])
-        before, done = done, end
-    return texts

@@ -5,6 +5,7 @@ trains on them, with the loss on the agents' own utterances only.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,28 +54,47 @@ def solutions(team: Team, task: Task, opening: str, limit: int | None = None) ->
 def best_debates(file: Path, share: float) -> list[Dialogue]:
     """Return the best ``share`` of the dialogues in a ``dialogues.jsonl``, by the mean score of their last turn.
 
+    Of equally good ones, those on different questions come first, because many scores are 0 or 1.
+
     Raises:
         ConfigError: the file is missing or empty, ``share`` is not in (0, 1], or an answer has no score.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
+    recorded = recorded_dialogues(file)
+    for number, (_, dialogue) in enumerate(recorded, 1):
+        if any(finite(u.rewards.get("score")) is None for u in dialogue.answers()):
+            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
+    alike = Counter[tuple[int, int, float]]()
+    rated = []
+    for step, dialogue in recorded:
+        score = _final_score(dialogue)
+        rated.append((-score, alike[step, dialogue.prompt, score], dialogue))
+        alike[step, dialogue.prompt, score] += 1
+    rated.sort(key=lambda entry: entry[:2])
+    return [dialogue for *_, dialogue in rated[: max(1, round(share * len(rated)))]]
+
+
+def recorded_dialogues(file: Path) -> list[tuple[int, Dialogue]]:
+    """Return the dialogues in a ``dialogues.jsonl``, each with the step in which it was recorded.
+
+    Raises:
+        ConfigError: the file is missing or empty, or a line of it is not a dialogue.
     """
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file; give a dialogues.jsonl that a run wrote (dialogues_logged sets how many)"
         )
-    if not 0 < share <= 1:
-        raise ConfigError(f"--best: expected a share above 0 and at most 1, got {share}")
     dialogues = []
     for number, (_, record) in enumerate(whole_lines(file), 1):
         try:
-            dialogue = from_record(record)
-            scored = all(finite(u.rewards.get("score")) is not None for u in dialogue.answers())
+            dialogues.append((int(record.get("step", 0)), from_record(record)))
+            _ = [dict(u.rewards) for u in dialogues[-1][1].utterances]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(f"{file}: line {number}: is not a dialogue ({error!r:.200})") from None
-        if not scored:
-            raise ConfigError(f"{file}: line {number}: an answer has no score, so debates cannot be told apart")
-        dialogues.append(dialogue)
     if not dialogues:
         raise ConfigError(f"{file}: holds no dialogues")
-    return sorted(dialogues, key=_final_score, reverse=True)[: max(1, round(share * len(dialogues)))]
+    return dialogues
 
 
 def _final_score(dialogue: Dialogue) -> float:

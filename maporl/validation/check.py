@@ -23,6 +23,7 @@ from maporl.training import check as training
 PARTS = (
     team.check,
     team.check_sampling,
+    exchange.somebody_learns,
     exchange.check,
     rewards.check,
     rollout.check,
@@ -31,15 +32,18 @@ PARTS = (
 """What checks itself when a configuration is read, in this order."""
 
 
-def check(config: Config, where: str) -> None:
+def check(config: Config, where: str, trains: bool = True) -> None:
     """Check that the parts of ``config`` fit each other. This loads no model, and torch only for advantages.
+
+    ``trains`` says whether it is to be trained. A team behind an API, which learns nothing, can be played and recorded.
 
     Raises:
         ConfigError: they do not. The message begins with ``where`` and names the first fault, and its notes the others.
     """
     run = ResolvedRun(config, where)
     refuse(_named(run), where)  # alone: that parts have no name is why the others would not find them
-    refuse((fault for part in (_output, training.check_options, *PARTS, _task) for fault in part(run)), where)
+    parts = [part for part in PARTS if trains or part is not exchange.somebody_learns]
+    refuse((fault for part in (_output, training.check_options, *parts, _task) for fault in part(run)), where)
 
 
 def _named(run: ResolvedRun) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from maporl.engines.choice import choose_engines
 from maporl.validation.check import check
 
 
-def load(path: str | Path, overrides: list[str] | None = None) -> Config:
+def load(path: str | Path, overrides: list[str] | None = None, trains: bool = True) -> Config:
     """Read and check the configuration in ``path``.
 
     ``path`` may be the name of a recipe (``maporl recipes list``) or ``quickstart``. ``overrides`` are ``a.b=c`` with
@@ -21,17 +21,17 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: the file cannot be read, or the configuration cannot run.
     """
-    return from_dict(read_values(path, overrides), str(path))
+    return from_dict(read_values(path, overrides), str(path), trains)
 
 
-def from_dict(values: dict[str, Any], where: str = "configuration") -> Config:
+def from_dict(values: dict[str, Any], where: str = "configuration", trains: bool = True) -> Config:
     """Build and check a configuration from plain values (see :func:`load`).
 
-    Messages begin with ``where``.
+    Messages begin with ``where``. ``trains`` says whether it is to be trained, so that somebody must learn.
 
     Raises:
         ConfigError: the configuration cannot run.
     """
     config = choose_engines(with_imports(parse_config(values, where), where), values)
-    check(config, where)
+    check(config, where, trains)
     return config

@@ -79,7 +79,10 @@ class Players(Engine):
             prompt = request.transcript.add_messages(request.messages, self.tokenizers[request.ask.agent], frozenset())
             request.transcript.add_completion(request.utterance, [], ended=False)
             self.prompts.append((request, len(prompt)))
-        return [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+        said = [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
+        for reply in said:
+            reply.tokens = [(character, 0.0) for character in reply.text]
+        return said
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,13 @@ class Rehearsal:
         sampling = {name: self.run.sampling.of(name, training=True) for name in self.run.speakers}
         specs = {
             name: SpeakerSpec(
-                "players", (name,), learning, agents[name].system, agents[name].role, sampling=sampling[name]
+                "players",
+                (name,),
+                learning,
+                agents[name].system,
+                agents[name].role,
+                sampling=sampling[name],
+                tells_tokens=agents[name].weights,
             )
             for name in self.run.speakers
         }
@@ -345,7 +354,12 @@ class Measured:
         agents = run.config.agents
         specs = {
             name: SpeakerSpec(
-                "silent", (name,), system=agents[name].system, role=agents[name].role, tools=tools.get(name)
+                "silent",
+                (name,),
+                system=agents[name].system,
+                role=agents[name].role,
+                tools=tools.get(name),
+                tells_tokens=agents[name].weights,
             )
             for name in run.speakers
         }
@@ -353,7 +367,7 @@ class Measured:
             by_length = sorted(task, key=lambda example: len(task.question(example)))
             protocol = run.protocol.in_rehearsal()
             driver = RolloutDriver(task, protocol, specs, {"silent": self.players}, GREEDY, world=world)
-            longest = -1 if not protocol.replayable else -2 if world.environments else -16
+            longest = -1 if protocol.waits else -2 if world.environments else -16
             dialogues, ended = first_steps(driver, by_length[longest:])
             self.dialogues += dialogues
             self.whole = self.whole and ended
@@ -493,7 +507,7 @@ def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOn
         config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
     )
     questions = config.questions_per_update() * distributed.size()
-    few = world.environments or not rehearsal.run.protocol.replayable
+    few = world.environments or rehearsal.run.protocol.waits
     played = min(questions, (FEW if few else MOST) // each)
     if played == 0 or (played < questions and "prompt" not in config.advantage.key):
         return None  # groups are larger than what could be played here

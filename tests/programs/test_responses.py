@@ -65,7 +65,7 @@ def test_items_become_messages_and_calls_belong_to_the_text_before_them():
 def test_tools_are_those_of_chat_completions():
     assert read(tools=[TOOL]).schemas == (SCHEMA,)
     assert read(tools=[TOOL], tool_choice="none").schemas == ()
-    assert read(tools=[]).schemas == ()
+    assert read(tools=[]).schemas == () and not read(tools=[TOOL], parallel_tool_calls=False).parallel
 
 
 def test_fields_without_effect_are_left_out():
@@ -86,7 +86,6 @@ def test_fields_without_effect_are_left_out():
         ({"text": {"format": {"type": "json_schema"}}}, "text", "json_schema"),
         ({"prompt": {"id": "p"}}, "prompt", "not supported"),
         ({"max_tokens": 3}, "max_tokens", "not supported"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "only true"),
         ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice", "nobody can make a model call"),
         ({"tools": {}}, "tools", "expected a list"),
         ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),

@@ -4,7 +4,7 @@ import pytest
 
 from maporl.decoding import Sampling
 from maporl.programs.wire import Refused, chunks, completion, read_chat, said, with_headers
-from maporl.types import Call, Stop, Utterance
+from maporl.types import Call, Dialogue, Example, Stop, Utterance, to_record
 
 AGENTS = ("ann", "bob")
 USER = {"role": "user", "content": "hello"}
@@ -65,7 +65,9 @@ def test_a_tool_is_the_same_however_a_client_writes_it():
         ({"model": "eve"}, "model", "eve"),
         ({"n": 2}, "n", "only 1 is supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
-        ({"logprobs": True}, "logprobs", "only false is supported"),
+        ({"logprobs": 5}, "logprobs", "expected true or false"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls", "expected true or false"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "only 0 is supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
         ({"functions": []}, "functions", "not supported"),
         ({"temperature": -1}, "temperature", "at least 0"),
@@ -112,6 +114,21 @@ def test_a_reply_is_a_chat_completion():
     ]
     assert reply["usage"] == {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     assert completion(utterance("hi", Stop.LENGTH), read(), "x", 0)["choices"][0]["finish_reason"] == "length"
+
+
+def test_tokens_are_told_with_their_log_probabilities_as_openai_does():
+    spoken = utterance("hé")
+    spoken.tokens = [("h", -0.5), ("", -1.0), ("é", 0.0)]
+    content = [
+        {"token": "h", "logprob": -0.5, "bytes": [104], "top_logprobs": []},
+        {"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []},
+        {"token": "é", "logprob": 0.0, "bytes": [195, 169], "top_logprobs": []},
+    ]
+    told = {"content": content, "refusal": None}
+    assert completion(spoken, read(logprobs=True, top_logprobs=0), "x", 0)["choices"][0]["logprobs"] == told
+    first, last = chunks(spoken, read(logprobs=True, stream=True), "x", 0)
+    assert first["choices"][0]["logprobs"] == told and "logprobs" not in last["choices"][0]
+    assert "tokens" not in to_record(Dialogue(Example("e", "", ""), [spoken]))["utterances"][0]
 
 
 def test_calls_are_told_apart_from_the_text_before_them():

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.parse
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
@@ -18,14 +19,20 @@ from auctions import EXAMPLES, buys, by_turns, spec
 from auctions import driver_of as auction
 
 from maporl import Program
+from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.schema import RewardSection
+from maporl.environments.base import tool_of
+from maporl.environments.build import ToolGrant
+from maporl.environments.calls import NativeFormat
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.programs import gateway
 from maporl.protocols.program import holds
 from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
-from maporl.types import Stop
+from maporl.rollout.agent_tools import formats_of_schemas
+from maporl.types import Ask, Stop
+from trl_ext.ppo.options import GREEDY
 
 
 class Crew:
@@ -124,6 +131,36 @@ def test_a_program_carries_out_the_calls_of_tools_that_it_brings():
     assert (
         second.messages == [{"role": "tool", "content": "4", "name": "add"}] and first.schemas[0]["type"] == "function"
     )
+
+
+def test_one_call_at_a_time_is_a_completion_that_ends_after_its_first_call():
+    grant = ToolGrant(limits=CallLimits(parallel=True))
+    formats = formats_of_schemas("ann", None, {"ann": grant})
+    ends = []
+
+    class Noting(Script):
+        def generate(self, requests, decoding):
+            ends.extend(request.call_ends for request in requests)
+            return super().generate(requests, decoding)
+
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("hi")], "tools": [TOOL]}
+        return [post(base_url, "chat/completions", {**body, **one})[0] for one in ({}, {"parallel_tool_calls": False})]
+
+    driver = driver_of(lambda base_url: str(program(base_url)), Noting())
+    driver.specs["ann"] = driver.builder.specs["ann"] = replace(driver.specs["ann"], formats=formats)
+    [dialogue] = driver.play([EXAMPLE])
+    assert dialogue.outcome["answer"] == "[200, 200]" and ends == [(), ("</call>",)]
+
+
+def test_one_call_at_a_time_is_refused_where_nothing_ends_a_completion_after_it():
+    native = replace(
+        driver_of(lambda base_url: "").specs["ann"],
+        formats=lambda schemas: NativeFormat([tool_of(TOOL)], CallTexts(), SimpleNamespace(several=True)),
+    )
+    ask = Ask("ann", [user("hi")], schemas=(TOOL,), single=True, refusable=True)
+    assert native.refusal_of(ask, 0, GREEDY).startswith("parallel_tool_calls: this agent writes calls as its chat")
+    assert native.refusal_of(replace(ask, single=False), 0, GREEDY) is None
 
 
 def test_an_agent_may_have_tools_of_the_run_which_the_program_does_not_see():
@@ -488,6 +525,15 @@ def test_temperatures_of_agents_in_training_are_those_of_the_run():
         lambda base_url: ask(base_url, "ann", [user("hi")], temperature=0), learning=("ann",), ignore=("temperature",)
     )
     assert play(lambda base_url: ask(base_url, "ann", [user("hi")], temperature=0), learning=("bob",))
+
+
+def test_log_probabilities_that_an_engine_does_not_tell_are_refused_by_name():
+    def program(base_url):
+        body = {"model": "ann", "messages": [user("hi")], "logprobs": True}
+        return post(base_url, "chat/completions", body)[1]["error"]["message"]
+
+    [dialogue] = play(program)
+    assert dialogue.outcome["answer"].startswith("logprobs: this agent's engine does not tell them")
 
 
 def test_dialogues_of_programs_are_not_forked():

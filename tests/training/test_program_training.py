@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from asked_programs import EXAMPLE, TASK, ask, assistant, post, user
+from openai import OpenAI
 from tiny_run import config_of
 
 from maporl import Agent, Program, Team
@@ -12,6 +13,7 @@ from maporl.engines.text import TextEngine
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs import train as run
+from maporl.types import Stop
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.own_weights import OwnWeights
 
@@ -67,11 +69,55 @@ def test_a_program_that_calls_in_its_own_order_is_told_the_same_again(folder, tm
     assert tokens[0] == tokens[1] and sum(map(len, tokens[0])) > 8
 
 
+def test_what_is_said_in_forks_is_learned_token_by_token_and_once(tmp_path):
+    program = {"name": "program", "run": "test_program_training:talk", "replays": True}
+    trained(tmp_path / "run", 1, protocol=program, branching={"how": "fork_every", "group": [2, 1, 2, 1]})
+    [record] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1:]
+    for agent in ("ann", "bob"):
+        assert record[f"{agent}/val/first_ratio"] == pytest.approx(1.0, abs=1e-5)
+    dialogues = [d for d in dialogues_of(tmp_path / "run") if d["prompt"] == 0]
+    assert len(dialogues) == 4
+    samples = {(u["sample"] or f"{d['rollout']}.{u['id']}") for d in dialogues for u in d["utterances"]}
+    assert len(samples) == 2 + 2 + 4 + 4
+
+
 ALTERNATING = (
     "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{{ message.content }}{% if message.role == 'assistant' %}"
     "{{ eos_token }}{% endif %}{% endfor %}"
 )
+
+
+def test_log_probabilities_are_those_that_the_policy_is_trained_on(tiny):
+    model, tokenizer = tiny(context=32)
+    team = Team([Agent("ann", model, tokenizer)])
+    team.find_stop_ids(PPOOptions())
+    engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 4)
+    told = []
+
+    def program(question, base_url):
+        client = OpenAI(base_url=base_url, api_key="none")
+        asked = {"model": "ann", "messages": [user(question)], "logprobs": True}
+        choice = client.chat.completions.create(**asked).choices[0]
+        told.append(choice.logprobs.content)
+        pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+        told.append(pieces[0].logprobs.content)
+        return choice.message.content
+
+    drawn = (Decoding(1.0), ["ann"]), (Decoding(0.0), [])
+    for decoding, learning in drawn:
+        specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(learning), tells_tokens=True)}
+        driver = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, decoding)
+        [dialogue] = driver.play([EXAMPLE])
+        assert "refused" not in dialogue.outcome
+        for u in dialogue.utterances:
+            content = told.pop(0)
+            ended = u.stop is Stop.EOS
+            assert len(content) == len(u.response_ids) - ended
+            assert "".join(token.token for token in content) == tokenizer.decode(u.response_ids[: len(content)])
+            expected = u.logprobs or [0.0] * 4
+            assert [token.logprob for token in content] == pytest.approx(expected[: len(content)])
+        assert (u.logprobs is None) == (decoding.temperature == 0)
 
 
 def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_answered(tiny):
@@ -80,7 +126,7 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
     team = Team([Agent("ann", model, tokenizer)])
     team.find_stop_ids(PPOOptions())
     engine = TextEngine(team.policies, OwnWeights(team.policies, 64), 4)
-    requests = {"good": [user("1+1=")], "twice": [user("1+1="), user("2+2=")], "long": [user("1+1=" * 9)]}
+    requests = {"good": [user("1+1=")], "odd": [assistant("1"), user("2+2=")], "long": [user("1+1=" * 9)]}
     answers = {}
 
     def program(base_url):
@@ -96,10 +142,10 @@ def test_what_a_model_cannot_read_is_refused_and_the_others_of_the_batch_are_ans
 
     specs = {"ann": SpeakerSpec("own", ("ann",), frozenset(["ann"]))}
     [dialogue] = RolloutDriver(TASK, Program(run=program), specs, {"own": engine}, Decoding(1.0)).play([EXAMPLE])
-    assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "twice": 400, "long": 400}
-    codes = {name: answers[name][1]["error"]["code"] for name in ("twice", "long")}
-    assert codes == {"twice": "unsupported_value", "long": "context_length_exceeded"}
-    assert "cannot render user, user messages" in answers["twice"][1]["error"]["message"]
+    assert {name: status for name, (status, _) in answers.items()} == {"good": 200, "odd": 400, "long": 400}
+    codes = {name: answers[name][1]["error"]["code"] for name in ("odd", "long")}
+    assert codes == {"odd": "unsupported_value", "long": "context_length_exceeded"}
+    assert "cannot render assistant, user messages" in answers["odd"][1]["error"]["message"]
     assert sorted(bool(u.response_ids) for u in dialogue.utterances) == [False, False, True]
 
 

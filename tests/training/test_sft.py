@@ -96,6 +96,18 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
         best_debates(tmp_path / "none.jsonl", 0.5)
 
 
+def test_of_equally_good_debates_those_on_different_questions_come_first(tmp_path):
+    file = tmp_path / "dialogues.jsonl"
+    lines = []
+    for step, scores in ((1, (1.0, 1.0)), (2, (0.0, 1.0)), (3, (1.0, 1.0))):
+        for rollout, score in enumerate(scores):
+            example = Example(f"{step}.{rollout}", "2+2=", "4")
+            dialogue = Dialogue(example, [utterance(0, 0, score)], prompt=step, rollout=rollout)
+            lines.append(json.dumps({"step": step, **to_record(dialogue)}) + "\n")
+    file.write_text("".join(lines))
+    assert [d.example.id for d in best_debates(file, 1.0)] == ["1.0", "2.1", "3.0", "1.1", "3.1", "2.0"]
+
+
 def test_sft_that_is_killed_while_it_saves_leaves_no_half_policy_and_can_be_run_again(tiny, tmp_path, monkeypatch):
     model, tokenizer = tiny()
     team = Team([Agent("ann", model, tokenizer)])

@@ -7,6 +7,7 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from trl_ext.chat.control_tokens import Tokenizer, control_tokens, encode_pieces, new_mark
@@ -121,6 +122,52 @@ def render(
         ) from None
 
 
+def _marked(
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    mark: str,
+    generate: bool,
+    tools: list[dict[str, Any]] | None = None,
+    before: Sequence[Message] = (),
+) -> str:
+    """Return the text of ``messages`` with ``mark`` at every place where a control token must be cut.
+
+    Many templates want the roles to alternate, and group chats have several messages of a role one after the other. If
+    the template refuses them, they are one message, with an empty line between them. ``before`` stands before the
+    messages as it is.
+
+    Raises:
+        ChatError: the template cannot render them.
+    """
+    control = control_tokens(tokenizer)
+
+    def written(some: list[Message]) -> str:
+        return render(tokenizer, [*before, *control.marked(some, mark)], generate, tools)
+
+    try:
+        return written(messages)
+    except ChatError as refusal:
+        if len(alternating := _alternating(messages)) == len(messages):
+            raise
+        try:
+            return written(alternating)
+        except ChatError:
+            raise refusal from None
+
+
+def _alternating(messages: list[Message]) -> list[Message]:
+    """Return ``messages`` with neighbours of one role as one message. Calls and results stay as they are."""
+    merged: list[Message] = []
+    for message in messages:
+        last = merged[-1] if merged else {}
+        plain = message["role"] != "tool" and all(isinstance(one.get("content"), str) for one in (last, message))
+        if plain and last["role"] == message["role"] and not ("tool_calls" in last or "tool_calls" in message):
+            merged[-1] = {"role": last["role"], "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     messages: list[Message],
@@ -133,9 +180,8 @@ def encode_chat(
     (:mod:`trl_ext.chat.control_tokens`). ``generate`` adds the opening of the next assistant message.
     """
     mark = new_mark()
-    marked = control_tokens(tokenizer).marked(messages, mark)
     # the template writes the special tokens itself
-    return encode_pieces(tokenizer, render(tokenizer, marked, generate, tools).split(mark))
+    return encode_pieces(tokenizer, _marked(tokenizer, messages, mark, generate, tools).split(mark))
 
 
 class RenderedChat(str):
@@ -154,14 +200,33 @@ class RenderedChat(str):
             ChatError: the template cannot render them.
         """
         mark = new_mark()
-        marked = control_tokens(tokenizer).marked(messages, mark)
         if tokenizer.chat_template:
-            written = render(tokenizer, marked, generate=False)
+            written = _marked(tokenizer, messages, mark, generate=False)
         else:
+            marked = control_tokens(tokenizer).marked(messages, mark)
             written = tokenizer.apply_chat_template(marked, chat_template=FALLBACK_TEMPLATE, tokenize=False)
         chat = cls(written.replace(mark, ""))
         chat.pieces = written.split(mark)
         return chat
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds, special tokens included.
+
+    A token that ends within a character adds the empty text. The token that completes the character adds all of it.
+    """
+    texts: list[str] = []
+    # ids[before:done] are decoded together with the next token, because some tokenizers join words by their context
+    before = done = 0
+    for end in range(1, len(ids) + 1):
+        prefix = tokenizer.decode(ids[before:done], clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids[before:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(prefix) :])
+        before, done = done, end
+    return texts
 
 
 def encode_prompt(
@@ -187,14 +252,12 @@ def encode_continuation(
         ChatError: the template does not show earlier assistant messages or results.
     """
     sampled, mark = new_mark(), new_mark()  # the first stands for the sampled message
-    marked = control_tokens(tokenizer).marked(messages, mark)
     results = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
     if results:
-        suffix = _after_calls(tokenizer, [result["name"] for result in results], marked, sampled, stop_ids)
+        suffix = _after_calls(tokenizer, [result["name"] for result in results], messages, mark, sampled, stop_ids)
         return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
-    rendered = render(
-        tokenizer, [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}, *marked], True
-    )
+    before: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}]
+    rendered = _marked(tokenizer, messages, mark, True, before=before)
     _, shown, suffix = rendered.rpartition(sampled)
     if not shown:
         raise ChatError(
@@ -209,11 +272,16 @@ def _without_closing(ids: list[int], ended: bool, stop_ids: frozenset[int] | set
 
 
 def _after_calls(
-    tokenizer: Tokenizer, names: list[str], messages: list[Message], sampled: str, stop_ids: frozenset[int] | set[int]
+    tokenizer: Tokenizer,
+    names: list[str],
+    messages: list[Message],
+    mark: str,
+    sampled: str,
+    stop_ids: frozenset[int] | set[int],
 ) -> str:
     """Return what the template writes after calls of ``names`` (arguments: ``sampled``), closing included."""
     # the messages begin with the results of the calls
-    rendered = _with_calls(tokenizer, names, messages, sampled)
+    rendered = _with_calls(tokenizer, names, messages, mark, sampled)
     _, shown, after = rendered.rpartition(sampled)
     stops = [str(word) for word in tokenizer.convert_ids_to_tokens(sorted(stop_ids))]
     places = [place for word in stops if (place := after.find(word)) >= 0]
@@ -226,14 +294,14 @@ def _after_calls(
     return after[min(places) :]
 
 
-def _with_calls(tokenizer: Tokenizer, names: list[str], messages: list[Message], argument: str) -> str:
+def _with_calls(tokenizer: Tokenizer, names: list[str], messages: list[Message], mark: str, argument: str) -> str:
     """Return a conversation in which the assistant calls tools of these ``names``, and ``messages`` follow."""
     kinds: list[Any] = [{"argument": argument}, json.dumps({"argument": argument}, ensure_ascii=False)]
     for arguments in kinds:  # some templates want arguments as text
         calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in names]
         called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
         try:
-            rendered = render(tokenizer, [{"role": "user", "content": "."}, called, *messages], True)
+            rendered = _marked(tokenizer, messages, mark, True, before=[{"role": "user", "content": "."}, called])
         except ChatError:
             if arguments is kinds[-1]:
                 raise
