@@ -8,7 +8,7 @@ imported only for an advantage that is not PPO's own.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from maporl.config.engines import ENGINES
@@ -66,6 +66,37 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         )
 
 
+def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collection[str]) -> Iterator[Fault]:
+    """Yield options of critics and of GAE over tokens that would change nothing.
+
+    Args:
+        advantage: the advantage.
+        ppo: the options of PPO.
+        critics: the kind of critic of each policy that is trained.
+    """
+    chosen = ppo.for_critics
+    if not chosen or (advantage == AdvantageConfig() and set(critics) != {"none"}):
+        return
+    from maporl.advantages.baselines import baseline_of  # needs torch
+    from maporl.advantages.returns import return_of
+
+    if not baseline_of(advantage).needs_critic or set(critics) <= {"none"}:
+        yield Fault(
+            f"ppo.{chosen[0]}",
+            "no policy has a critic, so that it changes nothing",
+            "set training.critic: head and advantage.baseline: critic, or remove it",
+        )
+        return
+    for name in ("lam_alpha", "lam_critic"):
+        if name in chosen and not return_of(advantage).per_token:
+            yield Fault(
+                f"ppo.{name}",
+                f"it is a lambda of GAE over tokens, and advantage.returns: {advantage.returns} has one number for "
+                "each utterance",
+                "set advantage.returns: token_gae or token_agent_gae, or remove it",
+            )
+
+
 def _ahead(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     grouped = config.cluster.backend == "ray"  # its engine takes the place of the default one
@@ -76,7 +107,7 @@ def _ahead(run: ResolvedRun) -> Iterator[Fault]:
         {name: entry.remote or grouped for name, entry in entries.items()},
         {name: not entry.weights or finishes for name, entry in entries.items()},
         asks_untrained(config.restate, config.reward.sources),
-        config.ppo.engine_tis_cap,
+        config.ppo.knows_sampler,
         config.schedule.opponent_pool is not None,
     )
 

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +41,12 @@ class Learning:
     def __init__(
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
+        for name, learner in learners.items():
+            if args.critic_updates > 1 and learner.strategy.steps_all:
+                raise ValueError(
+                    f"critic_updates: while the critic of policy {name!r} learns alone, DeepSpeed would move its policy by "
+                    "the moments of earlier steps; set it to 1, or use FSDP or neither"
+                )
         self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
         self.holders: dict[str, Holder] = {name: learner.strategy for name, learner in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
@@ -138,6 +145,7 @@ class Learning:
                         active.discard(name)
                 if self.central is not None and stepping:
                     central_norms.append(self.central.step())
+                self._train_critics(batches, indices)
         rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
         with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
@@ -152,6 +160,14 @@ class Learning:
         if central_norms:
             merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
         return merged, rate
+
+    def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
+        """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""
+        for _ in range(self.args.critic_updates - 1 if indices else 0):
+            self._accumulated({name: replace(batches[name], critic_only=True) for name in indices}, indices)
+            self._on_all_devices(list(indices), lambda name: self.learners[name].step())
+            if self.central is not None:
+                self.central.step()
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
