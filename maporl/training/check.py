@@ -58,6 +58,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
+    critics = [config.critic_of(agent) for agent in config.agents.values() if agent.trainable and agent.weights]
+    yield from critics_options(config.advantage, config.ppo, critics)
     if config.training.eval_steps and not config.evaluation.questions:
         yield Fault(
             "training.eval_steps",
