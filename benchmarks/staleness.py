@@ -13,10 +13,10 @@ old, and those of the other side are fresh (twice as many dialogues, so that eac
 In ``one fresh`` and ``one old`` one agent learns and the other is frozen. ``half`` and ``third`` take smaller steps, as
 many more of them; all other arms change the options that :data:`ARMS` lists.
 
-What was expected before the first run of these arms (2026-11-26): that it is the step, so that a third of the rate loses
-at most 3 points; that a policy's own old answers cost most of the loss, and a partner's at most 5 points; that a ratio to
-the sampler helps (``to sampler``, ``dis``), because tokens that have moved since they were sampled are pushed no further,
-and that ``narrow dis`` loses at most 5 points.
+What was expected before the first run of these arms (2026-11-26): that it is the step, so that a third of the rate
+loses at most 3 points; that a policy's own old answers cost most of the loss, and a partner's at most 5 points; that a
+ratio to the sampler helps (``to sampler``, ``dis``), because tokens that have moved since they were sampled are pushed
+no further, and that ``narrow dis`` loses at most 5 points.
 
 Prints, and writes after each run, the percent of right answers in the final turn of held-out questions, at the end and
 every 20 updates, the mean distance between what sampled and what is trained in nats a token (``kl``), and the paired

@@ -835,8 +835,9 @@ class AdvantageConfig:
     returns: str = option(
         "token_gae",
         "The return of a row. There is one number per token with token_gae (PPO), token_chain_gae (through the "
-        "answers of a dialogue), token_agent_gae (through those of an agent in it) and bi_level_gae (over an agent's turns with gamma and lam of this section, and "
-        "within each of them with those of ppo), and one per utterance with all others.",
+        "answers of a dialogue), token_agent_gae (through those of an agent in it) and bi_level_gae (over an agent's "
+        "turns with gamma and lam of this section, and within each of them with those of ppo), and one per utterance "
+        "with all others.",
     )
     baseline: str = option(
         "critic",
@@ -939,8 +940,8 @@ class TrainingOptions(LearnerOptions):
     async_depth: Natural = option(
         0,
         "Play dialogues while earlier ones are trained on; they are at most so many updates older than the "
-        "weights that they train. It needs ppo.engine_tis_cap or ratio_to: sampler, and engines with copies of the weights: vllm (then "
-        "at most 1), or cluster.backend: ray.",
+        "weights that they train. It needs ppo.engine_tis_cap or ppo.ratio_to: sampler, and engines with copies of the "
+        "weights: vllm (then at most 1), or cluster.backend: ray.",
     )
     placement: Literal["shared", "split"] = option(
         "shared",

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from assigned_advantages import assigned
+from folders import ROOT
 from scripted_training import played, recipe_values, scripted_trainer
 
 from maporl.errors import ConfigError
@@ -65,14 +67,16 @@ def test_tools_are_skipped_as_others_are(tmp_path):
     values |= {
         "tools": {"calculator": {"use": "calculator"}},
         "protocol": {"name": "debate", "turns": 1},
-        "agents": {"ann": {"call_format": "tags", "call_texts": {"intro": "", "line": "", "tags": "", "returned": "={text}"}}},
+        "agents": {"ann": {"tools": ["calculator"], "call_format": "tags", "call_texts": {"intro": "", "line": "", "tags": "", "returned": "={text}"}}},
     }  # fmt: skip
     values["ppo"] |= {"lam_alpha": None, "lam": 0.5}
     values["reward"]["sources"] = {"label": 1.0}
 
     def script(request):
         first = request.ask.continues is None
-        return f"<calculator>{request.example.question}</calculator>" if first else str(request.example.answer)
+        return (
+            f"<calculator>{request.example.question.strip(' =')}</calculator>" if first else str(request.example.answer)
+        )
 
     trainer = scripted_trainer(values, script)
     (learner,) = trainer.learners.values()
@@ -94,13 +98,26 @@ def test_tools_are_skipped_as_others_are(tmp_path):
     torch.testing.assert_close(found, slope * (torch.tensor(raw) - raw[0]) + found[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [("token_agent_gae", [[0.125, 0.05], [0.5, 0.2]]), ("token_gae", [[-0.2, -0.6], [0.5, 0.2]])],
+)
+def test_two_answers_of_an_agent_by_hand(returns, expected):
+    """The numbers of the page on advantages, with an answer of a partner between the two."""
+    ann, bob = [("ann", [0.5, 0.6], 0.0), ("ann", [0.4, 0.8], 1.0)], ("bob", [9.0, 9.0, 9.0], 5.0)
+    advantages, _ = assigned([[ann[0], bob, ann[1]]], 1.0, 1.0, 1.0, 0.5, returns)
+    assert [advantages[0], advantages[2]] == [pytest.approx(own, abs=1e-6) for own in expected]
+    page = (ROOT / "docs/advantages.md").read_text(encoding="utf-8")
+    assert "advantages are 0.125, 0.05 and\n0.5, 0.2" in page and "the first would have -0.2 and -0.6" in page
+
+
 def test_vapo_teaches_the_critic_first_and_adapts_lambda(tmp_path):
     trainer = scripted_trainer(recipe_values("vapo", tmp_path), answering)
     (learner,) = trainer.learners.values()
     start = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     torch.nn.init.normal_(learner.value_head.linear.weight, generator=torch.Generator().manual_seed(0))
     batch = played(trainer)
-    ((policy, rows),) = batch.token_batches.items()
+    (rows,) = batch.token_batches.values()
     assert rows.critic_only
     rewards, expected = token_rewards(rows, trainer.args), []
     for i, mask in enumerate(rows.sampled_mask):

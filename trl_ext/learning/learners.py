@@ -44,8 +44,8 @@ class Learning:
         for name, learner in learners.items():
             if args.critic_updates > 1 and learner.strategy.steps_all:
                 raise ValueError(
-                    f"critic_updates: while the critic of policy {name!r} learns alone, DeepSpeed would move its policy by "
-                    "the moments of earlier steps; set it to 1, or use FSDP or neither"
+                    f"critic_updates: while the critic of policy {name!r} learns alone, DeepSpeed would move its "
+                    "policy by the moments of earlier steps; set it to 1, or use FSDP or neither"
                 )
         self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
         self.holders: dict[str, Holder] = {name: learner.strategy for name, learner in learners.items()}
@@ -234,7 +234,7 @@ class Learning:
         """Return the largest memory in use so far (:func:`trl_ext.learning.metrics.peak_memory`)."""
         return peak_memory(learner.device for learner in self.learners.values())
 
-    def _accumulated(self, batches: dict[str, TokenBatch], index: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+    def _accumulated(self, batches: Mapping[str, TokenBatch], index: Mapping[str, torch.Tensor]) -> dict[str, Metrics]:
         """Add every learner's gradient of its minibatch and return the statistics by learner."""
 
         def accumulate(name: str) -> Metrics:

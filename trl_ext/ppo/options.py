@@ -238,8 +238,8 @@ class PPOOptions:
     lam: NotNegative = option(0.95, "Lambda of GAE per token.")
     lam_alpha: NotNegative | None = option(
         None,
-        "Length-adaptive lambda (VAPO): for the advantages of an answer of l tokens, lambda is 1 - 1 / (lam_alpha * l), "
-        "and at least 0, in place of lam; e.g. 0.05.",
+        "Length-adaptive lambda (VAPO): for the advantages of an answer of l tokens, lambda is "
+        "1 - 1 / (lam_alpha * l), and at least 0, in place of lam; e.g. 0.05.",
     )
     lam_critic: NotNegative | None = option(
         None, "Lambda of the critic's targets; default: that of the advantages. 1: the returns themselves."

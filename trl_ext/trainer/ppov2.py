@@ -148,7 +148,7 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         idle = (["critic_warmup"] if args.critic_warmup else []) + args.for_critics
         if idle and not learner.critic.gives_values:
             raise ValueError(
-                f"{', '.join(idle)}: critic='none' has nothing to learn; choose another critic, or remove what is for one"
+                f"{', '.join(idle)}: critic='none' has nothing to learn; choose another critic, or remove them"
             )
         self._collate = data_collator or list
         self.setup(Home({"policy": learner}, optimizers), args, train_dataset, eval_dataset, callbacks)

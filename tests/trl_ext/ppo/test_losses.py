@@ -144,7 +144,7 @@ def test_old_answers_have_the_gradient_of_the_policy_that_would_have_answered_no
         {"engine_tis_cap": 1e6}, {"engine_tis_cap": 1e6, "engine_tis_mode": "token_mask"}, {"ratio_to": "sampler", "cliprange": 50.0},
         {"ratio_to": "sampler", "objective": "dis", "cliprange": 1.0, "cliprange_high": 50.0},
     )  # fmt: skip
-    for options in map(lambda way: PPOOptions(kl_coef=0.0, **way), ways):
+    for options in (PPOOptions(kl_coef=0.0, **way) for way in ways):
         found = torch.zeros(3, dtype=torch.float64)
         for answer, probability in enumerate(old.tolist()):
             found += probability * ascent(logits, answer, probability, advantages[answer], options)
