@@ -36,6 +36,9 @@ class Learning:
 
     Learners on different devices (``placement: split``) work at the same time, each device in a thread. They share no
     weights and draw no random numbers, so the results are those of one after the other.
+
+    Raises:
+        ValueError: DeepSpeed would move a policy while its critic makes further steps (``critic_updates``).
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def weights(model):
 
 @pytest.mark.parametrize("critic", ["model", "head", "adapter"])
 def test_further_steps_of_a_critic_leave_the_policy_as_it_is(tiny, tmp_path, critic):
-    """Two steps for each of the policy's, of which the critic alone makes the second."""
+    """Two steps for each of the policy's, as in SAO, of which the critic alone makes the second."""
     model, tokenizer = tiny()
     if critic == "adapter":
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM"))
@@ -55,6 +55,7 @@ def is_attention(name):
 
 @pytest.mark.parametrize("critic", ["model", "adapter"])
 def test_frozen_attention_of_a_critic_stays_as_it_is(tiny, tmp_path, critic):
+    """As SAO freezes it."""
     model, tokenizer = tiny("qwen3")
     if critic == "adapter":
         lora = LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
@@ -111,7 +112,7 @@ def rows_with(values, scores):
 
 
 def test_a_lambda_that_adapts_to_the_length_and_a_critics_own(tiny, tmp_path):
-    """Four tokens and alpha 0.5: lambda is 1 - 1 / (0.5 * 4) = 0.5. Two tokens: 1 - 1 / (0.5 * 2) = 0.
+    """As in VAPO. Four tokens and alpha 0.5: lambda is 1 - 1 / (0.5 * 4) = 0.5. Two tokens: 1 - 1 / (0.5 * 2) = 0.
 
     The first row's temporal differences are 0.1, -0.2, 0.4 and 0.2, and 0.2; 0.4 + 0.5 * 0.2 = 0.5; -0.2 + 0.5 * 0.5 =
     0.05; 0.1 + 0.5 * 0.05 = 0.125. With the critic's lambda of 1 its targets are the outcome.

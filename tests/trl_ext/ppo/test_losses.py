@@ -97,7 +97,7 @@ def test_reinforce_weighs_with_a_truncated_ratio_that_has_no_gradient():
 
 
 def test_the_weight_of_dis_is_the_ratio_inside_and_nothing_outside():
-    """Ratios of 0.5, 1, 2 and 6 and the range [0.6, 4]: the gradient of a token is -A r inside, and 0 outside."""
+    """Of SAO: ratios of 0.5, 1, 2 and 6 and the range [0.6, 4]: the gradient of a token is -A r inside, and 0 outside."""
     ratios = torch.tensor([[0.5, 1.0, 2.0, 6.0]])
     new = torch.full((1, 4), -1.0, requires_grad=True)
     old = new.detach() - ratios.log()
