@@ -113,8 +113,8 @@ RETURNS: dict[str, Any] = {
 }
 """``token_gae`` is PPO's GAE within an answer. ``token_chain_gae`` runs through all answers of a dialogue (MARFT's
 TPPO), and ``token_agent_gae`` through all answers of an agent in it: the last token of an answer is followed by the
-first of the agent's next one, and what others, tools and environments said between them is left out
-(skip-observation GAE of SAO, arXiv 2607.07508). ``bi_level_gae`` runs over an agent's answers first, and then within each of them
+first of the agent's next one, and what others, tools and environments said between them is left out (skip-observation
+GAE of SAO, arXiv 2607.07508). ``bi_level_gae`` runs over an agent's answers first, and then within each of them
 (VAGEN). The trainer computes these four."""
 
 

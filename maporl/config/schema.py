@@ -937,6 +937,15 @@ class TrainingOptions(LearnerOptions):
         "What the critic reads before an answer: dialogue (all that its agent saw), answer (the question only), "
         "or joint (the question and everything that all agents have said so far).",
     )
+    role_gradients: Natural = option(
+        0,
+        "Measure, every so many updates, how much of what moves a policy comes from each role that it speaks in "
+        "(POLICY/role/ROLE/grad_share): one more backward pass over a minibatch. 0: never.",
+    )
+    balance: Literal["none", "role"] = option(
+        "none",
+        "role: weigh the losses of the roles that one policy speaks in, so that their gradients have one norm.",
+    )
     async_depth: Natural = option(
         0,
         "Play dialogues while earlier ones are trained on; they are at most so many updates older than the "

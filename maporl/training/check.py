@@ -53,6 +53,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     if config.training.async_depth:
         yield from _ahead(run)
+    training = config.training
+    yield from by_role(training.role_gradients, training.balance, config.cluster.backend != "ray", 1)
     if config.advantage != AdvantageConfig():
         from maporl.advantages.check import check as check_advantage  # needs torch
 
@@ -97,6 +99,24 @@ def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collec
                 "each utterance",
                 "set advantage.returns: token_gae or token_agent_gae, or remove it",
             )
+
+
+def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[Fault]:
+    """Yield why gradients of roles cannot be measured.
+
+    Args:
+        every: in which updates they shall be, ``training.role_gradients``.
+        balance: what balances them, ``training.balance``.
+        whole: whether the trainer's own process has whole gradients, without Ray and sharding.
+        processes: the number of processes that train together.
+    """
+    if (every or balance != "none") and (not whole or processes > 1):
+        yield Fault(
+            "training.role_gradients" if balance == "none" else "training.balance",
+            "gradients of roles are measured where one process has all of them, and this run has "
+            + (f"{processes} processes" if processes > 1 else "them in groups of Ray or in shards"),
+            "train in one process, without Ray and sharding, or leave role_gradients and balance out",
+        )
 
 
 def _ahead(run: ResolvedRun) -> Iterator[Fault]:

@@ -404,11 +404,14 @@ class Learner:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def accumulate(self, rows: TokenBatch, index: Tensor, forward: Forward | None = None) -> Metrics:
+    def accumulate(
+        self, rows: TokenBatch, index: Tensor, forward: Forward | None = None, totals: Totals | None = None
+    ) -> Metrics:
         """Add the gradient of the loss over the minibatch ``index`` of ``rows``, micro-batch by micro-batch.
 
-        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. Before any
-        step, ``forward`` is what :meth:`annotate` returned; it is reused if the minibatch is all of its rows. All
+        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. ``totals``
+        are those of a larger minibatch of which ``index`` is a part; by default those of ``index``. Before any step,
+        ``forward`` is what :meth:`annotate` returned; it is reused if the minibatch is all of its rows. All
         processes call this together, even with an empty ``index``.
 
         Returns:
@@ -418,7 +421,7 @@ class Learner:
             NonFiniteError: the loss is NaN or infinite.
         """
         args = self.args
-        totals = Totals.of(rows, index, args)
+        totals = Totals.of(rows, index, args) if totals is None else totals
         microbatches: list[MicroBatch] = []
         device = rows.input_ids.device
         if forward is not None and (forward.rows is not rows or len(index) < len(rows)):

@@ -18,7 +18,7 @@ from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
 from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
-from trl_ext.ppo.losses import engine_gap
+from trl_ext.ppo.losses import Totals, engine_gap
 from trl_ext.process import distributed
 from trl_ext.process.devices import free_bytes
 from trl_ext.process.waits import Threads, finished, result
@@ -171,6 +171,29 @@ class Learning:
             self._on_all_devices(list(indices), lambda name: self.learners[name].step())
             if self.central is not None:
                 self.central.step()
+
+    def gradient_norms(self, name: str, batch: TokenBatch, parts: torch.Tensor, step: int) -> list[float]:
+        """Return the norms of the parts, at a policy's parameters, of which the first minibatch's gradient is the sum.
+
+        Nothing is trained, and no gradient is left. A single process must hold the policy whole.
+
+        Args:
+            name: the learner.
+            batch: its token batch, with advantages.
+            parts: [N] for each row the part of the loss that it belongs to, from 0 on.
+            step: the number of updates made so far, which decides about the minibatch.
+        """
+        learner, norms = self.learners[name], []
+        index = self.minibatches(batch, step, 0)[0]
+        totals = Totals.of(batch, index, self.args)
+        for part in range(int(parts.max()) + 1):
+            learner.accumulate(batch, index[parts[index] == part], totals=totals)
+            gradients = [p.grad.norm() for p in learner.policy.parameters().values() if p.grad is not None]
+            norms.append(float(torch.stack(gradients).float().norm()) if gradients else 0.0)
+            learner.optimizer.zero_grad(set_to_none=True)
+            if self.central is not None:
+                self.central.trained.optimizer.zero_grad(set_to_none=True)
+        return norms
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
