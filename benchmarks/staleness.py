@@ -60,7 +60,6 @@ class Arm:
     slower: int = 1
 
 
-RATE, VALUE_RATE, UPDATES = 3e-4, 3e-3, 80
 ONE = {"schedule.freeze": [{"agent": "bob", "first": 1, "last": 1000000}]}
 TO_SAMPLER = {"ppo.ratio_to": "sampler"}
 DIS = {**TO_SAMPLER, "ppo.objective": "dis"}
@@ -80,6 +79,7 @@ ARMS = {
         for mode in ("token_truncate", "token_mask", "sequence_mask")
     },
     "old, to sampler": Arm(sets=TO_SAMPLER),
+    "half old, to sampler": Arm(sets=TO_SAMPLER, slower=2),
     "fresh, dis": Arm(False, False, {**DIS, "ppo.cliprange": 0.8, "ppo.cliprange_high": 3.0}),
     "old, dis": Arm(sets={**DIS, "ppo.cliprange": 0.8, "ppo.cliprange_high": 3.0}),
     "old, narrow dis": Arm(sets={**DIS, "ppo.cliprange": 0.2, "ppo.cliprange_high": 0.28}),
@@ -133,28 +133,29 @@ class OldWeights(OwnWeights):
         self.kept[policy].append((version, weights))
 
 
-def measured(arm: Arm, seed: int, age: int, folder: Path, initial: Path) -> dict[str, Any]:
-    """Train the quickstart, and return the percent of right answers in the final turn on held-out questions.
+def measured(world: str, arm: Arm, seed: int, age: int, folder: Path, initial: Path) -> dict[str, Any]:
+    """Train a configuration, and return the percent of right answers in the final turn on held-out questions.
 
     ``initial`` is where the warm-started weights of the seed are kept from one run to the next.
     """
     apart = arm.own != arm.partner and "schedule.freeze" not in arm.sets
-    updates = UPDATES * arm.slower
+    plain = load(world)
+    rate, value_rate = plain.training.learning_rate, plain.training.value_learning_rate
     sets = {
         "seed": seed,
         "output_dir": str(folder),
-        "updates": updates,
+        "updates": plain.updates * arm.slower,
         "training.save_steps": 0,
         "training.eval_steps": 20 * arm.slower,
-        "training.learning_rate": RATE / arm.slower,
-        "training.value_learning_rate": VALUE_RATE / arm.slower,
+        "training.learning_rate": rate / arm.slower,
+        "training.value_learning_rate": None if value_rate is None else value_rate / arm.slower,
         "training.gradient_accumulation_steps": 2 if apart else 1,
         "dialogues_logged": 1,
         **arm.sets,
     }
     if initial.is_dir():
         shutil.copytree(initial, folder / "initial")
-    config = load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
+    config = load(world, [f"{key}={json.dumps(value)}" for key, value in sets.items()])
     trainer = build_trainer(config, quiet=True)
     if not initial.is_dir():
         shutil.copytree(folder / "initial", initial)
@@ -181,8 +182,9 @@ def measured(arm: Arm, seed: int, age: int, folder: Path, initial: Path) -> dict
     assert trainer.after is not None
     right = trainer.after.turns[-1].team
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = [line["eval_accuracy/turn_2"] for line in lines if "eval_accuracy/turn_2" in line]
-    gaps = [line["ann/policy/engine_gap"] for line in lines if "ann/policy/engine_gap" in line]
+    last, gap = f"eval_accuracy/turn_{len(trainer.after.turns)}", f"{agents[0]}/policy/engine_gap"
+    curve = [line[last] for line in lines if last in line]
+    gaps = [line[gap] for line in lines if gap in line]
     return {
         "final turn": 100 * right.count / right.total,
         "every 20": [round(100 * value, 1) for value in curve],
@@ -195,6 +197,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--age", type=int, default=2)
+    parser.add_argument(
+        "--config", default=QUICKSTART, help="the world; the frozen agent of an arm is that of the quickstart"
+    )
     parser.add_argument("--initial", type=Path, help="where warm-started weights are kept; by default nowhere")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
@@ -207,9 +212,17 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
                     kept = (options.initial or Path(scratch)) / str(seed)
-                    found[name][str(seed)] = measured(ARMS[name], seed, options.age, Path(folder) / "run", kept)
+                    found[name][str(seed)] = measured(
+                        options.config, ARMS[name], seed, options.age, Path(folder) / "run", kept
+                    )
                 print(json.dumps({"arm": name, "seed": seed, **found[name][str(seed)]}), flush=True)
-                report = {**about(), "age": options.age, "runs": found, "differences": differences(found)}
+                report = {
+                    **about(),
+                    "world": options.config,
+                    "age": options.age,
+                    "runs": found,
+                    "differences": differences(found),
+                }
                 options.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
