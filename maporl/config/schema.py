@@ -623,6 +623,18 @@ class AnnotatorSection:
 
 
 @section()
+class DistillSection:
+    """On-policy distillation: each token of a first answer earns its teacher's log-probability minus the agent's."""
+
+    teacher: str = option(
+        "dialogue",
+        "Who teaches: dialogue (the agent's own policy where it was shown the dialogue, in its last turn), or an agent "
+        "of the same tokenizer (where it first speaks).",
+    )
+    weight: Finite = option(1.0, "Weight of these rewards of tokens, beside the credit of the answer.")
+
+
+@section()
 class RewardSection:
     """Where scores come from, and how utterances are credited with them.
 
@@ -665,6 +677,10 @@ class RewardSection:
     penalties: PenaltySection | None = option(
         None,
         "What a bad answer costs its author. {} takes the values below; 0 switches one penalty off.",
+    )
+    distill: DistillSection | None = option(
+        None,
+        "On-policy distillation inside the team: first answers learn what later ones, or another agent, know.",
     )
     judgement: JudgementSection | None = option(
         None,

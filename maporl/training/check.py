@@ -53,6 +53,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     if config.training.async_depth:
         yield from _ahead(run)
+    if config.reward.distill is not None and config.cluster.backend == "ray":
+        yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
     training = config.training
     yield from by_role(training.role_gradients, training.balance, config.cluster.backend != "ray", 1)
     if config.advantage != AdvantageConfig():

@@ -32,6 +32,7 @@ from maporl.training.assign import Advantages
 from maporl.training.check import by_role
 from maporl.training.collect import Collector
 from maporl.training.dialogue_metrics import measured
+from maporl.training.distillation import Distillation
 from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
 from maporl.training.role_gradients import RoleGradients
@@ -140,6 +141,8 @@ class MultiAgentPPOTrainer(TeamLoop):
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
+        distill = parts.reward.distill
+        self.distillation = None if distill is None else Distillation(distill, team)
         self.role_gradients = RoleGradients(args.role_gradients, args.balance)
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         with self.undone_if_it_fails(home):
@@ -232,6 +235,8 @@ class MultiAgentPPOTrainer(TeamLoop):
                 self.args.ratio == "trajectory",
             )
             batch.metrics |= self.untrained.measure(batch, tokenizers)
+        if self.distillation is not None:
+            batch.metrics |= self.named_metrics(self.distillation.add(batch, self.learning))
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
         batch.metrics |= self.named_metrics(metrics)

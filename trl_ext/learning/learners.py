@@ -172,6 +172,16 @@ class Learning:
             if self.central is not None:
                 self.central.step()
 
+    def logprobs(self, name: str, completions: Sequence[Completion]) -> list[list[float]]:
+        """Return the log-probability of each token of ``completions`` under the present weights of a learner.
+
+        All processes call this together.
+        """
+        learner = self.learners[name]
+        rows = build_token_batch(completions, learner.device)
+        found = learner.logprobs(rows).tolist()
+        return [own[first:end] for own, first, end in zip(found, rows.first, rows.tree.lengths, strict=True)]
+
     def gradient_norms(self, name: str, batch: TokenBatch, parts: torch.Tensor, step: int) -> list[float]:
         """Return the norms of the parts, at a policy's parameters, of which the first minibatch's gradient is the sum.
 
