@@ -4,11 +4,11 @@
 
 Each agent of the quickstart knows one of two skills, so its first answer is right on half of the questions, and by
 listening it becomes right on nearly all. ``none`` is the quickstart, and ``dialogue`` adds ``reward.distill``: the
-first answer earns, for each token, what the same policy thinks of it once it was shown the dialogue. ``dialogue,
-longer`` and ``none, longer`` have twice the updates.
+first answer earns, for each token, what the same policy thinks of it once it was shown the dialogue. ``longer`` arms
+have twice the updates.
 
-What was expected before the first run (2026-11-26): without distillation the first turn stays at 50%; with it it rises by
-10 points or more, and the final turn loses at most 3.
+What was expected before the first run (2026-11-26): without distillation the first turn stays at 50%; with it it rises
+by 10 points or more, and the final turn loses at most 3.
 
 Prints, and writes after each run, the percent of right answers of the first and the final turn on held-out questions,
 and the paired differences to ``none`` of the same length.
