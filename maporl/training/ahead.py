@@ -48,7 +48,7 @@ def faults(
         )
     if not corrected:
         what = f"{depth} trains on dialogues of older weights"
-        yield Fault(key, what, "set engine_tis_cap, e.g. 2.0, or ratio_to: sampler, which correct for this")
+        yield Fault(key, what, "set ratio_to: sampler, with which they cost least, or engine_tis_cap")
     if processes > 1:
         yield Fault(key, f"{depth} needs a single process; this run has {processes}")
     if depth > 1 and past:
