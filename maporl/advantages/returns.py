@@ -108,11 +108,14 @@ RETURNS: dict[str, Any] = {
     "tree": Return(tree, along="tree", needs=("parent",)),
     "token_gae": Return(None),
     "token_chain_gae": Return(None, along="dialogue", needs_critic=True),
-    "bi_level_gae": Return(None, along="agent", needs_critic=True),
+    "token_agent_gae": Return(None, along="agent", needs_critic=True),
+    "bi_level_gae": Return(None, along="agent", needs_critic=True, two_levels=True),
 }
 """``token_gae`` is PPO's GAE within an answer. ``token_chain_gae`` runs through all answers of a dialogue (MARFT's
-TPPO). ``bi_level_gae`` runs over an agent's answers first, and then within each of them (VAGEN). The trainer computes
-these three."""
+TPPO), and ``token_agent_gae`` through all answers of an agent in it: the last token of an answer is followed by the
+first of the agent's next one, and what others, tools and environments said between them is left out (skip-observation
+GAE of SAO, arXiv 2607.07508). ``bi_level_gae`` runs over an agent's answers first, and then within each of them
+(VAGEN). The trainer computes these four."""
 
 
 def return_of(config: AdvantageConfig, where: str = "returns") -> Return:

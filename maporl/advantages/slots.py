@@ -26,6 +26,7 @@ class Return:
         along: what it looks ahead through: only the utterance itself, the agent's later turns, all later utterances of
             the dialogue, or those of the tree of forked dialogues.
         needs_critic: whether it reads and subtracts a critic's values.
+        two_levels: for a return per token, whether GAE runs over whole utterances first, and then within each of them.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("batch", "config")
@@ -33,6 +34,7 @@ class Return:
     needs: tuple[str, ...] = ()
     along: Literal["utterance", "agent", "dialogue", "tree"] = "utterance"
     needs_critic: bool = False
+    two_levels: bool = False
 
     @property
     def per_token(self) -> bool:

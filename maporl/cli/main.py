@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli import crossplay, look, plan, recipes, share, train, verifier
+from maporl.cli import crossplay, look, plan, recipes, share, sharing, train, verifier
 from maporl.cli.common import echo
 from maporl.config.command_line import run_program
 from reward_server.cli import serve
@@ -32,6 +32,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Look and play": {
         "eval": look.evaluate,
         "crossplay": crossplay.crossplay,
+        "sharing": sharing.sharing,
         "report": look.report,
         "watch": look.watch,
         "dump": look.dump,

@@ -623,6 +623,18 @@ class AnnotatorSection:
 
 
 @section()
+class DistillSection:
+    """On-policy distillation: each token of a first answer earns its teacher's log-probability minus the agent's."""
+
+    teacher: str = option(
+        "dialogue",
+        "Who teaches: dialogue (the agent's own policy where it was shown the dialogue, in its last turn), or an agent "
+        "of the same tokenizer (where it first speaks).",
+    )
+    weight: Finite = option(1.0, "Weight of these rewards of tokens, beside the credit of the answer.")
+
+
+@section()
 class RewardSection:
     """Where scores come from, and how utterances are credited with them.
 
@@ -665,6 +677,10 @@ class RewardSection:
     penalties: PenaltySection | None = option(
         None,
         "What a bad answer costs its author. {} takes the values below; 0 switches one penalty off.",
+    )
+    distill: DistillSection | None = option(
+        None,
+        "On-policy distillation inside the team: first answers learn what later ones, or another agent, know.",
     )
     judgement: JudgementSection | None = option(
         None,
@@ -835,8 +851,9 @@ class AdvantageConfig:
     returns: str = option(
         "token_gae",
         "The return of a row. There is one number per token with token_gae (PPO), token_chain_gae (through the "
-        "answers of a dialogue) and bi_level_gae (over an agent's turns with gamma and lam of this section, and "
-        "within each of them with those of ppo), and one per utterance with all others.",
+        "answers of a dialogue), token_agent_gae (through those of an agent in it) and bi_level_gae (over an agent's "
+        "turns with gamma and lam of this section, and within each of them with those of ppo), and one per utterance "
+        "with all others.",
     )
     baseline: str = option(
         "critic",
@@ -936,11 +953,20 @@ class TrainingOptions(LearnerOptions):
         "What the critic reads before an answer: dialogue (all that its agent saw), answer (the question only), "
         "or joint (the question and everything that all agents have said so far).",
     )
+    role_gradients: Natural = option(
+        0,
+        "Measure, every so many updates, how much of what moves a policy comes from each role that it speaks in "
+        "(POLICY/role/ROLE/grad_share): one more backward pass over a minibatch. 0: never.",
+    )
+    balance: Literal["none", "role"] = option(
+        "none",
+        "role: weigh the losses of the roles that one policy speaks in, so that their gradients have one norm.",
+    )
     async_depth: Natural = option(
         0,
         "Play dialogues while earlier ones are trained on; they are at most so many updates older than the "
-        "weights that they train. It needs ppo.engine_tis_cap, and engines with copies of the weights: vllm (then "
-        "at most 1), or cluster.backend: ray.",
+        "weights that they train. It needs ppo.engine_tis_cap or ppo.ratio_to: sampler, and engines with copies of the "
+        "weights: vllm (then at most 1), or cluster.backend: ray.",
     )
     placement: Literal["shared", "split"] = option(
         "shared",

@@ -93,14 +93,18 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     for part in values.get("schedule", {}).values():
         if isinstance(part, dict) and "every" in part:
             part["every"] = 1  # three updates must see it
+    if "critic_warmup" in values.get("schedule", {}):
+        values["schedule"]["critic_warmup"] = 1
     branching = values.get("branching", {})
     largest = 6 if "comparator_reward" in str(values.get("loop")) else 3  # half of the dialogues are a comparator's
     for key in {"group", "drafts"} & branching.keys():
         most = branching[key]
         branching[key] = [min(number, largest) for number in most] if isinstance(most, list) else min(most, largest)
-    ppo = values.get("ppo", {})
+    ppo, shortest = values.get("ppo", {}), _shortest(values["protocol"], programs or searches or orchestrates)
+    if "lam_alpha" in ppo:  # so that the lambda of the longest answers stays
+        ppo["lam_alpha"] *= ppo.get("response_length", 512) / shortest
     values["ppo"] = ppo | {
-        "response_length": _shortest(values["protocol"], programs or searches or orchestrates),
+        "response_length": shortest,
         "num_mini_batches": min(ppo.get("num_mini_batches", 1), 2),
     }
     values["training"] = values.get("training", {}) | {

@@ -11,8 +11,9 @@ LARGE_KL, SMALL_KL = 0.1, 1e-5
 LARGE_CLIP = 0.3
 WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
+CAPTURED = 0.7
 """Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
-entropy in nats per token."""
+entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy."""
 
 
 def health(run: Run) -> list[str]:
@@ -76,12 +77,31 @@ def _policy(updates: list[dict[str, Any]], name: str, few: int, limit: float | N
                 "comparing them teaches little. A lower learning rate, ppo.kl_coef or ppo.entropy_coef keeps it "
                 "higher."
             )
+    told += _roles(updates, name, few)
     explained = mean(recorded("val/explained_variance")[-few:])
     if explained:  # exactly 0 without a critic
         told.append(f"The critic explains {explained:.0%} of the variance of the returns.")
         if explained < WEAK_CRITIC:
             told.append("That is little: the advantages are mostly the noise of single answers.")
     return " ".join(told)
+
+
+def _roles(updates: list[dict[str, Any]], name: str, few: int) -> list[str]:
+    """A sentence about a role from which most of what moves the policy comes, over the last measured updates."""
+    shares: dict[str, list[float]] = {}
+    for record in updates:
+        for key, value in record.items():
+            if (match := re.fullmatch(rf"{re.escape(name)}/role/(.+)/grad_share", key)) and finite(value) is not None:
+                shares.setdefault(match[1], []).append(float(value))
+    means = {role: sum(values[-few:]) / len(values[-few:]) for role, values in shares.items()}
+    role = max(means, key=lambda role: means[role], default="")
+    if not role or means[role] <= max(CAPTURED, 1.5 / len(means)):
+        return []
+    return [
+        f"{means[role]:.0%} of what moves it comes from what it says as {role}, of {len(means)} roles. "
+        "training.balance: role weighs them equally, and a policy for each role cannot be captured by one (maporl "
+        "sharing compares both)."
+    ]
 
 
 def _steps(kl: float | None, clipped: float | None, one_step: bool) -> list[str]:

@@ -27,6 +27,11 @@ def _critic(name: str, agent: AgentSection, config: Config) -> Iterator[Fault]:
     kind = config.critic_of(agent)
     if kind == "central":
         yield from _central_critic(name, agent, key, config)
+    if kind in ("head", "none") and config.training.critic_freeze != "none":
+        what = (
+            f"{config.training.critic_freeze} is for critics with a trunk of their own, and agents.{name} has {kind!r}"
+        )
+        yield Fault("training.critic_freeze", what, "use critic: model, adapter or central, or remove it")
     if kind != "adapter":
         return
     if agent.lora is None and agent.adapter is None:

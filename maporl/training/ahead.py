@@ -22,7 +22,7 @@ def faults(
     remote: Mapping[str, bool],
     between: Mapping[str, bool],
     untrained: str | None,
-    engine_tis_cap: float | None,
+    corrected: bool,
     past: bool,
     processes: int = 1,
 ) -> Iterator[Fault]:
@@ -33,7 +33,7 @@ def faults(
         remote: for each engine, whether it samples from its own copy of the weights.
         between: for each engine, whether it takes new weights between two answers of a dialogue.
         untrained: the option by which the weights before training are asked, or None.
-        engine_tis_cap: the cap of the importance weights that correct for older weights. None means no correction.
+        corrected: whether a ratio to the policy that sampled corrects for older weights.
         past: whether past policies play.
         processes: the number of processes that train together.
     """
@@ -46,9 +46,9 @@ def faults(
             f"{depth} plays while weights change, and {what} with those weights",
             "use cluster.backend: ray or engine: vllm, or async_depth: 0",
         )
-    if engine_tis_cap is None:
+    if not corrected:
         what = f"{depth} trains on dialogues of older weights"
-        yield Fault(key, what, "set engine_tis_cap, e.g. 2.0, which corrects for this")
+        yield Fault(key, what, "set ratio_to: sampler, with which they cost least, or engine_tis_cap")
     if processes > 1:
         yield Fault(key, f"{depth} needs a single process; this run has {processes}")
     if depth > 1 and past:

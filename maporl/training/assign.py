@@ -20,7 +20,7 @@ from maporl.training.samples import Columns, TeamUpdateBatch, turn_batch, untrai
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths
-from trl_ext.ppo.advantages import row_metrics, token_gae, token_kl, token_rewards, whiten_groups
+from trl_ext.ppo.advantages import gae_of, row_metrics, token_gae, token_kl, token_rewards, whiten_groups
 from trl_ext.ppo.batch import GlobalBatch, TokenBatch
 from trl_ext.ppo.options import PPOOptions
 from trl_ext.process import distributed
@@ -144,24 +144,23 @@ class Advantages:
         trajectories = turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=along == "agent")
         for trajectory in trajectories:
             chained = [rows[i] for i in trajectory]
-            if along == "agent":
+            if self.returned.two_levels:
                 self._end_turns(batches, rewards, chained)
             else:
                 self._chain(batches, rewards, chained)
-        if along == "agent":
+        if self.returned.two_levels:
             for name, batch in batches.items():
-                batch.advantages, batch.returns = maths.gae(
-                    rewards[name], batch.values, batch.sampled_mask, self.options.gamma, self.options.lam
-                )
+                batch.advantages, batch.returns = gae_of(rewards[name], batch.values, batch.sampled_mask, self.options)
 
     def _chain(self, batches: dict[str, TokenBatch], rewards: dict[str, Tensor], rows: list[Row]) -> None:
-        """Run GAE through the sampled tokens of all utterances of a dialogue, as if one agent had said them all."""
+        """Run GAE through the sampled tokens of all utterances of a dialogue, or of an agent in it, as if they were
+        one."""
         spans = [slice(batches[policy].first[row], batches[policy].tree.lengths[row]) for policy, row in rows]
         pairs = list(zip(rows, spans, strict=True))
         chain = torch.cat([rewards[policy][row, span] for (policy, row), span in pairs]).unsqueeze(0)
         values = torch.cat([batches[policy].values[row, span] for (policy, row), span in pairs]).unsqueeze(0)
         everything = torch.ones_like(chain, dtype=torch.bool)
-        advantages, returns = maths.gae(chain, values, everything, self.options.gamma, self.options.lam)
+        advantages, returns = gae_of(chain, values, everything, self.options)
         lengths = [span.stop - span.start for span in spans]
         split = zip(pairs, advantages[0].split(lengths), returns[0].split(lengths), strict=True)
         for ((policy, row), span), row_advantages, row_returns in split:

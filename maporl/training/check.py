@@ -8,7 +8,7 @@ imported only for an advantage that is not PPO's own.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from maporl.config.engines import ENGINES
@@ -56,16 +56,71 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     config = run.config
     if config.training.async_depth:
         yield from _ahead(run)
+    if config.reward.distill is not None and config.cluster.backend == "ray":
+        yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
+    training = config.training
+    yield from by_role(training.role_gradients, training.balance, config.cluster.backend != "ray", 1)
     if config.advantage != AdvantageConfig():
         from maporl.advantages.check import check as check_advantage  # needs torch
 
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
+    critics = [config.critic_of(agent) for agent in config.agents.values() if agent.trainable and agent.weights]
+    yield from critics_options(config.advantage, config.ppo, critics)
     if config.training.eval_steps and not config.evaluation.questions:
         yield Fault(
             "training.eval_steps",
             f"{config.training.eval_steps} asks for evaluations but evaluation.questions is 0",
             "set evaluation.questions above 0 or training.eval_steps to 0",
+        )
+
+
+def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collection[str]) -> Iterator[Fault]:
+    """Yield options of critics and of GAE over tokens that would change nothing.
+
+    Args:
+        advantage: the advantage.
+        ppo: the options of PPO.
+        critics: the kind of critic of each policy that is trained.
+    """
+    chosen = ppo.for_critics
+    if not chosen or (advantage == AdvantageConfig() and set(critics) != {"none"}):
+        return
+    from maporl.advantages.baselines import baseline_of  # needs torch
+    from maporl.advantages.returns import return_of
+
+    if not baseline_of(advantage).needs_critic or set(critics) <= {"none"}:
+        yield Fault(
+            f"ppo.{chosen[0]}",
+            "no policy has a critic, so that it changes nothing",
+            "set training.critic: head and advantage.baseline: critic, or remove it",
+        )
+        return
+    for name in ("lam_alpha", "lam_critic"):
+        if name in chosen and not return_of(advantage).per_token:
+            yield Fault(
+                f"ppo.{name}",
+                f"it is a lambda of GAE over tokens, and advantage.returns: {advantage.returns} has one number for "
+                "each utterance",
+                "set advantage.returns: token_gae or token_agent_gae, or remove it",
+            )
+
+
+def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[Fault]:
+    """Yield why gradients of roles cannot be measured.
+
+    Args:
+        every: in which updates they shall be, ``training.role_gradients``.
+        balance: what balances them, ``training.balance``.
+        whole: whether the trainer's own process has whole gradients, without Ray and sharding.
+        processes: the number of processes that train together.
+    """
+    if (every or balance != "none") and (not whole or processes > 1):
+        yield Fault(
+            "training.role_gradients" if balance == "none" else "training.balance",
+            "gradients of roles are measured where one process has all of them, and this run has "
+            + (f"{processes} processes" if processes > 1 else "them in groups of Ray or in shards"),
+            "train in one process, without Ray and sharding, or leave role_gradients and balance out",
         )
 
 
@@ -79,7 +134,7 @@ def _ahead(run: ResolvedRun) -> Iterator[Fault]:
         {name: entry.remote or grouped for name, entry in entries.items()},
         {name: not entry.weights or finishes for name, entry in entries.items()},
         asks_untrained(config.restate, config.reward.sources),
-        config.ppo.engine_tis_cap,
+        config.ppo.knows_sampler,
         config.schedule.opponent_pool is not None,
     )
 

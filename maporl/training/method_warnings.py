@@ -25,7 +25,7 @@ def narrow_sampling(run: ResolvedRun) -> list[str]:
         f"the whole distribution at temperature {ppo.temperature:g}: old, new and reference log-probabilities are all "
         "taken there, so ratios begin at 1"
     )
-    if ppo.engine_tis_cap is None:
+    if not ppo.knows_sampler:
         line += "; ppo.engine_tis_cap would weigh each token by its whole probability over that of sampling it"
     without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
     uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
@@ -52,8 +52,13 @@ def _narrow_agent(run: ResolvedRun, agent: str) -> str:
         f"sampling: {', '.join(dict.fromkeys(narrow))}: agent {agent} samples from a narrower distribution than the "
         "one that is trained"
     )
-    corrects = f"ppo.engine_tis_cap={config.ppo.engine_tis_cap} corrects for it"
-    return f"{line}; {'ppo.engine_tis_cap would correct for it' if config.ppo.engine_tis_cap is None else corrects}"
+    ppo = config.ppo
+    corrects = "ratio_to: sampler" if ppo.ratio_to == "sampler" else f"engine_tis_cap={ppo.engine_tis_cap}"
+    return (
+        f"{line}; ppo.{corrects} corrects for it"
+        if ppo.knows_sampler
+        else f"{line}; ppo.engine_tis_cap would correct for it"
+    )
 
 
 def method_warnings(run: ResolvedRun) -> Iterator[Fault]:

@@ -29,7 +29,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.check import check_kinds, fitting
+from maporl.training.check import check_kinds, critics_options, fitting
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -137,6 +137,9 @@ class RunParts:
             config=config,
         )
         refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
+        learners = [policy for policy in team.policies.values() if policy.trainable]
+        critics = [policy.critic or args.critic for policy in learners]
+        refuse(critics_options(parts.advantage, args, critics), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
         return parts

@@ -115,7 +115,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             {name: engine.remote for name, engine in engines.items()},
             {name: engine.between for name, engine in engines.items()},
             self.parts.asks_untrained,
-            self.args.engine_tis_cap,
+            self.args.knows_sampler,
             self.past_policies is not None,
             distributed.size(),
         )

@@ -20,6 +20,7 @@ from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSectio
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
+from maporl.errors import refuse
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardSource
 from maporl.schedules import Schedule
@@ -28,15 +29,20 @@ from maporl.team.team import Team
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
+from maporl.training.check import by_role
 from maporl.training.collect import Collector
 from maporl.training.dialogue_metrics import measured
+from maporl.training.distillation import Distillation
 from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
+from maporl.training.role_gradients import RoleGradients
 from maporl.training.run_record import RunRecord
 from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
+from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Clock
+from trl_ext.process import distributed
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -135,11 +141,16 @@ class MultiAgentPPOTrainer(TeamLoop):
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
+        distill = parts.reward.distill
+        self.distillation = None if distill is None else Distillation(distill, team)
+        self.role_gradients = RoleGradients(args.role_gradients, args.balance)
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         with self.undone_if_it_fails(home):
             self.setup(home, args, self.task, self.eval_task or self.task, list(parts.callbacks))
             self.player.engines |= home.engines(parts) | dict(parts.engines)
             self.check_ahead()
+            whole = isinstance(self.learning, Learning) and not any(x.strategy.sharded for x in self.learners.values())
+            refuse(by_role(args.role_gradients, args.balance, whole, distributed.size()), "trainer")
         self.show_progress()
 
     def inform_samplers(self) -> None:
@@ -224,9 +235,12 @@ class MultiAgentPPOTrainer(TeamLoop):
                 self.args.ratio == "trajectory",
             )
             batch.metrics |= self.untrained.measure(batch, tokenizers)
+        if self.distillation is not None:
+            batch.metrics |= self.named_metrics(self.distillation.add(batch, self.learning))
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
         batch.metrics |= self.named_metrics(metrics)
+        batch.metrics |= self.named_metrics(self.role_gradients.measure(batch, self.learning))
         return batch
 
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:

@@ -12,6 +12,7 @@ import yaml
 from folders import ROOT
 
 from trl_ext.ppo import losses, maths
+from trl_ext.ppo.advantages import gae_of
 from trl_ext.ppo.options import PPOOptions
 
 PAGE = ROOT / "docs/losses.md"
@@ -70,6 +71,19 @@ def value(rows, options):
     return maths.value_loss_terms(*parts, options.cliprange_value, huber)[0]
 
 
+def lambdas(rows, options, values):
+    columns = (column(rows, name)[None] for name in ("reward", values))
+    return gae_of(*columns, torch.ones(1, len(rows)).bool(), options)
+
+
+def advantage(rows, options):
+    return lambdas(rows, options, "V here")[0][0]
+
+
+def target(rows, options):
+    return lambdas(rows, options, "V told")[1][0]
+
+
 def entropy(rows, options):
     spread = torch.tensor([[float(p) for p in row["probabilities"].split()] for row in rows])
     return -options.entropy_coef * maths.token_entropies(spread.log())
@@ -77,6 +91,8 @@ def entropy(rows, options):
 
 KINDS = {
     "p new": objective,
+    "V here": advantage,
+    "V told": target,
     "token": weight,
     "p reference": kl,
     "p of the engine": engine,
@@ -112,7 +128,8 @@ def test_every_choice_of_a_loss_has_a_column_with_numbers():
         choices = set(re.findall(r"'(\w+)'", str(PPOOptions.__dataclass_fields__[name].type)))
         shown_by_default = {PPOOptions.__dataclass_fields__[name].default} if name == "engine_tis_mode" else set()
         assert choices and options[name] | shown_by_default == choices, name
-    assert {"cliprange_high", "dual_clip", "tis_cap", "engine_tis_cap", "entropy_coef"} <= options.keys()
+    named = {"cliprange_high", "dual_clip", "tis_cap", "engine_tis_cap", "entropy_coef"}
+    assert named | {"lam", "lam_alpha", "lam_critic"} <= options.keys()
 
 
 def test_the_penalty_of_the_text_is_what_the_estimate_makes_of_its_coefficient():

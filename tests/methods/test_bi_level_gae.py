@@ -2,19 +2,16 @@
 
 import random
 from collections import defaultdict
-from itertools import chain, count
+from itertools import chain
 
 import pytest
 import torch
+from assigned_advantages import assigned
 from scripted_training import played, recipe_values, scripted_trainer
 
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
-from maporl.training.assign import Advantages
-from maporl.training.samples import Columns
 from trl_ext.ppo import maths
 from trl_ext.ppo.advantages import token_rewards
-from trl_ext.ppo.batch import Completion, build_token_batch
-from trl_ext.ppo.options import PPOOptions
 
 
 def by_definition(values, rewards, gamma, lam, token_gamma, token_lam):
@@ -36,30 +33,6 @@ def by_definition(values, rewards, gamma, lam, token_gamma, token_lam):
             ]
         )
     return found
-
-
-def assigned(dialogues, gamma, lam, token_gamma, token_lam, returns="bi_level_gae"):
-    """Return the advantages and returns of dialogues, each a list of (agent, values, score) in speaking order."""
-    said = [(r, n, *turn) for r, dialogue in enumerate(dialogues) for n, turn in enumerate(dialogue)]
-    rows = build_token_batch(
-        [Completion([1, 2], [3] * len(values), True, "row", score=s) for _, _, _, values, s in said], "cpu"
-    )
-    turns = defaultdict(count)
-    columns = [
-        Columns(
-            name=(r, n), policy="p", prompt=0, rollout=r, agent=agent, role=None, turn=next(turns[r, agent]), order=n, credit=score,
-            caller=None, earlier=(), action="", tokens=len(values),
-        )
-        for r, n, agent, values, score in said
-    ]  # fmt: skip
-    for i, (_, _, _, values, _) in enumerate(said):
-        rows.values[i, rows.sampled_mask[i]] = torch.tensor(values)
-    config = AdvantageConfig(returns=returns, baseline="critic", scale="none", key=(), gamma=gamma, lam=lam)
-    Advantages(config, PPOOptions(gamma=token_gamma, lam=token_lam, kl_coef=0.0), {"p"}).assign(
-        {"p": rows}, {"p": columns}
-    )
-    picked = [rows.sampled_mask[i] for i in range(len(said))]
-    return [[column[i][mask].tolist() for i, mask in enumerate(picked)] for column in (rows.advantages, rows.returns)]
 
 
 def close(found, expected, tolerance=1e-5):

@@ -53,7 +53,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize",),
     "of": ("turns",), "agents": ("each",), "calls": ("together",),
     "policy_per": ("agent", "turn"), "policy": ("another",), "lora": ({"r": 2}, {"r": 2, "alpha": 64}),
-    "joint": ("cross",), "pick": ("sample",), "after_illegal": ("end", "replace"), "objective": ("ppo", "reinforce"),
+    "joint": ("cross",), "pick": ("sample",), "after_illegal": ("end", "replace"), "objective": ("ppo", "reinforce", "dis"), "ratio_to": ("update",), "critic_freeze": ("none",),
     "ratio": ("token", "sequence", "sequence_mean", "trajectory"), "kl_in": ("reward", "loss"),
     "kl_estimator": ("k1", "k2", "k3"), "value_loss": ("clipped",), "critic": ("head", "model"),
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "per_main_rollout"),

@@ -60,7 +60,7 @@ def test_playing_ahead_with_weights_that_change_is_refused(tiny, tmp_path):
         r"engine: vllm, or async_depth: 0",
     ):
         trainer_of(tiny, tmp_path, False, async_depth=1, engine_tis_cap=2.0)
-    with pytest.raises(ValueError, match="trains on dialogues of older weights; set engine_tis_cap"):
+    with pytest.raises(ValueError, match="trains on dialogues of older weights; set ratio_to: sampler"):
         trainer_of(tiny, tmp_path, True, async_depth=1)
 
 

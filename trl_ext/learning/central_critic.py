@@ -13,7 +13,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.learning.critics import ValueHead, load_head, save_head
+from trl_ext.learning.critics import ValueHead, freeze_attention, load_head, save_head
 from trl_ext.learning.policy import load_weights
 from trl_ext.learning.trained import Trained
 from trl_ext.models.forward import head_width, share_reading, states_of
@@ -41,7 +41,8 @@ class CentralCritic:
     Its weights are in float32, so that small steps add up whatever the precision of the policies.
 
     Args:
-        model: the model whose weights it starts with. All of the copy's weights are trained.
+        model: the model whose weights it starts with. All of the copy's weights are trained,
+            but its attention with ``critic_freeze``.
         args: the options. ``value_learning_rate``, or else ``learning_rate``, is its learning rate.
         outputs: the number of outputs, such as one for each turn.
     """
@@ -51,6 +52,8 @@ class CentralCritic:
         quiet(self.model)
         self.head = ValueHead(head_width(self.model), outputs)
         self.args = args
+        if args.critic_freeze == "attention":
+            freeze_attention(self.model, "the central critic")
 
     def prepare(self, accelerator: Any, updates: int) -> None:
         """Move the critic to the accelerator's device, and build its optimizer and schedule over ``updates`` updates.
@@ -67,7 +70,8 @@ class CentralCritic:
         place(self.model, accelerator.device)
         self.head.to(accelerator.device)
         rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
-        group = {"params": [*self.model.parameters(), *self.head.parameters()], "lr": rate}
+        learning = [p for p in (*self.model.parameters(), *self.head.parameters()) if p.requires_grad]
+        group = {"params": learning, "lr": rate}
         self.trained = Trained(
             "the central critic", {"critic": self.model}, self.head, lambda: [group], args, accelerator, updates
         )

@@ -1,6 +1,7 @@
 """Critics: where the values of a policy's tokens come from. A new critic is a class here and a place in ``CRITICS``."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +45,38 @@ class ValueHead(nn.Module):
         if output is None:
             return values[:, 0]
         return values.gather(1, output.unsqueeze(1)).squeeze(1)
+
+
+def attention_of(named: Mapping[str, nn.Parameter], where: str) -> list[nn.Parameter]:
+    """Return those of a critic's trained parameters that belong to attention, which ``critic_freeze`` leaves as they
+    are.
+
+    Args:
+        named: what a critic's trunk trains, by names that say the module, as ``layers.0.self_attn.q_proj.weight``.
+        where: the critic, in errors.
+
+    Raises:
+        ValueError: none of them belongs to attention, or all do.
+    """
+    inside = re.compile(r"(attn|attention)(?!.*norm)", re.IGNORECASE)
+    attention = [p for name, p in named.items() if any(inside.search(part) for part in name.split(".")[:-1])]
+    if not attention:
+        raise ValueError(
+            f"{where}: critic_freeze: attention found no attention among what it trains, such as "
+            f"{next(iter(named), None)!r}; remove critic_freeze"
+        )
+    if len(attention) == len(named):
+        raise ValueError(
+            f"{where}: critic_freeze: attention would leave nothing but the head to learn; name MLP modules in the "
+            "adapter's target_modules too, or remove critic_freeze"
+        )
+    return attention
+
+
+def freeze_attention(model: nn.Module, where: str) -> None:
+    """Let the attention of a critic's trunk learn nothing (:func:`attention_of`)."""
+    for parameter in attention_of({n: p for n, p in model.named_parameters() if p.requires_grad}, where):
+        parameter.requires_grad_(False)
 
 
 CRITIC = "critic"
@@ -90,6 +123,11 @@ class Critic:
         if (central_values is not None) != isinstance(self, CentralValues):
             raise ValueError(
                 f"policy {policy.name!r}: critic 'central' and central_values go together; pass both or neither"
+            )
+        if args.critic_freeze != "none" and self.trunks == 1:
+            raise ValueError(
+                f"policy {policy.name!r}: critic_freeze: {args.critic_freeze} is for critics with a trunk of their "
+                f"own, and critic {self.kind!r} has none; use critic: model, adapter or central, or remove it"
             )
         self.build(outputs, value_model)
 
@@ -175,6 +213,8 @@ class AdapterCritic(Critic):
             )
         self.adapter = f"{policy.adapter}_critic"
         copy_adapter(policy.model, policy.adapter, self.adapter, trainable=True)
+        if self.args.critic_freeze == "attention":
+            policy.freeze(attention_of(self._trained(), f"policy {policy.name!r}: critic 'adapter'"))
         self.head = ValueHead(head_width(policy.model), outputs)
 
     def values(self, rows: TokenBatch, hidden: Tensor) -> Tensor:
@@ -183,11 +223,15 @@ class AdapterCritic(Critic):
         return self._head_of(hidden, rows)
 
     def parameters(self) -> list[list[nn.Parameter]]:
+        return [*super().parameters(), list(self._trained().values())]
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Return what the adapter trains, by name."""
         with self.policy.active(self.adapter):  # PEFT trains what it trains while the adapter is active
             named = adapter_parameters(self.policy.model, str(self.adapter))
-            trained = [p for p in named.values() if p.requires_grad]
+            trained = {name: p for name, p in named.items() if p.requires_grad}
         with self.policy.active():
-            return [*super().parameters(), trained]
+            return trained
 
     def _weights(self) -> tuple[Any, str | None]:
         return self.policy.model, self.adapter
@@ -206,6 +250,8 @@ class ModelCritic(Critic):
         """
         name = self.policy.name
         self.model = self._copied() if value_model is None else value_model
+        if self.args.critic_freeze == "attention":
+            freeze_attention(self.model, f"policy {name!r}: critic 'model'")
         if not hasattr(self.model, "score"):
             if "Classification" in type(base_of(self.model)).__name__:
                 raise ValueError(

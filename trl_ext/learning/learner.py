@@ -391,6 +391,20 @@ class Learner:
         entropy, tokens = distributed.all_reduce_sum(sums, rows.input_ids.device)
         return {"policy/entropy_avg": entropy / max(tokens, 1.0)}, Forward(rows, parts[0], out) if keep else None
 
+    @torch.no_grad()
+    def logprobs(self, rows: TokenBatch) -> Tensor:
+        """Return the log-probabilities [N, T] of the sampled tokens of ``rows`` under the present weights, with 0
+        elsewhere. All processes call this together."""
+        parts = self.microbatches(rows) if len(rows) else []
+        read = []
+        for number in range(self.strategy.rounds(len(parts), rows.input_ids.device)):
+            part = rows.take(parts[number]) if number < len(parts) else placeholder(rows.input_ids.device)
+            with self.policy.active() as model:
+                read.append(self.strategy.call(partial(self._read, model, part))[1])
+        if not parts:
+            return torch.zeros_like(rows.old_logprobs)
+        return _scatter(torch.cat(read[: len(parts)]), rows, torch.cat(parts))
+
     def _reference_logprobs(self, rows: TokenBatch) -> Tensor:
         """Return :meth:`reference_logprobs`. Processes that share the reference's weights call this together."""
         holder = self.strategy if self.reference is None else self.frozen
@@ -404,11 +418,14 @@ class Learner:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def accumulate(self, rows: TokenBatch, index: Tensor, forward: Forward | None = None) -> Metrics:
+    def accumulate(
+        self, rows: TokenBatch, index: Tensor, forward: Forward | None = None, totals: Totals | None = None
+    ) -> Metrics:
         """Add the gradient of the loss over the minibatch ``index`` of ``rows``, micro-batch by micro-batch.
 
-        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. Before any
-        step, ``forward`` is what :meth:`annotate` returned; it is reused if the minibatch is all of its rows. All
+        Every micro-batch is weighted by its tokens. The result does not depend on how the minibatch is cut. ``totals``
+        are those of a larger minibatch of which ``index`` is a part; by default those of ``index``. Before any step,
+        ``forward`` is what :meth:`annotate` returned; it is reused if the minibatch is all of its rows. All
         processes call this together, even with an empty ``index``.
 
         Returns:
@@ -418,7 +435,7 @@ class Learner:
             NonFiniteError: the loss is NaN or infinite.
         """
         args = self.args
-        totals = Totals.of(rows, index, args)
+        totals = Totals.of(rows, index, args) if totals is None else totals
         microbatches: list[MicroBatch] = []
         device = rows.input_ids.device
         if forward is not None and (forward.rows is not rows or len(index) < len(rows)):

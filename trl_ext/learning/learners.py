@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
 from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
-from trl_ext.ppo.losses import engine_gap
+from trl_ext.ppo.losses import Totals, engine_gap
 from trl_ext.process import distributed
 from trl_ext.process.devices import free_bytes
 from trl_ext.process.waits import Threads, finished, result
@@ -35,11 +36,20 @@ class Learning:
 
     Learners on different devices (``placement: split``) work at the same time, each device in a thread. They share no
     weights and draw no random numbers, so the results are those of one after the other.
+
+    Raises:
+        ValueError: DeepSpeed would move a policy while its critic makes further steps (``critic_updates``).
     """
 
     def __init__(
         self, learners: dict[str, Learner], args: Any, device: torch.device, central: CentralCritic | None = None
     ):
+        for name, learner in learners.items():
+            if args.critic_updates > 1 and learner.strategy.steps_all:
+                raise ValueError(
+                    f"critic_updates: while the critic of policy {name!r} learns alone, DeepSpeed would move its "
+                    "policy by the moments of earlier steps; set it to 1, or use FSDP or neither"
+                )
         self.learners, self.args, self.device, self.central = Learners(learners), args, device, central
         self.holders: dict[str, Holder] = {name: learner.strategy for name, learner in learners.items()}
         """How the processes hold the weights of each policy. A trainer adds policies that do not learn."""
@@ -138,6 +148,7 @@ class Learning:
                         active.discard(name)
                 if self.central is not None and stepping:
                     central_norms.append(self.central.step())
+                self._train_critics(batches, indices)
         rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
         with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
@@ -152,6 +163,47 @@ class Learning:
         if central_norms:
             merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
         return merged, rate
+
+    def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
+        """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""
+        for _ in range(self.args.critic_updates - 1 if indices else 0):
+            self._accumulated({name: replace(batches[name], critic_only=True) for name in indices}, indices)
+            self._on_all_devices(list(indices), lambda name: self.learners[name].step())
+            if self.central is not None:
+                self.central.step()
+
+    def logprobs(self, name: str, completions: Sequence[Completion]) -> list[list[float]]:
+        """Return the log-probability of each token of ``completions`` under the present weights of a learner.
+
+        All processes call this together.
+        """
+        learner = self.learners[name]
+        rows = build_token_batch(completions, learner.device)
+        found = learner.logprobs(rows).tolist()
+        return [own[first:end] for own, first, end in zip(found, rows.first, rows.tree.lengths, strict=True)]
+
+    def gradient_norms(self, name: str, batch: TokenBatch, parts: torch.Tensor, step: int) -> list[float]:
+        """Return the norms of the parts, at a policy's parameters, of which the first minibatch's gradient is the sum.
+
+        Nothing is trained, and no gradient is left. A single process must hold the policy whole.
+
+        Args:
+            name: the learner.
+            batch: its token batch, with advantages.
+            parts: [N] for each row the part of the loss that it belongs to, from 0 on.
+            step: the number of updates made so far, which decides about the minibatch.
+        """
+        learner, norms = self.learners[name], []
+        index = self.minibatches(batch, step, 0)[0]
+        totals = Totals.of(batch, index, self.args)
+        for part in range(int(parts.max()) + 1):
+            learner.accumulate(batch, index[parts[index] == part], totals=totals)
+            gradients = [p.grad.norm() for p in learner.policy.parameters().values() if p.grad is not None]
+            norms.append(float(torch.stack(gradients).float().norm()) if gradients else 0.0)
+            learner.optimizer.zero_grad(set_to_none=True)
+            if self.central is not None:
+                self.central.trained.optimizer.zero_grad(set_to_none=True)
+        return norms
 
     def minibatches(self, batch: TokenBatch, step: int, epoch: int) -> list[torch.Tensor]:
         """Deal the inseparable rows of all processes to ``num_mini_batches`` minibatches of nearly equal size, by seed.
@@ -218,7 +270,7 @@ class Learning:
         """Return the largest memory in use so far (:func:`trl_ext.learning.metrics.peak_memory`)."""
         return peak_memory(learner.device for learner in self.learners.values())
 
-    def _accumulated(self, batches: dict[str, TokenBatch], index: dict[str, torch.Tensor]) -> dict[str, Metrics]:
+    def _accumulated(self, batches: Mapping[str, TokenBatch], index: Mapping[str, torch.Tensor]) -> dict[str, Metrics]:
         """Add every learner's gradient of its minibatch and return the statistics by learner."""
 
         def accumulate(name: str) -> Metrics:

@@ -92,6 +92,12 @@ class Policy:
             if any(p.requires_grad for p in parts):
                 self._frozen = [p for p in parts if not p.requires_grad]
 
+    def freeze(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Keep ``parameters`` of an adapter as they are, now and whenever it is switched on."""
+        self._frozen += parameters
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
     def let_learn(self, trained: Sequence[nn.Parameter]) -> None:
         """Turn on gradients for all ``trained`` parameters, whichever adapter is active, now and whenever one is."""
         self._trained = trained

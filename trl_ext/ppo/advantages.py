@@ -29,9 +29,28 @@ def token_gae(rows: TokenBatch, options: PPOOptions, has_critic: bool) -> None:
     rewards = token_rewards(rows, options)
     if options.whiten_rewards:
         rewards = _whitened([rewards], [rows], shift_mean=False)[0]
-    lam = options.lam if has_critic else 1.0
     values = rows.values.to(rewards.dtype)
-    rows.advantages, rows.returns = maths.gae(rewards, values, rows.sampled_mask, options.gamma, lam)
+    rows.advantages, rows.returns = gae_of(rewards, values, rows.sampled_mask, options, has_critic)
+
+
+def gae_of(
+    rewards: Tensor, values: Tensor, mask: Tensor, options: PPOOptions, has_critic: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return GAE's advantages and the critic's targets [N, T], each with the lambda that ``options`` say.
+
+    Without a critic, lambda is 1. With ``lam_alpha`` the lambda of a row with l tokens in ``mask`` is
+    ``1 - 1 / (lam_alpha * l)``, and at least 0 (VAPO, arXiv 2504.05118): so the sum of the weights of its temporal
+    differences, ``1 / (1 - lambda)``, grows with the length. ``lam_critic`` is the lambda of the targets, because a
+    critic that is trained on its own values learns slowly in long answers (decoupled GAE, arXiv 2503.01491).
+    """
+    lam: float | Tensor = options.lam if has_critic else 1.0
+    if has_critic and options.lam_alpha is not None:
+        lengths = mask.sum(1).clamp(min=1).to(rewards.dtype)
+        lam = (1 - 1 / (options.lam_alpha * lengths)).clamp(min=0)
+    advantages, returns = maths.gae(rewards, values, mask, options.gamma, lam)
+    if has_critic and options.lam_critic is not None:
+        _, returns = maths.gae(rewards, values, mask, options.gamma, options.lam_critic)
+    return advantages, returns
 
 
 def token_rewards(rows: TokenBatch, options: PPOOptions) -> Tensor:

@@ -67,7 +67,21 @@ def reinforce(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, option
     return losses, {"clipfrac": (ratio > weight).to(losses.dtype) if options.tis_cap else weight * 0, "ratio": ratio}
 
 
-OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce}
+def dis(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions):
+    """Double-sided importance sampling (SAO, Hou et al. 2026, arXiv 2607.07508, eq. 3): ``-A w log pi``.
+
+    The weight w is the ratio r, held constant, where ``1 - cliprange <= r <= 1 + cliprange_high``, and 0 outside, on
+    either side and whatever the sign of the advantage. The method takes it to the policy that sampled (``ratio_to:
+    sampler``), so that no policy before the update is needed.
+    """
+    ratio = importance_ratio(new, old, mask, options.ratio).detach()
+    high = options.cliprange if options.cliprange_high is None else options.cliprange_high
+    inside = ((ratio >= 1.0 - options.cliprange) & (ratio <= 1.0 + high)).to(new.dtype)
+    losses = -advantages * inside * ratio * torch.where(mask, new, torch.zeros_like(new))
+    return losses, {"clipfrac": 1.0 - inside, "ratio": ratio}
+
+
+OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce, "dis": dis}
 
 
 def token_weights(mask: Tensor, rows: Tensor, total: float | Tensor, aggregation: str) -> Tensor:
@@ -149,7 +163,7 @@ def micro_batch_loss(
     """
     mask, sampled = rows.sampled_mask, rows.sampled
     new = _spread(out.logprobs, mask.shape, *sampled)
-    old = rows.old_logprobs.to(new.dtype)
+    old = (rows.old_logprobs if options.ratio_to == "update" else sampling_logprobs(rows)).to(new.dtype)
     if options.ratio == "trajectory":
         (whole_new, whole_old, advantages), whole_mask, position = joined(rows, [new, old, rows.advantages])
         losses, measures = objective(whole_new, whole_old, advantages, whole_mask, options)
@@ -195,6 +209,12 @@ def micro_batch_loss(
             "ratio": measures["ratio"][sampled].sum() / totals.tokens,
         }
     return loss, {name: value.detach() for name, value in sums.items()}
+
+
+def sampling_logprobs(rows: TokenBatch) -> Tensor:
+    """Return the log-probabilities [N, T] under the policy that sampled: the engine's, or where it told none, those
+    before the update."""
+    return torch.where(rows.sampler_logprobs.isnan(), rows.old_logprobs, rows.sampler_logprobs)
 
 
 def engine_weights(rows: TokenBatch, cap: float, mode: str = "token_truncate") -> Tensor:

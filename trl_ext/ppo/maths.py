@@ -69,7 +69,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, unbiase
     return torch.where(mask.bool(), whitened, torch.zeros_like(whitened))
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the trainable tokens of each row (Schulman et al. 2016, eq. 11-16).
 
     ``delta_t = r_t + gamma * V_{t'} - V_t`` and ``A_t = delta_t + gamma * lam * A_{t'}``. Here ``t'`` is the *next
@@ -81,7 +81,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         values: [N, T], the critic's values.
         mask: [N, T], true at trainable tokens.
         gamma: the discount per token.
-        lam: the lambda of GAE.
+        lam: the lambda of GAE, one number or one for each row [N].
 
     Returns:
         ``(advantages, returns)`` of shape [N, T]; ``returns = advantages + values`` under the mask and 0 outside it.

@@ -184,7 +184,13 @@ class PPOOptions:
     )
     objective: str = option(
         "ppo",
-        "Policy loss, a name of trl_ext.ppo.losses.OBJECTIVES: ppo (clipped) or reinforce (-A log pi).",
+        "Policy loss, a name of trl_ext.ppo.losses.OBJECTIVES: ppo (clipped), reinforce (-A log pi), or dis "
+        "(reinforce with the ratio as weight, and without tokens whose ratio has left the clip range on either side).",
+    )
+    ratio_to: Literal["update", "sampler"] = option(
+        "update",
+        "The policy below the ratio: the one before the update (update), or the one that sampled, by the "
+        "log-probabilities that its engine told (sampler). They differ if answers are of older weights.",
     )
     ratio: Literal["token", "sequence", "sequence_mean", "trajectory"] = option(
         "token",
@@ -230,6 +236,19 @@ class PPOOptions:
     )
     gamma: NotNegative = option(1.0, "Discount per token.")
     lam: NotNegative = option(0.95, "Lambda of GAE per token.")
+    lam_alpha: NotNegative | None = option(
+        None,
+        "Length-adaptive lambda (VAPO): for the advantages of an answer of l tokens, lambda is "
+        "1 - 1 / (lam_alpha * l), and at least 0, in place of lam; e.g. 0.05.",
+    )
+    lam_critic: NotNegative | None = option(
+        None, "Lambda of the critic's targets; default: that of the advantages. 1: the returns themselves."
+    )
+    critic_updates: Positive = option(
+        1,
+        "Optimizer steps of the critic for each step of the policy (SAO takes 2). The further ones train the critic "
+        "alone, on the same minibatch.",
+    )
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
@@ -242,6 +261,15 @@ class PPOOptions:
                     f"engine_tis_cap: expected a number above 1 for {self.engine_tis_mode}, which trains between 1/cap "
                     f"and cap, got {self.engine_tis_cap}"
                 )
+        if self.ratio_to == "sampler" and self.engine_tis_cap is not None:
+            raise ValueError(
+                "ratio_to: sampler and engine_tis_cap both weigh a token by the policy that sampled it; set one of them"
+            )
+        if self.lam_alpha == 0:
+            raise ValueError("lam_alpha: expected a number above 0, e.g. 0.05, or None for lam")
+        for name, lam in (("lam", self.lam), ("lam_critic", self.lam_critic)):
+            if lam is not None and lam > 1:
+                raise ValueError(f"{name}: expected a number from 0 to 1, got {lam}")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
@@ -273,6 +301,21 @@ class PPOOptions:
             )
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
+
+    @property
+    def knows_sampler(self) -> bool:
+        """Whether the probabilities under the policy that sampled enter the loss, as answers of older weights need."""
+        return self.engine_tis_cap is not None or self.ratio_to == "sampler"
+
+    @property
+    def for_critics(self) -> list[str]:
+        """The options that are set and that change nothing without a critic."""
+        chosen = {
+            "lam_alpha": self.lam_alpha is not None,
+            "lam_critic": self.lam_critic is not None,
+            "critic_updates": self.critic_updates > 1,
+        }
+        return [name for name, is_chosen in chosen.items() if is_chosen]
 
     @property
     def decoding(self) -> Decoding:
@@ -311,6 +354,11 @@ class LearnerOptions:
         "(none; the advantage is the whitened return).",
     )
     detach_critic: bool = option(False, "Keep the critic's loss out of the policy's trunk (critic: head).")
+    critic_freeze: Literal["none", "attention"] = option(
+        "none",
+        "What of a critic with a trunk of its own (critic: adapter, model or central) does not learn: nothing, or its "
+        "attention (attention; SAO), so that its other layers and its head learn.",
+    )
     async_save: bool = option(
         False,
         "Write checkpoints of policies with all weights trained in the background, while training goes on. Each "

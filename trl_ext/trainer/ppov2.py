@@ -145,9 +145,10 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
             reference=ref_model,
             ref_adapter=args.ref_adapter_name,
         )
-        if args.critic_warmup and not learner.critic.gives_values:
+        idle = (["critic_warmup"] if args.critic_warmup else []) + args.for_critics
+        if idle and not learner.critic.gives_values:
             raise ValueError(
-                "critic_warmup: critic='none' has nothing to learn first; choose another critic, or remove it"
+                f"{', '.join(idle)}: critic='none' has nothing to learn; choose another critic, or remove them"
             )
         self._collate = data_collator or list
         self.setup(Home({"policy": learner}, optimizers), args, train_dataset, eval_dataset, callbacks)

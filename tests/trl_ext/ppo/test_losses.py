@@ -1,5 +1,6 @@
 """Policy and critic losses with literal numbers, and how they are averaged."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,7 +9,15 @@ import torch
 
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import Completion, build_token_batch
-from trl_ext.ppo.losses import OBJECTIVES, Totals, aggregation_total, importance_ratio, micro_batch_loss, token_weights
+from trl_ext.ppo.losses import (
+    OBJECTIVES,
+    Totals,
+    aggregation_total,
+    importance_ratio,
+    micro_batch_loss,
+    sampling_logprobs,
+    token_weights,
+)  # fmt: skip
 from trl_ext.ppo.options import PPOOptions
 
 ONES = torch.ones(1, 3, dtype=torch.bool)
@@ -85,6 +94,94 @@ def test_reinforce_weighs_with_a_truncated_ratio_that_has_no_gradient():
     assert losses[0].tolist() == pytest.approx([-1.0 * 2.0 * -0.5, 2.0 * low * -3.0], abs=1e-6)
     losses.sum().backward()
     assert new.grad[0].tolist() == pytest.approx([-2.0, 2.0 * low], abs=1e-6)
+
+
+def test_the_weight_of_dis_is_the_ratio_inside_and_nothing_outside():
+    """Of SAO: ratios of 0.5, 1, 2 and 6 and the range [0.6, 4]: the gradient of a token is -A r inside, and 0 outside."""
+    ratios = torch.tensor([[0.5, 1.0, 2.0, 6.0]])
+    new = torch.full((1, 4), -1.0, requires_grad=True)
+    old = new.detach() - ratios.log()
+    options = PPOOptions(objective="dis", cliprange=0.4, cliprange_high=3.0)
+    for sign in (1.0, -1.0):  # whatever the sign of the advantage, unlike the clip of ppo
+        advantages = sign * torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+        losses, measures = OBJECTIVES["dis"](new, old, advantages, torch.ones(1, 4).bool(), options)
+        (gradient,) = torch.autograd.grad(losses.sum(), new)
+        assert gradient[0].tolist() == pytest.approx([0.0, -2.0 * sign, -6.0 * sign, 0.0], abs=1e-6)
+        assert measures["clipfrac"].tolist() == [[1.0, 0.0, 0.0, 1.0]]
+
+
+@pytest.mark.parametrize("objective", ["ppo", "dis", "reinforce"])
+def test_the_ratio_is_to_the_policy_before_the_update_or_to_the_one_that_sampled(objective):
+    """One token with p new 0.3, p before the update 0.25 and p when it was sampled 0.2: ratios of 1.2 and 1.5."""
+    rows = build_token_batch([Completion([1], [2], True, "a", sampled_logprobs=[math.log(0.2)])], "cpu")
+    rows.old_logprobs[0, 1], rows.advantages[0, 1] = math.log(0.25), 1.0
+    for ratio_to, ratio in (("update", 1.2), ("sampler", 1.5)):
+        options = PPOOptions(objective=objective, ratio_to=ratio_to, cliprange=0.6, tis_cap=9.0)
+        new = torch.tensor([math.log(0.3)], requires_grad=True)
+        totals = Totals.of(rows, torch.tensor([0]), options)
+        loss, measures = micro_batch_loss(rows, Output(new), totals, options, OBJECTIVES[objective])
+        assert torch.autograd.grad(loss, new)[0].item() == pytest.approx(-ratio, rel=1e-5)
+        assert measures["ratio"].item() == pytest.approx(ratio, rel=1e-5)
+
+
+def test_a_token_whose_sampler_told_no_probability_has_the_ratio_to_the_policy_before_the_update():
+    rows = build_token_batch([Completion([1], [2], True, "a")], "cpu")
+    rows.old_logprobs[0, 1] = math.log(0.25)
+    assert sampling_logprobs(rows)[0, 1].item() == pytest.approx(math.log(0.25))
+
+
+def test_old_answers_have_the_gradient_of_the_policy_that_would_have_answered_now():
+    """A bandit of three answers, old probabilities, present ones, and the exact policy gradient of the present ones.
+
+    With the weight of ``engine_tis_cap`` (uncut), with ``ratio_to: sampler`` and with ``dis`` in a wide range, the
+    expectation over old answers is the expectation over present ones, which is sum_a p(a) A(a) grad log p(a).
+    """
+    logits = torch.tensor([0.3, -0.4, 0.1], dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.tensor([0.6, 0.15, 0.25], dtype=torch.float64), [1.0, -2.0, 0.5]
+    present = torch.log_softmax(logits, 0)
+    exact = torch.autograd.grad(sum(p.exp() * a for p, a in zip(present, advantages, strict=True)), logits)[0]
+    ways = (
+        {"engine_tis_cap": 1e6}, {"engine_tis_cap": 1e6, "engine_tis_mode": "token_mask"}, {"ratio_to": "sampler", "cliprange": 50.0},
+        {"ratio_to": "sampler", "objective": "dis", "cliprange": 1.0, "cliprange_high": 50.0},
+    )  # fmt: skip
+    for options in (PPOOptions(kl_coef=0.0, **way) for way in ways):
+        found = torch.zeros(3, dtype=torch.float64)
+        for answer, probability in enumerate(old.tolist()):
+            found += probability * ascent(logits, answer, probability, advantages[answer], options)
+        assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-6), options
+
+
+def ascent(logits, answer, sampled_with, advantage, options):
+    """The direction in which one answer of one token moves the logits of a policy, if it was sampled with a
+    probability."""
+    rows = build_token_batch([Completion([1], [answer + 2], True, "a", sampled_logprobs=[math.log(sampled_with)])], "cpu")  # fmt: skip
+    present = torch.log_softmax(logits, 0)[answer : answer + 1]
+    rows.old_logprobs[0, 1], rows.advantages[0, 1] = present.detach(), advantage
+    totals = Totals.of(rows, torch.tensor([0]), options)
+    loss, _ = micro_batch_loss(rows, Output(present), totals, options, OBJECTIVES[options.objective])
+    return -torch.autograd.grad(loss, logits)[0]
+
+
+@pytest.mark.parametrize("options", [{"engine_tis_cap": 1e6}, {"ratio_to": "sampler", "cliprange": 50.0}])
+def test_in_a_team_old_answers_have_the_gradient_against_the_partner_who_gave_them(options):
+    """Two agents choose one of two actions each, and share a payoff. Both played with old policies.
+
+    The weight corrects for an agent's own old policy. What it learns is the exact gradient against the partner as that
+    was when it answered, and not against the partner of now.
+    """
+    payoff = torch.tensor([[1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
+    logits = torch.tensor([0.2, -0.1], dtype=torch.float64, requires_grad=True)
+    mine, theirs = torch.tensor([0.7, 0.3]), torch.tensor([0.8, 0.2])  # when they played
+    options = PPOOptions(kl_coef=0.0, **options)
+    found = torch.zeros(2, dtype=torch.float64)
+    for own, other in itertools.product((0, 1), (0, 1)):
+        found += mine[own] * theirs[other] * ascent(logits, own, float(mine[own]), float(payoff[own, other]), options)
+    by_partner = [
+        torch.autograd.grad(torch.softmax(logits, 0) @ payoff @ partner.double(), logits)[0]
+        for partner in (theirs, torch.tensor([0.4, 0.6]))
+    ]
+    assert found.tolist() == pytest.approx(by_partner[0].tolist(), abs=1e-6)
+    assert by_partner[0][0] > 0 > by_partner[1][0], "the partner of now would teach the other action"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,9 @@ def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_
         if name != "world_size":  # the launcher decides
             assert getattr(parsed, name) == value, name
     values = {
-        n: other_value(n, hints[n], d) for n, d in names.items() if n not in ("stop_token", "world_size", *NEEDED)
+        n: other_value(n, hints[n], d)
+        for n, d in names.items()
+        if n not in ("stop_token", "world_size", "ratio_to", *NEEDED)
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     line = ["--config", str(tmp_path / "config.yaml"), "--use_cpu", "--output_dir", str(tmp_path)]
