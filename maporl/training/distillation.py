@@ -26,7 +26,7 @@ class Distillation:
         team: the team, for the tokenizers.
 
     Raises:
-        ConfigError: the teacher is no agent with weights of this team, or has another tokenizer than a pupil.
+        ConfigError: the teacher does not learn in this team, or has another tokenizer than a pupil.
     """
 
     def __init__(self, section: DistillSection, team: Team):

@@ -67,13 +67,15 @@ def test_the_files_of_a_page_make_a_run(page, tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    configurations = [name for name in files if name.endswith(".yaml")]
+    # a command of the page writes the dialogues that a loop learns from, and tests/system/test_program_story.py runs it
+    configurations = [name for name, text in files.items() if name.endswith(".yaml") and "dialogues:" not in text]
     assert "mine.yaml" in configurations and len(files) > len(configurations)
     for name in configurations:
-        config = load(name)
+        config = load(name, trains=False)
         assert config.pythonpath == [str(tmp_path)]
-        _, after = train(config, resume=False, quiet=True)
-        assert after.questions == 8
+        if any(agent.weights for agent in config.agents.values()):  # models behind an API do not learn
+            _, after = train(config, resume=False, quiet=True)
+            assert after.questions == 8
     tests = [one for name in files if name.startswith("test_") for one in runpy.run_path(name).items()]
     for name, function in tests:
         if name.startswith("test_"):
