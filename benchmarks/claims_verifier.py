@@ -54,9 +54,7 @@ def make_verifier(world: Path, seed: int, sets: list[str], folder: Path, lore: L
         frozen = ("--set", "agents.bob.trainable=false", "--set", f"seed={seed}")
         # ann learns the answers, and becomes the verifier
         _maporl("sft", world, "--output", teacher, *frozen, "--epochs", 16, *LEARN, "-q")
-    _maporl(
-        *("verifier", "generate", world, *own, "--output", folder / "samples", "--batch-size", 512, *lore.generate)
-    )
+    _maporl(*("verifier", "generate", world, *own, "--output", folder / "samples", "--batch-size", 512, *lore.generate))
     _maporl("verifier", "balance", folder / "samples", "--output", folder / "balanced.jsonl", *lore.balance)
     options = ("--model", teacher / "ann", "--output", folder / "verifier", "--use-cpu", *LEARN)
     _maporl("verifier", "train", folder / "balanced.jsonl", *options, *lore.train)
