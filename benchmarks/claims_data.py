@@ -339,23 +339,32 @@ CLAIMS = {
         paper="MAPoRL (arXiv 2502.18439)",
         expectation="A verifier is trained on labelled answers of the untrained agents to the training questions, and served by "
         "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by "
-        "the labels. It ends within 10 points of the team that learns from labels. (The first run, of 2026-11-22, missed "
-        "that by 9.4 points. At the usual temperatures the untrained agents err in one way, so the verifier paid for what "
-        "it had never seen: answers with one digit wrong, or of the wrong length. For this second run another verifier "
-        "learns from answers that were sampled at temperatures up to 3. Its team is expected to end within 5 points of "
-        "labels.)",
+        "the labels. It ends within 10 points of the team that learns from labels.",
+        world="configs/ppo/claims/judged.yaml",
+        arms={"verifier": JUDGED, "labels": [], "untrained": STILL},
+        measures={FINAL: team(-1), "first turn, %": team(0)},
+        comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
+        verifiers={"verifier": USUAL},
+        remark=lambda mean: f"The verifier's team ends {mean['labels'][FINAL] - mean['verifier'][FINAL]:.1f} points behind the "
+        "team that learns from labels. It was expected to be at most 10 points behind.",
+    ),
+    "varied_verifier": Claim(
+        title="A verifier must have learned from varied errors",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="At the usual temperatures the untrained agents err in one way, and a verifier of their answers pays for errors "
+        "that come up only once a team learns: one digit wrong, or a digit said twice. Another verifier learns from "
+        "answers that were sampled at temperatures up to 3. Its team is right on more held-out questions than the "
+        "untrained team and than the first verifier's team, and ends within 5 points of the team that learns from labels.",
         world="configs/ppo/claims/judged.yaml",
         arms={"verifier": JUDGED, "varied verifier": JUDGED, "labels": [], "untrained": STILL},
         measures={FINAL: team(-1), "first turn, %": team(0)},
         comparisons=(
-            Comparison(FINAL, "verifier", "untrained", 1),
             Comparison(FINAL, "varied verifier", "untrained", 1),
             Comparison(FINAL, "varied verifier", "verifier", 1),
         ),
         verifiers={"verifier": USUAL, "varied verifier": VARIED},
-        remark=lambda mean: f"The verifier's team ends {mean['labels'][FINAL] - mean['verifier'][FINAL]:.1f} points behind the "
-        f"team that learns from labels, and the varied verifier's {mean['labels'][FINAL] - mean['varied verifier'][FINAL]:.1f} "
-        "points behind.",
+        remark=lambda mean: "The varied verifier's team ends "
+        f"{mean['labels'][FINAL] - mean['varied verifier'][FINAL]:.1f} points behind the team that learns from labels.",
     ),
     "at_grpo": Claim(
         title="Candidates compared in one state teach more than whole games compared with each other",

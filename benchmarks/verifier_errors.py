@@ -1,4 +1,4 @@
-"""What the verifiers of ``benchmarks/claims.py run verifier`` say of errors that they have and have not seen.
+"""What the verifiers of ``benchmarks/claims.py run varied_verifier`` say of errors that they have and have not seen.
 
     python benchmarks/verifier_errors.py [--seeds 0 1 2 3 4] [--keep runs/claims]
 
@@ -21,7 +21,7 @@ from claims_verifier import make_verifier
 from quickstart import about
 
 QUESTIONS = 300
-CLAIM = CLAIMS["verifier"]
+CLAIM = CLAIMS["varied_verifier"]
 
 
 def answers(rng: random.Random) -> dict[str, list[tuple[str, str]]]:

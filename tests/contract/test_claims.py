@@ -81,27 +81,22 @@ def test_the_first_paragraph_counts_the_verdicts_of_all_claims():
 def test_expectations_that_are_no_comparison_are_compared_with_what_was_measured():
     verifier, cory = (" ".join(claims.section(name, RESULTS[name]).split()) for name in ("verifier", "cory"))
     mean = {name: claims.means(RESULTS[name]) for name in ("verifier", "cory")}
-    final = {arm: figures["final turn, %"] for arm, figures in mean["verifier"].items()}
-    behind, varied = (final["labels"] - final[arm] for arm in ("verifier", "varied verifier"))
-    assert (
-        f"ends {behind:.1f} points behind the team that learns from labels, and the varied verifier's {varied:.1f} points"
-        in verifier
-    )
+    behind = mean["verifier"]["labels"]["final turn, %"] - mean["verifier"]["verifier"]["final turn, %"]
+    assert f"ends {behind:.1f} points behind the team that learns from labels" in verifier and behind > 10
     share = mean["cory"]["CORY"]["KL, nats"] / mean["cory"]["PPO alone"]["KL, nats"]
     assert f"CORY's KL is {share:.0%} of PPO alone's" in cory and share > 0.5
 
 
 def test_the_readme_says_what_the_claim_of_the_verifier_came_to():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    d = {d["arm"]: d for d in RESULTS["verifier"]["differences"] if d["against"] == "untrained"}["varied verifier"]
-    final = {arm: figures["final turn, %"] for arm, figures in claims.means(RESULTS["verifier"]).items()}
-    behind, varied = (final["labels"] - final[arm] for arm in ("verifier", "varied verifier"))
-    assert f"ended {behind:.1f} points behind the team that learned from labels" in text
+    (d,) = RESULTS["verifier"]["differences"]
+    mean = claims.means(RESULTS["verifier"])
+    behind = mean["labels"]["final turn, %"] - mean["verifier"]["final turn, %"]
     assert (
         f"gained {d['mean']:+.3g} points over the untrained team (95% interval {d['low']:.3g} to {d['high']:+.3g}"
         in text
     )
-    assert f"and ended {varied:.1f} points behind labels" in text
+    assert f"It ended {behind:.1f} points behind the team that learned from labels" in text
 
 
 def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
@@ -205,7 +200,7 @@ def test_an_arm_knows_its_verifiers_address_and_is_not_run_again_at_another(tmp_
     for replaced in (served, make_verifier, train):
         monkeypatch.setattr(claims, replaced.__name__, replaced)
     for seed in (0, 1, 0):
-        claims.measure_seed(CLAIMS["verifier"], seed, tmp_path)
+        claims.measure_seed(CLAIMS["varied_verifier"], seed, tmp_path)
     usual, varied = claims_verifier.USUAL, claims_verifier.VARIED
     assert [(seed, lore) for seed, _, lore in made] == [(seed, lore) for seed in (0, 1, 0) for lore in (usual, varied)]
     assert made[:2] == made[4:] and len({folder for _, folder, _ in made}) == 4
