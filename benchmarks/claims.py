@@ -22,6 +22,7 @@ import re
 import shutil
 import statistics
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -39,6 +40,8 @@ DRAWINGS = ROOT / "docs/images/claims"
 LEAST_SEEDS = 5
 WIDTH = 138
 PROVENANCE = ("commit", "machine", "date")
+Asked = tuple[Path, dict[str, str]]
+"""The folder of the runs that ask a verifier, and the environment variables that tell them where it is served."""
 ABOUT = (
     "Each section tests one claim of a paper in a tiny world, over five seeds or more. The expectation was written "
     "down before the run, and what falls the other way stays here. A difference is taken seed by seed, between runs "
@@ -92,22 +95,28 @@ def lesson_folder(lesson: Lesson, seed: int, root: Path) -> Path:
 
 def measure_seed(claim: Claim, seed: int, root: Path) -> dict[str, dict[str, Any]]:
     """Return each arm's figures for one seed, with the commit, machine and date of its run."""
-    if not claim.verifier:
-        return measure_arms(claim, seed, root, {})
-    folder = warm_start(claim.world, seed, root).folder / "verifier"
-    verifier = make_verifier(ROOT / claim.world, seed, warm_started(claim.world, seed, root), folder)
-    with served(verifier) as url:
-        return measure_arms(claim, seed, root, {URLS_VARIABLE: url})
+    asked: dict[str, Asked] = {}
+    with ExitStack() as servers:
+        for number, (arm, lore) in enumerate(claim.verifiers.items()):
+            folder = warm_start(claim.world, seed, root).folder / f"verifiers/{number}"
+            start = warm_started(claim.world, seed, root)
+            verifier = make_verifier(ROOT / claim.world, seed, start, folder, lore)
+            asked[arm] = folder / "runs", {URLS_VARIABLE: servers.enter_context(served(verifier))}
+        return measure_arms(claim, seed, root, asked)
 
 
-def measure_arms(claim: Claim, seed: int, root: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return each arm's figures. The processes of the arms have these environment ``variables``."""
+def measure_arms(claim: Claim, seed: int, root: Path, asked: dict[str, Asked]) -> dict[str, dict[str, Any]]:
+    """Return each arm's figures.
+
+    An arm that asks a verifier has a folder for its runs and environment variables of its own in ``asked``.
+    """
     start = warm_started(claim.world, seed, root)
     folders = {name: str(lesson_folder(lesson, seed, root)) for name, lesson in claim.lessons.items()}
     arms = {}
     for arm, sets in claim.arms.items():
         sets = [re.sub("<(.+)>", lambda found: folders[found[1]], line) for line in sets]
-        done = finished_run(claim.world, seed, [*start, *sets], root, variables)
+        place, variables = asked.get(arm, (root, {}))
+        done = finished_run(claim.world, seed, [*start, *sets], place, variables)
         figures = {name: round(float(measure(done)), 4) for name, measure in claim.measures.items()}
         record = json.loads((done.folder / "about.json").read_text())
         arms[arm] = figures | {key: record[key] for key in PROVENANCE}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import correlation, fmean
 from typing import Literal
 
+from claims_verifier import USUAL, VARIED, Lore
 from learning import GRPO_ON_GAMES, Run, late, of_agent, team
 
 Means = dict[str, dict[str, float]]
@@ -36,8 +37,9 @@ class Lesson:
 class Claim:
     """What a paper claims, and how it is tested: a world's configuration, and the arms as overrides of it.
 
-    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. With ``verifier``, a verifier
-    is made for each seed from answers of the world's warm-started agents, and all arms know the URL of its server.
+    ``<NAME>`` in an override is the folder of the run of that lesson with the same seed. For each arm in ``verifiers``
+    and each seed a verifier is made from answers of the world's warm-started agents, and the arm knows the URL of its
+    server.
     """
 
     title: str
@@ -48,7 +50,7 @@ class Claim:
     measures: dict[str, Callable[[Run], float]]
     comparisons: tuple[Comparison, ...]
     lessons: dict[str, Lesson] = field(default_factory=dict)
-    verifier: bool = False
+    verifiers: dict[str, Lore] = field(default_factory=dict)
     remark: Callable[[Means], str] | None = None
     """Words that follow the verdicts, such as on an expectation without a comparison.
 
@@ -97,6 +99,8 @@ SECOND_PAIR = [
 ]
 
 
+JUDGED = ["reward.sources={verifier: 1.0}", "reward.verifier={}"]
+"""The overrides with which the scores of a served verifier pay."""
 UNPAID = ["reward.sources={label: 0.0}", "updates=40"]
 """The overrides with which a right answer pays nothing."""
 
@@ -337,12 +341,30 @@ CLAIMS = {
         "HTTP. The team that learns from its scores is right on more held-out questions than the untrained team, by "
         "the labels. It ends within 10 points of the team that learns from labels.",
         world="configs/ppo/claims/judged.yaml",
-        arms={"verifier": ["reward.sources={verifier: 1.0}", "reward.verifier={}"], "labels": [], "untrained": STILL},
+        arms={"verifier": JUDGED, "labels": [], "untrained": STILL},
         measures={FINAL: team(-1), "first turn, %": team(0)},
         comparisons=(Comparison(FINAL, "verifier", "untrained", 1),),
-        verifier=True,
+        verifiers={"verifier": USUAL},
         remark=lambda mean: f"The verifier's team ends {mean['labels'][FINAL] - mean['verifier'][FINAL]:.1f} points behind the "
         "team that learns from labels. It was expected to be at most 10 points behind.",
+    ),
+    "varied_verifier": Claim(
+        title="A verifier must have learned from varied errors",
+        paper="MAPoRL (arXiv 2502.18439)",
+        expectation="At the usual temperatures the untrained agents err in one way, and a verifier of their answers pays for errors "
+        "that come up only once a team learns: one digit wrong, or a digit said twice. Another verifier learns from "
+        "answers that were sampled at temperatures up to 3. Its team is right on more held-out questions than the "
+        "untrained team and than the first verifier's team, and ends within 5 points of the team that learns from labels.",
+        world="configs/ppo/claims/judged.yaml",
+        arms={"verifier": JUDGED, "varied verifier": JUDGED, "labels": [], "untrained": STILL},
+        measures={FINAL: team(-1), "first turn, %": team(0)},
+        comparisons=(
+            Comparison(FINAL, "varied verifier", "untrained", 1),
+            Comparison(FINAL, "varied verifier", "verifier", 1),
+        ),
+        verifiers={"verifier": USUAL, "varied verifier": VARIED},
+        remark=lambda mean: "The varied verifier's team ends "
+        f"{mean['labels'][FINAL] - mean['varied verifier'][FINAL]:.1f} points behind the team that learns from labels.",
     ),
     "at_grpo": Claim(
         title="Candidates compared in one state teach more than whole games compared with each other",

@@ -152,6 +152,11 @@ REWARD = Panel(
     terminal=True,
     comparisons=(Comparison("Reward", "Mean score of an utterance.", only="reward/score"),),
 )
+VERIFIED = Panel(
+    "The verifier's scores of right and wrong answers",
+    "Mean score of the answers that the task's grader finds right, and of those that it finds wrong.",
+    whole=True,
+)
 BONUS = Panel(
     "Collaboration bonus",
     "Mean collaboration bonus, by agent and turn.",
@@ -375,6 +380,8 @@ METRICS = (
     Metric("api/AGENT/prompt_tokens", "Tokens of prompts that the API counted, since the run began.", "tokens"),
     Metric("api/AGENT/completion_tokens", "Tokens of answers that the API counted, since the run began.", "tokens"),
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
+    Metric("verifier/on_right", "The verifier's mean score of answers that the task's grader finds right.", "score", VERIFIED),
+    Metric("verifier/on_wrong", "The same of answers that it finds wrong. It rises where the team finds wrong answers that pay.", "score", VERIFIED),
     Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
     Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),
     Metric("verifier/answer_loss", "Mean loss of a verifier that keeps learning from single answers, where it has learned.", "nats"),

@@ -69,14 +69,15 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
             _proposals(dialogues),
             _verdicts(dialogues),
             _programs(dialogues),
+            _verified(dialogues),
         )
     )
-    rewards, tools, proposals, verdicts, programs = zip(*parts, strict=True)
+    rewards, tools, proposals, verdicts, programs, verified = zip(*parts, strict=True)
     metrics: Metrics = defaultdict(float)
     for name, amount in chain(*(sums.items() for sums in tools)):
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
-    shares |= _program_metrics([*chain(*programs)])
+    shares |= _means([*chain(*programs), *chain(*verified)])
     return mean_rewards(rewards) | metrics | shares
 
 
@@ -130,9 +131,22 @@ def _programs(dialogues: Sequence[Dialogue]) -> list[tuple[str, bool]]:
     ]
 
 
-def _program_metrics(entries: Sequence[tuple[str, bool]]) -> Metrics:
-    """Return the share of each name in ``entries``."""
-    named: dict[str, list[bool]] = {}
+def _verified(dialogues: Sequence[Dialogue]) -> list[tuple[str, float]]:
+    """Return a verifier's score of each answer that has a label, under a name that says the label.
+
+    A team that finds wrong answers that pay shows in those of wrong answers.
+    """
+    return [
+        ("verifier/on_right" if u.grade.correct else "verifier/on_wrong", u.rewards["verifier"])
+        for dialogue in dialogues
+        for u in dialogue.utterances
+        if "verifier" in u.rewards and u.grade is not None and u.grade.correct is not None
+    ]
+
+
+def _means(entries: Sequence[tuple[str, float]]) -> Metrics:
+    """Return the mean, or the share, of each name in ``entries``."""
+    named: dict[str, list[float]] = {}
     for name, value in entries:
         named.setdefault(name, []).append(value)
     return {name: fmean(values) for name, values in named.items()}

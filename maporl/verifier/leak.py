@@ -1,15 +1,20 @@
-"""How much the question alone tells about the label. Balancing is there to close this leak."""
+"""What the labels of a set of answers are worth: how much the question alone tells of them, and how varied errors are.
+
+Balancing is there to close the leak through the question.
+"""
 
 import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from rich.table import Table
 
 from maporl.verifier.data import Sample
+from maporl.verifier.filters import same_text
 
 FEATURES = 2048
 """The words of a question are hashed into so many columns."""
@@ -22,7 +27,8 @@ class Balance:
     ``both``: questions that have right and wrong answers. ``skew``: mean over questions of ``|share of right answers -
     1/2|``. ``words``: accuracy of a logistic regression on the words of the question. ``majority``: accuracy of each
     question's more frequent label. Both accuracies are measured on the answers they were fitted to, so that they say
-    how much a verifier could learn from questions alone.
+    how much a verifier could learn from questions alone. ``errors``: the mean number of different wrong answers of the
+    questions that have any. A verifier knows no other errors than these.
     """
 
     questions: int
@@ -32,15 +38,19 @@ class Balance:
     skew: float
     words: float
     majority: float
+    errors: float
 
 
 def measure(samples: Sequence[Sample]) -> Balance:
     """The balance of ``samples``, of which there must be at least one."""
     counts: dict[str, Counter] = defaultdict(Counter)
     texts = {}
+    errors: dict[str, set[str]] = defaultdict(set)
     for sample in samples:
         counts[sample.id][sample.correct] += 1
         texts[sample.id] = sample.question
+        if not sample.correct:
+            errors[sample.id].add(same_text(sample.answer))
     pairs = torch.tensor([[counts[name][True], counts[name][False]] for name in texts], dtype=torch.float32)
     total = pairs.sum(1)
     return Balance(
@@ -51,6 +61,7 @@ def measure(samples: Sequence[Sample]) -> Balance:
         float((pairs[:, 0] / total - 0.5).abs().mean()),
         words_accuracy(list(texts.values()), pairs),
         float(pairs.max(1).values.sum() / total.sum()),
+        fmean(map(len, errors.values())) if errors else 0.0,
     )
 
 
@@ -98,6 +109,7 @@ def balance_table(before: Balance, after: Balance | None) -> Table:
         "mean |share right - 1/2| by question": lambda b: f"{b.skew:.3f}",
         "accuracy from the question's words": lambda b: f"{b.words:.3f}",
         "accuracy from the question's majority": lambda b: f"{b.majority:.3f}",
+        "different wrong answers by question": lambda b: f"{b.errors:.1f}",
     }
     for name, text in rows.items():
         table.add_row(name, text(before), "-" if after is None else text(after))

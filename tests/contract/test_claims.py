@@ -144,7 +144,9 @@ def test_the_worlds_and_their_arms_are_configurations(name):
     resolved = [
         load(ROOT / claim.world, ["warm_start.steps=0", *loaded, *taught(sets)]) for sets in claim.arms.values()
     ]
-    assert all(a != b for n, a in enumerate(resolved) for b in resolved[:n])
+    told = [(own, claim.verifiers.get(arm)) for own, arm in zip(resolved, claim.arms, strict=True)]
+    assert all(a != b for n, a in enumerate(told) for b in told[:n])
+    assert {arm for arm, own in zip(claim.arms, resolved, strict=True) if own.reward.verifier} == set(claim.verifiers)
     measured = {(c.measure, arm) for c in claim.comparisons for arm in (c.arm, c.against)}
     assert measured <= {(measure, arm) for measure in claim.measures for arm in claim.arms}
 
@@ -170,20 +172,20 @@ def test_finished_runs_are_not_run_again_and_interrupted_ones_are(tmp_path, monk
     assert trained[2:] == [(0, ["updates=3"])] * 2
 
 
-def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_another(tmp_path, monkeypatch):
-    """Each seed has a verifier of its own, made from its own warm-started agents.
+def test_an_arm_knows_its_verifiers_address_and_is_not_run_again_at_another(tmp_path, monkeypatch):
+    """Each seed has verifiers of its own, made from its own warm-started agents.
 
-    The port changes from call to call.
+    The port changes from call to call. Arms with one configuration have runs of their own if they ask other verifiers.
     """
-    ports, made, trained = iter((1, 2, 3)), [], []
+    ports, made, trained = iter(range(1, 7)), [], []
 
     @contextmanager
     def served(verifier):
         yield f"http://127.0.0.1:{next(ports)}/{verifier}"
 
-    def make_verifier(world, seed, sets, folder):
-        made.append((seed, folder))
-        return folder.parent.name.split("-")[1]
+    def make_verifier(world, seed, sets, folder, lore):
+        made.append((seed, folder, lore))
+        return f"{seed}-{folder.name}"
 
     def train(world, seed, sets, folder, variables):
         trained.append((seed, "reward.verifier={}" in sets, (variables or {}).get("MAPORL_VERIFIER_URLS")))
@@ -198,14 +200,15 @@ def test_a_claims_runs_know_their_verifiers_address_and_are_not_run_again_at_ano
     for replaced in (served, make_verifier, train):
         monkeypatch.setattr(claims, replaced.__name__, replaced)
     for seed in (0, 1, 0):
-        claims.measure_seed(CLAIMS["verifier"], seed, tmp_path)
-    assert [seed for seed, _ in made] == [0, 1, 0] and made[0][1] == made[2][1] != made[1][1]
-    told = [
-        (own, False, None) if not n else (own, n == 1, f"http://127.0.0.1:{own + 1}/{own}")
-        for own in (0, 1)
-        for n in range(4)
-    ]
-    assert trained == told  # the warm start, and three arms, of which one is scored by the verifier
+        claims.measure_seed(CLAIMS["varied_verifier"], seed, tmp_path)
+    usual, varied = claims_verifier.USUAL, claims_verifier.VARIED
+    assert [(seed, lore) for seed, _, lore in made] == [(seed, lore) for seed in (0, 1, 0) for lore in (usual, varied)]
+    assert made[:2] == made[4:] and len({folder for _, folder, _ in made}) == 4
+    told = []  # the warm start, and four arms, of which two are scored by a verifier
+    for own in (0, 1):
+        urls = [f"http://127.0.0.1:{2 * own + 1 + n}/{own}-{n}" for n in (0, 1)]
+        told += [(own, False, None), *((own, True, url) for url in urls), (own, False, None), (own, False, None)]
+    assert trained == told
 
 
 @pytest.mark.slow

@@ -268,7 +268,17 @@ def test_the_question_says_nothing_about_the_label_once_answers_are_balanced():
     assert before.majority == pytest.approx(0.8)
     after = measure(balancing.balance(samples, BalanceOptions(per_question=4)).samples)
     assert (after.right, after.wrong, after.skew, after.words, after.majority) == (10, 10, 0.0, 0.5, 0.5)
-    assert balance_table(before, after).row_count == 8 == balance_table(before, None).row_count
+    assert balance_table(before, after).row_count == 9 == balance_table(before, None).row_count
+
+
+def test_the_table_says_how_many_different_errors_a_verifier_will_know():
+    samples = [
+        *answers("a", ["Answer: 1"], ["Answer: 2", "answer:  2", "Answer: 3", "Answer: 3"]),
+        *answers("b", ["Answer: 1"], ["Answer: 4"]),
+        *answers("c", ["Answer: 1"], []),
+    ]
+    assert measure(samples).errors == 1.5  # 2 of a, 1 of b; c has none
+    assert measure(answers("c", ["Answer: 1"], [])).errors == 0.0
 
 
 class Scripted(Task):
