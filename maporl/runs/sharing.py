@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.report.read import Run, read_run
 from maporl.validation.load import from_dict
+from trl_ext.process.waits import until
 
 SHARED, APART = "shared", "apart"
 EVALUATIONS, MEASUREMENTS = 8, 20
@@ -87,14 +89,26 @@ def train_all(runs: Mapping[tuple[str, int], Config]) -> Iterator[tuple[str, int
             file = folder.with_suffix(".yaml")
             file.write_text(to_yaml(config), encoding="utf-8")
             resumes = ["--resume"] if any(folder.glob("checkpoint-*")) else []
-            ended = subprocess.run(
-                [sys.executable, "-m", "maporl", "train", str(file), "--quiet", *resumes], check=False
-            )
-            if ended.returncode:
-                raise RunError(
-                    f"{folder}: this run failed with status {ended.returncode}; mend it, and call this again"
-                )
+            if status := _run([sys.executable, "-m", "maporl", "train", str(file), "--quiet", *resumes]):
+                raise RunError(f"{folder}: this run failed with status {status}; mend it, and call this again")
         yield arm, seed, measured(read_run(folder))
+
+
+def _run(command: list[str]) -> int:
+    """Return the exit status of a command. A signal to this process ends it in good order: a run saves first."""
+    process = subprocess.Popen(command)
+
+    def ended(seconds: float) -> list[int]:
+        with suppress(subprocess.TimeoutExpired):
+            return [process.wait(seconds)]
+        return []
+
+    try:
+        return until(ended)[0]
+    except BaseException:
+        process.terminate()
+        until(ended)
+        raise
 
 
 def measured(run: Run) -> Measured:

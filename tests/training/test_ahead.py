@@ -204,7 +204,10 @@ def test_utterances_of_a_run_have_the_number_of_updates_of_their_weights(tiny, t
 @pytest.mark.parametrize(
     "sections, message",
     [
-        ({"cluster": {"backend": "ray"}}, r"async_depth: 2 trains on dialogues of older weights; set ratio_to: sampler"),
+        (
+            {"cluster": {"backend": "ray"}},
+            r"async_depth: 2 trains on dialogues of older weights; set ratio_to: sampler",
+        ),
         (
             {"cluster": {"backend": "ray", "on_update": "drain"}, "ppo": {"engine_tis_cap": 2.0}},
             r"async_depth: 2 needs engines that take new weights while dialogues go on, and with 'transformers' dialogues end",

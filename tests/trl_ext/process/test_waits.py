@@ -97,6 +97,7 @@ ELSEWHERE = {
         "maporl/storage/disk_cache.py": {"DiskCache._in_the_file"},
         "trl_ext/process/servant.py": {"_wait", "_exactly"},
         "trl_ext/process/waits.py": {"Threads.submit", "taken.happens"},
+        "maporl/runs/sharing.py": {"_run.ended"},
     },
     "is a coroutine of a loop that has a thread of its own, and is awaited by those in THROUGH": {
         "maporl/environments/adapters/mcp_server.py": {

@@ -165,7 +165,7 @@ def test_a_prompt_is_on_one_process_and_the_batch_does_not_depend_on_their_numbe
     ({"reward_funcs": "accuracy"}, r"reward_funcs: expected functions, got 'accuracy'; a reward model is passed as"),
     ({"critic_warmup": -1}, r"critic_warmup: expected a whole number of at least 0, got -1"),
     ({"critic_warmup": 2}, r"critic_warmup: only the critic would learn in all 2 updates; choose a smaller number"),
-    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn first"),
+    ({"critic_warmup": 2, "critic": "none"}, r"critic_warmup: critic='none' has nothing to learn"),
 ])  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused(tiny, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
