@@ -30,6 +30,8 @@ from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, critics_options, fitting
+from maporl.training.distillation import Distillation
+from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -163,6 +165,19 @@ class RunParts:
             restates=self.args.restate == "base_model",
             growth=self.schedule.growth,
         )
+
+    def distillation(self) -> Distillation | None:
+        """Return what teaches first answers, or None.
+
+        Raises:
+            ConfigError: its teacher cannot teach this team.
+        """
+        section = self.reward.distill
+        return None if section is None else Distillation(section, self.team)
+
+    def role_gradients(self) -> RoleGradients:
+        """Return what measures and balances the gradients of roles."""
+        return RoleGradients(self.args.role_gradients, self.args.balance)
 
     def learning_roles(self) -> dict[str, str | None]:
         """Return the agents that play and have a policy that is trained, with their own roles."""

@@ -23,6 +23,7 @@ from maporl.team.team import Team
 from maporl.training import ahead
 from maporl.training.ahead import Ahead
 from maporl.training.assign import Advantages
+from maporl.training.check import by_role
 from maporl.training.home import TeamHome
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.parts import RunParts
@@ -32,6 +33,7 @@ from maporl.training.untrained import UntrainedCounter
 from maporl.types import Dialogue
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import Saved
+from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
 from trl_ext.trainer.loop import PPOLoop
@@ -100,6 +102,16 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             home.run_ended()
             self.record.failed()
             raise
+
+    def check_roles(self) -> None:
+        """Check that the gradients of roles are in this process, if they are to be measured.
+
+        Raises:
+            ConfigError: they are elsewhere. The message says where.
+        """
+        here = isinstance(self.learning, Learning)
+        whole = here and not any(learner.strategy.sharded for learner in self.learners.values())
+        refuse(by_role(self.args.role_gradients, self.args.balance, whole, distributed.size()), "trainer")
 
     def check_ahead(self) -> None:
         """Check that dialogues can be played ahead, if they are to be.

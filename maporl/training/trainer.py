@@ -20,7 +20,6 @@ from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSectio
 from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
-from maporl.errors import refuse
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardSource
 from maporl.schedules import Schedule
@@ -29,20 +28,15 @@ from maporl.team.team import Team
 from maporl.training.ahead import Ahead, batches_to_begin
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.assign import Advantages
-from maporl.training.check import by_role
 from maporl.training.collect import Collector
 from maporl.training.dialogue_metrics import measured
-from maporl.training.distillation import Distillation
 from maporl.training.home import TeamHome, home_of
 from maporl.training.parts import RunParts
-from maporl.training.role_gradients import RoleGradients
 from maporl.training.run_record import RunRecord
 from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
-from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Clock
-from trl_ext.process import distributed
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -141,16 +135,13 @@ class MultiAgentPPOTrainer(TeamLoop):
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
         self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
-        distill = parts.reward.distill
-        self.distillation = None if distill is None else Distillation(distill, team)
-        self.role_gradients = RoleGradients(args.role_gradients, args.balance)
+        self.distillation, self.role_gradients = parts.distillation(), parts.role_gradients()
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         with self.undone_if_it_fails(home):
             self.setup(home, args, self.task, self.eval_task or self.task, list(parts.callbacks))
             self.player.engines |= home.engines(parts) | dict(parts.engines)
             self.check_ahead()
-            whole = isinstance(self.learning, Learning) and not any(x.strategy.sharded for x in self.learners.values())
-            refuse(by_role(args.role_gradients, args.balance, whole, distributed.size()), "trainer")
+            self.check_roles()
         self.show_progress()
 
     def inform_samplers(self) -> None:
