@@ -33,6 +33,7 @@ from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.types import Ask, Stop
 from trl_ext.ppo.options import GREEDY
+from trl_ext.process.waits import until
 
 
 class Crew:
@@ -572,6 +573,7 @@ def test_a_play_that_is_given_up_ends_its_program(tmp_path):
     lines = [f"open({str(child)!r}, 'w').write(str(os.getpid()))", "ask('ann', 'hi')", "import time; time.sleep(60)"]
     driver = driver_of(None, command=command_of(tmp_path, *lines))
     [episode] = driver.opened([EXAMPLE])
-    driver.step([episode])
+    assert until(lambda left: time.sleep(0.01) or (child.exists() and child.read_text()), 20), "the program works"
+    assert not episode.over
     driver.release()
     assert gone(int(child.read_text()))
