@@ -18,12 +18,12 @@ import argparse
 import json
 import shutil
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from quickstart import QUICKSTART, about
-from staleness import T
+from learning import T95
+from quickstart import QUICKSTART
+from staleness import train_arms
 
 from maporl.runs.build import build_trainer
 from maporl.validation.load import load
@@ -63,7 +63,7 @@ def differences(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
             row = {"mean": round(statistics.mean(one[turn] for one in own.values()), 1)}
             apart = [one[turn] - against[seed][turn] for seed, one in own.items() if seed in against]
             if len(apart) > 1 and against is not own:
-                half = T[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
+                half = T95[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
                 row |= {"difference": round(statistics.mean(apart), 1), "half interval": round(half, 1)}
             table[f"{name}: {turn}"] = row
     return table
@@ -77,18 +77,7 @@ def main() -> None:
     parser.add_argument("--initial", type=Path, help="where warm-started weights are kept; by default nowhere")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    found: dict[str, dict[str, Any]] = json.loads(options.output.read_text())["runs"] if options.output.exists() else {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in options.arms:
-            for seed in options.seeds:
-                if str(seed) in found.setdefault(name, {}):
-                    continue
-                with tempfile.TemporaryDirectory() as folder:
-                    kept = (options.initial or Path(scratch)) / str(seed)
-                    found[name][str(seed)] = measured(seed, ARMS[name], Path(folder) / "run", kept)
-                print(json.dumps({"arm": name, "seed": seed, **found[name][str(seed)]}), flush=True)
-                report = {**about(), "runs": found, "differences": differences(found)}
-                options.output.write_text(json.dumps(report, indent=1) + "\n")
+    train_arms(options, lambda name, *where: measured(where[0], ARMS[name], *where[1:]), differences, {})
 
 
 if __name__ == "__main__":

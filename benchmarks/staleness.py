@@ -30,11 +30,12 @@ import shutil
 import statistics
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from learning import T95
 from quickstart import QUICKSTART, about
 
 from maporl.engines.text import TextEngine
@@ -204,6 +205,24 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
     options = parser.parse_args()
+
+    def measure(name: str, seed: int, folder: Path, initial: Path) -> dict[str, Any]:
+        return measured(options.config, ARMS[name], seed, options.age, folder, initial)
+
+    train_arms(options, measure, differences, {"world": options.config, "age": options.age})
+
+
+def train_arms(
+    options: argparse.Namespace,
+    measure: Callable[[str, int, Path, Path], dict[str, Any]],
+    summary: Callable[[dict[str, dict[str, Any]]], dict[str, Any]],
+    facts: dict[str, Any],
+) -> None:
+    """Train each arm of ``options.arms`` with each seed, unless ``options.output`` has it, and write all after each.
+
+    ``measure(arm, seed, folder, initial)`` trains a run in a new folder and returns its figures; ``summary`` compares
+    all figures, and ``facts`` stand in the file too.
+    """
     found: dict[str, dict[str, Any]] = json.loads(options.output.read_text())["runs"] if options.output.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.arms:
@@ -212,22 +231,10 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
                     kept = (options.initial or Path(scratch)) / str(seed)
-                    found[name][str(seed)] = measured(
-                        options.config, ARMS[name], seed, options.age, Path(folder) / "run", kept
-                    )
+                    found[name][str(seed)] = measure(name, seed, Path(folder) / "run", kept)
                 print(json.dumps({"arm": name, "seed": seed, **found[name][str(seed)]}), flush=True)
-                report = {
-                    **about(),
-                    "world": options.config,
-                    "age": options.age,
-                    "runs": found,
-                    "differences": differences(found),
-                }
+                report = {**about(), **facts, "runs": found, "differences": summary(found)}
                 options.output.write_text(json.dumps(report, indent=1) + "\n")
-
-
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Student's t of a 95% interval, by the number of seeds."""
 
 
 def differences(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -238,7 +245,7 @@ def differences(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         apart = [value["final turn"] - against[seed]["final turn"] for seed, value in own.items() if seed in against]
         table[name] = {"mean": round(statistics.mean(value["final turn"] for value in own.values()), 1)}
         if name != ARMS[name].against and len(apart) > 1:
-            half = T[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
+            half = T95[len(apart)] * statistics.stdev(apart) / len(apart) ** 0.5
             table[name] |= {"difference": round(statistics.mean(apart), 1), "half interval": round(half, 1)}
     return table
 
