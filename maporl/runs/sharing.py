@@ -88,7 +88,7 @@ def train_all(runs: Mapping[tuple[str, int], Config]) -> Iterator[tuple[str, int
             folder.parent.mkdir(parents=True, exist_ok=True)
             file = folder.with_suffix(".yaml")
             file.write_text(to_yaml(config), encoding="utf-8")
-            resumes = ["--resume"] if any(folder.glob("checkpoint-*")) else []
+            resumes = ["--resume"] if folder.exists() else []
             if status := _run([sys.executable, "-m", "maporl", "train", str(file), "--quiet", *resumes]):
                 raise RunError(f"{folder}: this run failed with status {status}; mend it, and call this again")
         yield arm, seed, measured(read_run(folder))

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from folders import ROOT
 
+from maporl.config.parse import to_yaml
 from maporl.errors import ConfigError
 from maporl.runs.sharing import Measured, compared, configurations, page, train_all, write
 from maporl.validation.load import from_dict, load
@@ -76,6 +77,10 @@ def test_runs_are_trained_once(tmp_path):
     """Real runs in processes of their own. What is finished is not trained again."""
     team = TEAM | {"updates": 2, "agents": {name: TEAM["agents"][name] for name in ("ann", "bob")}}
     runs = configurations(from_dict(yaml.safe_load(yaml.safe_dump(team))), tmp_path, [0])
+    cut_off = tmp_path / "shared-0"
+    cut_off.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):  # of a run that was killed before its first checkpoint
+        (cut_off / name).write_text(to_yaml(runs["shared", 0]) if name == "config.yaml" else "")
     first = list(train_all(runs))
     assert [(arm, seed) for arm, seed, _ in first] == [("shared", 0), ("apart", 0)]
     shares = first[0][2].shares
