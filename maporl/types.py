@@ -228,19 +228,22 @@ class Wait:
 
 @dataclass
 class Trace:
-    """The training values of an utterance's tokens. All lists are equally long.
+    """The training values of an utterance's tokens. The lists of its tokens are equally long.
 
     Args:
         pieces: the text of each token. Together they are the whole completion, special tokens included.
         logprobs: the log-probabilities of the policy before the update, in nats.
         advantages: the advantages.
         values: the critic's values, or None without a critic.
+        earned: the ids of the utterances whose scores are part of its credit, with these parts
+            (:func:`maporl.rewards.origins.origins`).
     """
 
     pieces: list[str]
     logprobs: list[float]
     advantages: list[float]
     values: list[float] | None = None
+    earned: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -449,6 +452,8 @@ def _utterance(entry: Mapping[str, Any]) -> Utterance:
     for name, kind in (("grade", Grade), ("trace", Trace), ("example", Example)):
         if values.get(name) is not None:
             values[name] = kind(**_known(kind, values[name]))
+    if values.get("trace") is not None:
+        values["trace"].earned = [(int(number), float(part)) for number, part in values["trace"].earned]
     if "calls" in values:
         values["calls"] = [_call(call) for call in values["calls"]]
     return Utterance(**values)

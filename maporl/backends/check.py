@@ -57,7 +57,7 @@ def _scoring(run: ResolvedRun) -> Iterator[Fault]:
     key, section = "cluster.scoring.verifier", run.config.reward.verifier
     if run.config.cluster.scoring.verifier is None:
         return
-    if "verifier" not in {*run.config.reward.sources, *run.protocol.between_turns()} or section is None:
+    if "verifier" not in {*run.config.reward.asked, *run.protocol.between_turns()} or section is None:
         remedy = "add verifier to reward.sources, with reward.verifier.model, or leave it out"
         yield Fault(key, "nothing asks a verifier", remedy)
         return

@@ -45,7 +45,7 @@ def train(
     load_libraries()
     from maporl.cli.common import Screen
     from maporl.config.threads import threads_of
-    from maporl.evaluation.tables import before_after, flip_lines
+    from maporl.evaluation.tables import before_after, flip_lines, learned
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from trl_ext.process import distributed
@@ -73,6 +73,10 @@ def train(
             console.print(line, soft_wrap=True)
     for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", folder / "final", *_draw(folder)]:
         console.print(str(path), soft_wrap=True)
+    if after is not None:
+        console.print(learned(before, after), soft_wrap=True)
+    if (folder / "report.html").exists():
+        console.print(f"open {folder / 'report.html'}", soft_wrap=True)
     return None
 
 

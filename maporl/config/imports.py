@@ -112,6 +112,7 @@ def named_imports(config: Config) -> dict[str, str]:
     if isinstance(options, Mapping):  # the protocol checks them later
         named += [(f"protocol.options.{key}", options.get(key)) for key in ("show", "parse")]
     named += [("reward.sources", name) for name in config.reward.sources]
+    named += [("reward.charges", name) for name in config.reward.charges]
     for key, entries in (("reward.rules", config.reward.rules), ("advantage.post", config.advantage.post)):
         named += [(key, name) for entry in entries for name in ([entry] if isinstance(entry, str) else entry)]
     for number, stage in enumerate(config.loop.stages):

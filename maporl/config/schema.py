@@ -378,6 +378,14 @@ class PenaltySection:
 
 
 @section()
+class ChargeSection:
+    """What a named reward costs those who earn it, after credit has been shared (``reward.charges``)."""
+
+    weight: AboveZero = option(help="What one unit of the reward costs: a weight of 0.01 takes 0.01 a word from words.")
+    roles: tuple[str, ...] = option((), "The roles, or the agents by name, that are charged. Default: all.")
+
+
+@section()
 class BrevitySection:
     """The options of the reward source ``brevity``, which pays for short answers."""
 
@@ -678,6 +686,12 @@ class RewardSection:
         None,
         "What a bad answer costs its author. {} takes the values below; 0 switches one penalty off.",
     )
+    charges: dict[str, ChargeSection] = option(
+        {},
+        "What comes off the credit of one role, after sharing: each source, or reward of the protocol, with its weight "
+        "and its roles. It pays nobody else for what one role does, and takes the place of no credit. The source "
+        "tokens counts what was sampled.",
+    )
     distill: DistillSection | None = option(
         None,
         "On-policy distillation inside the team: first answers learn what later ones, or another agent, know.",
@@ -690,6 +704,11 @@ class RewardSection:
         None,
         "For the source annotator: an agent that labels what others observe, which later pays whoever brings it about.",
     )
+
+    @property
+    def asked(self) -> dict[str, None]:
+        """The names of all rewards that are asked for: those that make the score, and those that are charged."""
+        return dict.fromkeys([*self.sources, *self.charges])
 
 
 @section()

@@ -104,7 +104,7 @@ class AgentPool:
         rows = config.ppo.batch_rows
         untrained = (
             UntrainedWeights.before_training(team, rows)
-            if asks_untrained(config.restate, config.reward.sources)
+            if asks_untrained(config.restate, config.reward.asked)
             else None
         )
         load_trained_weights({name.removeprefix(_prefix(run)): p for name, p in team.policies.items()}, entrant.folder)

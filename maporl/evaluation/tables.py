@@ -45,6 +45,26 @@ def before_after(before: Evaluation | None, after: Evaluation) -> Table:
     return table
 
 
+def learned(before: Evaluation | None, after: Evaluation) -> str:
+    """Return in one line what a run ended with, and what came of talking."""
+    if after.rewards or not after.turns:
+        name = "reward/score" if "reward/score" in after.rewards else next(iter(after.rewards), None)
+        if name is None:
+            return "held out: nothing was graded"
+        was = before.rewards.get(name) if before else None
+        return (
+            f"held out: {name} {'' if was is None else f'{was:.4g} before, '}{after.rewards[name]:.4g} after training"
+        )
+    final, first = after.final(), after.turns[0].team
+    was = f"{before.final().value:.1%} before, " if before and before.turns and before.final().total else ""
+    line = f"held out: {was}{final.value:.1%} of the last answers right after training"
+    if len(after.turns) > 1 and first.total:
+        line += (
+            f"; first answers {first.value:.1%}, so talking is worth {100 * (final.value - first.value):+.1f} points"
+        )
+    return line
+
+
 def evaluation_table(evaluation: Evaluation) -> Table:
     """Return a table of one evaluation: turns, agents, votes, agreement and baselines."""
     table = Table(title=f"{evaluation.questions} questions, {evaluation.tokens} tokens sampled, 95% intervals")

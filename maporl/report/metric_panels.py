@@ -147,7 +147,7 @@ FINISHED = Panel(
 REWARD = Panel(
     "Reward, by name",
     "Mean of each named reward over all utterances. The score is the weighted sum of the sources. The credit is what "
-    "is trained on: the score after rules and penalties.",
+    "is trained on: the score after rules, fines and charges.",
     picture=("reward.png", "mean reward"),
     terminal=True,
     comparisons=(Comparison("Reward", "Mean score of an utterance.", only="reward/score"),),
@@ -213,8 +213,8 @@ METRICS = (
     Metric("change/N_to_M/declined", "Answers that were spoiled, of those given in both turns.", "share", CHANGES, line="turn N to M, spoiled"),
     Metric("change/N_to_M/same", "Answers that stayed right or stayed wrong, of those given in both turns.", "share"),
     Metric("finished/turn_N", "Questions that consensus ended at turn N. It is logged only where consensus ended some.", "share", FINISHED),
-    Metric("reward/score", "Weighted sum of the reward sources.", "reward", REWARD, bar=("reward {}", ".2f")),
-    Metric("reward/credit", "What is trained on: the score with what later answers earned, after rules and penalties.", "reward", REWARD),
+    Metric("reward/score", "Weighted sum of the reward sources.", "reward", REWARD),
+    Metric("reward/credit", "What is trained on: the score with what later answers earned, after rules, fines and charges.", "reward", REWARD, bar=("credit {}", ".2f")),
     Metric("reward/label", "1 where the answer is right, else 0.", "reward", REWARD),
     Metric("reward/verifier", "Score of the learned verifier.", "reward", REWARD),
     Metric("reward/env", "What the game paid.", "reward", REWARD),
@@ -223,6 +223,7 @@ METRICS = (
     Metric("reward/missing_eos", "Penalty for an answer that did not end by itself.", "reward", REWARD),
     Metric("reward/NAME", "Any other source of rewards, or a term of a reward rule.", "reward", REWARD),
     Metric("reward/penalty/NAME", "A penalty, over the utterances that got it.", "reward", PENALTIES),
+    Metric("reward/charge/NAME", "What a reward costs (`reward.charges`), over the utterances that are charged for it.", "reward"),
     Metric("reward/penalty/NAME/AGENT", "The same for one agent.", "reward"),
     Metric("reward/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "reward"),
     Metric("reward/bonus/AGENT/turn_N", "Bonus for collaboration of one agent in one turn.", "reward", BONUS),
@@ -422,8 +423,8 @@ def _in_order(key: str) -> list[str | int]:
 def bar_text(values: Mapping[str, float]) -> str:
     """What a progress bar says of an update's metrics.
 
-    >>> bar_text({"accuracy/turn_2": 0.5, "accuracy/turn_1": 0.25, "reward/score": 0.5, "tokens_per_second": 120.4})
-    'accuracy 25% 50%, reward 0.50, 120 tokens/s'
+    >>> bar_text({"accuracy/turn_2": 0.5, "accuracy/turn_1": 0.25, "reward/credit": 0.5, "tokens_per_second": 120.4})
+    'accuracy 25% 50%, credit 0.50, 120 tokens/s'
     """
     told = []
     for metric in METRICS:
@@ -436,6 +437,22 @@ def bar_text(values: Mapping[str, float]) -> str:
             if names:
                 told.append(words.format(" ".join(format(values[name], number) for name in names)))
     return ", ".join(told)
+
+
+def what_matters_first(values: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics in an order for people: held-out figures, what a progress bar shows, and the rest as in the table.
+
+    >>> list(what_matters_first({"lr": 1.0, "reward/credit": 0.5, "accuracy/turn_1": 0.2, "eval_accuracy/turn_1": 0.3}))
+    ['eval_accuracy/turn_1', 'accuracy/turn_1', 'reward/credit', 'lr']
+    """
+
+    def place(name: str) -> tuple[bool, bool, int]:
+        for number, metric in enumerate(METRICS):
+            if match := metric.pattern.fullmatch(name):
+                return not match["held_out"], metric.bar is None, number
+        return True, True, len(METRICS)
+
+    return {name: values[name] for name in sorted(values, key=place)}
 
 
 def page() -> str:

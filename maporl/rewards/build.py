@@ -18,6 +18,7 @@ from maporl.rewards.labels import (
     label,
     near,
     readable,
+    tokens,
     verdict,
 )
 from maporl.rewards.likelihood import Likelihood
@@ -94,6 +95,7 @@ SOURCES = Parts(
         "faithful": "maporl.methods.prover_verifier:build",
         "verdict": _function(verdict),
         "critical_steps": _function(critical_steps),
+        "tokens": _function(tokens),
         "repeats": "maporl.methods.r_zero:build",
         "verifiers": _verifiers,
         "brevity": _brevity,
@@ -121,6 +123,7 @@ def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
     coaches = section.judge is not None and section.judge.scores == "everything"
     scoring = {"judge": coaches, "verdict": is_verdict(utterance), "nll": section.sources.get("nll", 0.0) != 0}
     scoring["judgement"] = is_judgement(utterance)
+    scoring["tokens"] = section.sources.get("tokens", 0.0) != 0 and bool(utterance.response_ids)
     scoring["annotator"] = True  # if anything is observed after it
     return [name for name, scores in scoring.items() if scores and name in section.sources]
 

@@ -19,11 +19,12 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     """
     reward, protocol = run.config.reward, run.protocol
     pays: frozenset[str] = protocol.pays | frozenset([*run.config.tools, *run.config.environments])
-    used = {*reward.sources, *protocol.between_turns()}
+    used = {*reward.asked, *protocol.between_turns()}
     for source in sorted(used - pays):
-        find_source(source, f"{run.where}: reward.sources", pays)
+        key = "charges" if source in reward.charges else "sources"
+        find_source(source, f"{run.where}: reward.{key}", pays)
     rules = build_rules(reward.rules, f"{run.where}: reward.rules")
-    yield from _rules(run, rules, {*reward.sources, *pays, *contributions(run.config.branching.ablate)})
+    yield from _rules(run, rules, {*reward.asked, *pays, *contributions(run.config.branching.ablate)})
     if reward.bonus is not None and rules:
         yield Fault("reward", "bonus goes with horizon, share and discount, not with rules", "remove one")
     if "brevity" in used and reward.brevity is None:

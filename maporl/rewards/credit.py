@@ -7,7 +7,7 @@ import numpy as np
 
 from maporl.config.imports import told
 from maporl.config.parse import entry_name
-from maporl.config.schema import PenaltySection, RewardSection
+from maporl.config.schema import ChargeSection, PenaltySection, RewardSection
 from maporl.errors import ConfigError
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
@@ -30,10 +30,10 @@ def assign_credit(
     Then the penalties of answers are subtracted. An utterance by which an agent declined (``protocol.pass``) gets the
     mean credit of the answers of its turn. An utterance that has no credit after this, such as a summary, gets the mean
     credit of the utterances whose speakers were shown it, and of those that it settled. Without them it has no credit
-    and is not trained on. In the end the penalties of calls are subtracted.
+    and is not trained on. In the end the penalties of calls and the charges are subtracted, so nobody else pays them.
 
     ``update`` is the number of the update, from 1. ``digits`` lists, for each policy, the token ids that may repeat.
-    The parts of a credit keep their names: ``bonus``, and ``penalty/NAME``, which is negative.
+    The parts of a credit keep their names: ``bonus``, and ``penalty/NAME`` and ``charge/NAME``, which are negative.
     """
     for dialogue in dialogues:
         for u in dialogue.utterances:
@@ -58,6 +58,7 @@ def assign_credit(
         credit_by_readers(dialogue)
     if penalties is not None:
         penalise_calls([u for d in dialogues for u in d.utterances if u.calls], penalties)
+    charge([u for d in dialogues for u in d.utterances if "credit" in u.rewards], reward.charges)
 
 
 def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection, update: int = 1) -> None:
@@ -172,6 +173,23 @@ def penalise_calls(calling: list[Utterance], section: PenaltySection) -> None:
                 u.rewards[f"penalty/{name}"] = -cost
                 if "credit" in u.rewards:
                     u.rewards["credit"] -= cost
+
+
+def charge(credited: list[Utterance], charges: Mapping[str, ChargeSection]) -> None:
+    """Subtract from the credit of each utterance what its rewards are charged at. It keeps ``rewards["charge/NAME"]``.
+
+    An utterance that does not have the reward, or was said in another role, is not charged.
+    """
+    for name, section in charges.items():
+        for u in credited:
+            if name in u.rewards and is_charged(section, u):
+                u.rewards[f"charge/{name}"] = -section.weight * u.rewards[name]
+                u.rewards["credit"] += u.rewards[f"charge/{name}"]
+
+
+def is_charged(section: ChargeSection, utterance: Utterance) -> bool:
+    """Return whether an utterance was said in a role, or by an agent, that is charged."""
+    return not section.roles or bool({utterance.role, utterance.agent} & set(section.roles))
 
 
 def _penalties(utterance: Utterance) -> list[float]:

@@ -10,7 +10,7 @@ from maporl.config.schema import RewardSection
 from maporl.protocols.base import Protocol
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.build import ANSWERS_ONLY, is_completion_reward, scores_others
-from maporl.rewards.credit import credit_by_readers, credit_by_rules
+from maporl.rewards.credit import credit_by_readers, credit_by_rules, is_charged
 from maporl.rewards.scoring import weighted_scores
 from maporl.types import Dialogue, Utterance
 
@@ -34,9 +34,7 @@ def credit_lines(
         dialogues: what was said. Their rewards change.
     """
     learners = tuple(learners)
-    unlisted = (
-        {name for d in dialogues for u in d.utterances for name in u.rewards} - protocol.pays - set(reward.sources)
-    )
+    unlisted = {name for d in dialogues for u in d.utterances for name in u.rewards} - protocol.pays - set(reward.asked)
     unsure = [n for n in reward.sources if n not in protocol.pays and n not in ANSWERS_ONLY and not _is_completion(n)]
     for u in (u for d in dialogues for u in d.utterances):
         paying = (
@@ -80,6 +78,12 @@ def _credited(reward: RewardSection, dialogues: list[Dialogue], unsure: list[str
             shown_to = {v.agent for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
             inherited = SETTLED if u.settles and not shown_to else BY_READERS
             what = kinds.get(id(u)) or perhaps + (inherited if "credit" in u.rewards else NOTHING)
+            if "credit" in u.rewards:
+                what += "".join(
+                    f", minus {charge.weight:g} x {name}"
+                    for name, charge in reward.charges.items()
+                    if is_charged(charge, u)
+                )
             by_speaker.setdefault((u.agent, u.role), {})[what] = None
             readers.setdefault((u.agent, u.role), set()).update(shown_to)
     return {

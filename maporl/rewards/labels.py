@@ -99,6 +99,14 @@ def critical_steps(dialogues: list[Dialogue], task: Task) -> Values:
     return [[float(n) if u.answers else None for u in d.utterances] for d, n in zip(dialogues, steps, strict=True)]
 
 
+def tokens(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return how many tokens of an utterance were sampled. It is meant for ``reward.charges``: what words cost.
+
+    An utterance without sampled tokens, such as a person's, has no value.
+    """
+    return [[float(len(u.response_ids)) if u.response_ids else None for u in d.utterances] for d in dialogues]
+
+
 class Brevity(RewardSource):
     """How short an answer is, in [0, 1]: ``max(0, 1 - n / tokens)`` for an answer of n sampled tokens.
 

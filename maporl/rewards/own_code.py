@@ -40,7 +40,7 @@ def check_reward_functions(run: ResolvedRun) -> None:
         ConfigError: a parameter has no column and no default, or a column has a name that is taken.
     """
     config = run.config
-    named: list[Any] = [look_up(name, {}, "reward.sources") for name in config.reward.sources if is_import(name)]
+    named: list[Any] = [look_up(name, {}, "reward.sources") for name in config.reward.asked if is_import(name)]
     functions = [function for function in named if is_completion_reward(function)]
     if not functions:
         return

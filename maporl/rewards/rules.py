@@ -332,5 +332,5 @@ def build_rules(
 
 
 def weighed(section: RewardSection) -> frozenset[str]:
-    """Return the names of the rewards that the sources and the rules of a section read."""
-    return frozenset(section.sources).union(*(rule.reads for rule in build_rules(section.rules)))
+    """Return the names of the rewards that the sources, the charges and the rules of a section read."""
+    return frozenset(section.asked).union(*(rule.reads for rule in build_rules(section.rules)))

@@ -86,6 +86,7 @@ class Scorer:
         played = [*dialogues, *ablations]
         grade_answers(played, task)
         score_dialogues(played, task, self.sources, self.reward.sources)
+        fill_in(dialogues, task, {name: self.sources[name] for name in self.reward.charges if name in self.sources})
         if ablations:
             set_contributions(dialogues)
 

@@ -200,7 +200,7 @@ class Player:
             growth=growth,
             grants=tools.grants,
         )
-        needed = {*reward.sources, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
+        needed = {*reward.asked, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
         scorer.sources |= build_sources(reward, needed, player)
         readers = [name for name, source in scorer.sources.items() if source.reads_environments]
         check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})

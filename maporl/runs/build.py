@@ -124,7 +124,7 @@ def loaded_player(run: ResolvedRun, checkpoint: Path | None = None) -> Player:
     team.find_stop_ids(config.ppo)
     rows = config.ppo.batch_rows
     untrained = (
-        UntrainedWeights.before_training(team, rows) if asks_untrained(config.restate, config.reward.sources) else None
+        UntrainedWeights.before_training(team, rows) if asks_untrained(config.restate, config.reward.asked) else None
     )
     if checkpoint is not None:
         load_checkpoint_weights(team.policies, checkpoint)

@@ -175,7 +175,7 @@ class Loop:
 
     def _player(self, weights: Path) -> Player:
         untrained = None
-        if asks_untrained(self.config.restate, self.config.reward.sources):
+        if asks_untrained(self.config.restate, self.config.reward.asked):
             rows = self.config.ppo.batch_rows
             first = team_with(self.config, self.folder / INITIAL)
             first.find_stop_ids(self.config.ppo)

@@ -15,6 +15,8 @@ from trl_ext.process import distributed
 INITIAL, TOKENIZERS, FINAL = "initial", "tokenizers", "final"
 """A run's folders of weights: those with which it began, tokenizers of policies that have no weights there, and its
 end's."""
+LEARNS_FROM = "learns_from.txt"
+"""What a run learns from, in a sentence for each part (:mod:`maporl.training.learns_from`)."""
 RESULTS = (FINAL, "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
 """What the end of a run leaves besides pictures and reports, which are drawn again."""
 

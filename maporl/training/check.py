@@ -133,7 +133,7 @@ def _ahead(run: ResolvedRun) -> Iterator[Fault]:
         config.training.async_depth,
         {name: entry.remote or grouped for name, entry in entries.items()},
         {name: not entry.weights or finishes for name, entry in entries.items()},
-        asks_untrained(config.restate, config.reward.sources),
+        asks_untrained(config.restate, config.reward.asked),
         config.ppo.knows_sampler,
         config.schedule.opponent_pool is not None,
     )
@@ -229,6 +229,7 @@ def _rewards_apart(advantage: AdvantageConfig, reward: RewardSection, ppo: PPOOp
         f"reward.horizon: {reward.horizon}": not reward.rules and reward.horizon != "current",
         "reward.bonus": reward.bonus,
         "reward.penalties": reward.penalties,
+        "reward.charges": reward.charges,
         "ppo.missing_eos_penalty": ppo.missing_eos_penalty,
         "ppo.kl_coef with kl_in: reward": ppo.kl_coef != 0 and ppo.kl_in == "reward",
     }

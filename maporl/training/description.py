@@ -181,10 +181,12 @@ class _Description:
         for name, source in self.parts.sources.items():
             imported = self._imported(source)
             fits = imported is not None and _works(partial(find_source, imported))
-            if not fits or name not in section["sources"] or name in json.dumps(section["rules"]):
+            asked = name in section["sources"] or name in section["charges"]
+            if not fits or not asked or name in json.dumps(section["rules"]):
                 self.only_in_python[f"reward.sources.{name}"] = _called(source)
-            else:  # the metrics of a run that is built from here have this name too
-                section["sources"] = {imported if key == name else key: w for key, w in section["sources"].items()}
+                continue
+            for part in ("sources", "charges"):  # the metrics of a run that is built from here have this name too
+                section[part] = {imported if key == name else key: w for key, w in section[part].items()}
         return section
 
     def _advantage(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from maporl.protocols import growth
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
+from maporl.rewards.build import SOURCES
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
 from maporl.rollout.player import Player
@@ -31,6 +32,7 @@ from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, critics_options, fitting
 from maporl.training.distillation import Distillation
+from maporl.training.learns_from import learns_from
 from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
@@ -175,6 +177,18 @@ class RunParts:
         section = self.reward.distill
         return None if section is None else Distillation(section, self.team)
 
+    def own_sources(self) -> list[str]:
+        """Return the names of the reward sources that the library does not have and that the protocol does not pay."""
+        pays = self.protocol.pays | self.tools.world.offers.rewards()
+        return [name for name, weight in self.reward.sources.items() if weight and name not in {*SOURCES, *pays}]
+
+    def learns_from(self) -> list[str]:
+        """Return in plain sentences what the run learns from (:func:`maporl.training.learns_from.learns_from`)."""
+        learning = self.learning_roles()
+        schedule = self.schedule.resolved(self.protocol.turns, tuple(self.team.agents))
+        frozen = [name for name in self.speakers if name not in learning]
+        return learns_from(self.reward, self.advantage, self.branching, schedule, self.args, frozen)
+
     def role_gradients(self) -> RoleGradients:
         """Return what measures and balances the gradients of roles."""
         return RoleGradients(self.args.role_gradients, self.args.balance)
@@ -202,4 +216,4 @@ class RunParts:
     @property
     def asks_untrained(self) -> str | None:
         """The option that asks the weights before training, or None."""
-        return asks_untrained(self.args.restate, self.reward.sources)
+        return asks_untrained(self.args.restate, self.reward.asked)

@@ -21,10 +21,11 @@ from maporl.config.imports import FINGERPRINTS, module_files
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
-from maporl.rewards.base import RewardSource
+from maporl.rewards.origins import origins
+from maporl.rewards.scoring import Scorer
 from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, RunExists, RunFolder, has_final
+from maporl.storage.run_folder import FINAL, INITIAL, LEARNS_FROM, TOKENIZERS, RunExists, RunFolder, has_final
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.text import printable
@@ -47,7 +48,7 @@ PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
 """The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""
 UNTRAINED = {BEFORE, "evaluation_before.jsonl"}
 """What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
-_BEFORE_TRAINING = {CONFIG, DATA, FINGERPRINTS, LOGS, *UNTRAINED}
+_BEFORE_TRAINING = {CONFIG, LEARNS_FROM, DATA, FINGERPRINTS, LOGS, *UNTRAINED}
 logger = logging.getLogger(__name__)
 
 
@@ -118,6 +119,7 @@ class RunRecord:
             distributed.on_main(lambda: self._write(parts, resumes))
         elif distributed.is_main() and not (self.folder / CONFIG).exists():
             replace_file(self.folder / CONFIG, to_yaml(self.config))
+        distributed.on_main(lambda: replace_file(self.folder / LEARNS_FROM, "\n".join(parts.learns_from()) + "\n"))
         self._begun = True
 
     def _write(self, parts: RunParts, resumes: bool) -> None:
@@ -163,15 +165,14 @@ class RunRecord:
                     f"({self.folder / FINAL}) in another output_dir"
                 )
 
-    def add(
-        self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, sources: Mapping[str, RewardSource]
-    ) -> None:
-        """Record the first ``most`` dialogues of all processes in an update, and the verifiers among ``sources``."""
+    def add(self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, scorer: Scorer) -> None:
+        """Record the first ``most`` dialogues of all processes in an update, and the verifiers of ``scorer``."""
         recorded = distributed.share_of_first(batch.dialogues, most)
         trace_tokens(batch, recorded, learners)
+        trace_credit(batch, recorded, scorer)
         self.run.add_dialogues(batch.number, distributed.to_main(recorded))
         if distributed.is_main():
-            record_verifiers(self.folder, batch.number, sources)
+            record_verifiers(self.folder, batch.number, scorer.sources)
 
     def evaluate(self, when: str, play: Callable[[], list[Dialogue]] | None) -> Evaluation | None:
         """Return the evaluation that the folder has, or else that of the dialogues of all processes, and write it.
@@ -318,3 +319,14 @@ def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners:
             start = end
             texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
             sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
+
+
+def trace_credit(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], scorer: Scorer) -> None:
+    """Fill in, in the traces of the ``recorded`` dialogues, whose scores each credit came from."""
+    for dialogue in recorded:
+        siblings = [other for other in batch.dialogues if other.prompt == dialogue.prompt]
+        parts = origins(dialogue, siblings, scorer.speakers, scorer.reward, batch.number)
+        for number, utterance in enumerate(dialogue.utterances):
+            if utterance.trace is not None:
+                earned = parts.get(number, [])
+                utterance.trace.earned = [(dialogue.utterances[i].id, round(part, TRACE_DIGITS)) for i, part in earned]

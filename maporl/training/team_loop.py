@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
-from maporl.report.metric_panels import bar_text
+from maporl.evaluation.tables import before_after, learned
+from maporl.report.metric_panels import bar_text, what_matters_first
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
 from maporl.tasks.prompts import Prompts
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
+from maporl.text import printable
 from maporl.training import ahead
 from maporl.training.ahead import Ahead
 from maporl.training.assign import Advantages
@@ -165,7 +168,9 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             SystemExit: with status 143, after SIGTERM. A checkpoint was saved.
         """
         try:
-            return super().train(resume_from_checkpoint, **kwargs)
+            metrics = super().train(resume_from_checkpoint, **kwargs)
+            held_out = {} if self.after is None else self.after.metrics()
+            return what_matters_first(metrics | {f"eval_{name}": value for name, value in held_out.items()})
         finally:
             self.progress.close()
 
@@ -177,6 +182,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             return
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self.parts, resumes)
+        if self._tells:
+            print(*map(printable, self.parts.learns_from()), sep="\n", flush=True)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 
     def end_run(self) -> None:
@@ -185,6 +192,17 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         self.record.end(self.save_model)
         self.after = self.record.evaluate(AFTER, self._evaluation)
         self.record.report()
+        if self._tells:
+            self.progress.close()
+            if self.after is not None:
+                Console(markup=False, highlight=False).print(before_after(self.before, self.after))
+                print(printable(learned(self.before, self.after)))
+            print(f"report: {printable(str(self.record.folder / 'report.html'))}", flush=True)
+
+    @property
+    def _tells(self) -> bool:
+        """Whether it is said here what a run learns and has learned: the command line does so for its own runs."""
+        return self.record.config is None and not self.args.disable_tqdm and distributed.is_main()
 
     def run_failed(self) -> None:
         """Leave what the run has, and its report."""

@@ -134,7 +134,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         self.collector = Collector(self.player, parts.branching, args, frozenset(home.learners), self.past_policies)
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
-        self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules))
+        self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules), parts.own_sources())
         self.distillation, self.role_gradients = parts.distillation(), parts.role_gradients()
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         with self.undone_if_it_fails(home):
@@ -249,5 +249,5 @@ class MultiAgentPPOTrainer(TeamLoop):
             with self._whole_policy(self.past_policies.policy.name):
                 self.past_policies.take_snapshot()
         with self.player.interleaving.running():  # tokenizers are not made for several threads
-            self.record.add(batch, self.learners, self.args.dialogues_logged, self.player.scorer.sources)
+            self.record.add(batch, self.learners, self.args.dialogues_logged, self.player.scorer)
         super().finish_update(batch, clock)

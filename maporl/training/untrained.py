@@ -42,10 +42,11 @@ class UntrainedCounter:
     Args:
         learners: the agents that play and have a policy that is trained.
         rules: whether ``reward.rules`` assign the credit, for messages.
+        sources: the names of the reward sources that may score anything that is said, and are the user's own.
     """
 
-    def __init__(self, learners: Collection[str], rules: bool):
-        self.learners, self.rules = tuple(learners), rules
+    def __init__(self, learners: Collection[str], rules: bool, sources: Collection[str] = ()):
+        self.learners, self.rules, self.sources = tuple(learners), rules, tuple(sources)
         self.credited: set[str] = set()
         """The agents that had a credit in some update. They are part of checkpoints."""
 
@@ -63,6 +64,13 @@ class UntrainedCounter:
                 counts.setdefault(speaker, Count()).add(count)
         if batch.number == 1 and distributed.is_main():
             self._mention_silent(frozenset().union(*(spoken for _, spoken in parts)), batch.plan)
+            for (source, speaker), readers in replaced(batch.dialogues, () if self.rules else self.sources).items():
+                logger.warning(
+                    "%s scores what %s says, and that takes the place of the mean credit of those who are shown it "
+                    "(%s). If it is a price and that credit should stay, move it to reward.charges: {%s: {roles: [%s], "
+                    "weight: 0.01}}; reward.rules: [{back_propagate: {keep_own: true}}] gives both",
+                    *(source, speaker, ", ".join(readers), source, speaker),
+                )
         self._must_learn(counts, batch.number)
         return shares(counts)
 
@@ -117,6 +125,20 @@ def count_credits(dialogues: list[Dialogue], policies: Collection[str], plan: Pl
             count.uncredited += 1
             count.first = count.first or _why(dialogue, u)
     return counts
+
+
+def replaced(dialogues: list[Dialogue], sources: Collection[str]) -> dict[tuple[str, str], list[str]]:
+    """Return who would have the credit of those who are shown its words, had none of the ``sources`` scored them.
+
+    For each source and speaker, which is a role or else an agent, these are the agents that are shown the words.
+    """
+    readers: dict[tuple[str, str], dict[str, None]] = {}
+    for dialogue in dialogues:
+        for u in (u for u in dialogue.utterances if not u.answers):
+            shown = {v.agent: None for v in dialogue.utterances if u.id in v.parents and "credit" in v.rewards}
+            for source in (source for source in sources if shown and source in u.rewards):
+                readers.setdefault((source, u.role or u.agent), {}).update(shown)
+    return {key: list(agents) for key, agents in readers.items()}
 
 
 def shares(counts: dict[Speaker, Count]) -> Metrics:

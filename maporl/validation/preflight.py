@@ -35,6 +35,7 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.learns_from import learns_from
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
 from trl_ext.process.devices import accelerator, main_bytes, total_bytes
@@ -144,6 +145,7 @@ def check_run(config: Config) -> list[str]:
         *cluster.group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
+        *(() if config.loop.stages else learned_from(run)),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
@@ -152,6 +154,14 @@ def check_run(config: Config) -> list[str]:
         *(() if config.loop.stages else _check_ppo(rehearsal)),
         *_fewer_questions(config, held_out),
     ]
+
+
+def learned_from(run: ResolvedRun) -> list[str]:
+    """Return in plain sentences what a run by PPO learns from."""
+    config = run.config
+    schedule = config.schedule.resolved(run.protocol.turns, tuple(config.agents))
+    frozen = [name for name in run.speakers if not config.agents[name].trainable]
+    return learns_from(config.reward, config.advantage, config.branching, schedule, config.ppo, frozen)
 
 
 def _check_ppo(rehearsal: Rehearsal) -> list[str]:

@@ -264,23 +264,30 @@ def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:
 
 
 def _roles(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield a warning for each role that a rule pays, which nobody had, where somebody had one of nearly its name."""
+    """Yield a warning for each role that is charged and that nobody had, and for each that a rule pays and nobody had,
+    where somebody had one of nearly its name."""
     # a role of another name may come up in other dialogues, such as that of a searcher whom nobody asked
     config = rehearsal.run.config
     rules = zip(config.reward.rules, build_rules(config.reward.rules), strict=True)
-    named = [(entry_name(entry), role) for entry, rule in rules for role in getattr(rule, "roles", ())]
+    named = [("rules", entry_name(entry), role) for entry, rule in rules for role in getattr(rule, "roles", ())]
+    named += [("charges", name, role) for name, charge in config.reward.charges.items() for role in charge.roles]
     if not named:
         return
     had = {agent.role for agent in config.agents.values()} - {None}
     for play in (rehearsal.silent, rehearsal.right, rehearsal.marked):
         had |= {u.role for u in play.dialogue.utterances} - {None}
     roles = sorted(str(role) for role in had)
-    for name, role in dict.fromkeys(named):
-        if role not in had and (near := difflib.get_close_matches(role, roles, 1, 0.8)):
+    for part, name, role in dict.fromkeys(named):
+        charged = part == "charges"
+        if role in had or (charged and role in config.agents):
+            continue
+        near = difflib.get_close_matches(role, [*roles, *(config.agents if charged else ())], 1, 0.8)
+        if near or charged:
+            meant = f"did you mean {near[0]!r}? " if near else ""
             yield Fault(
-                "reward.rules",
-                f"{name} pays the role {role!r}, which nobody had in three rehearsals",
-                f"did you mean {near[0]!r}? The roles there were {roles}",
+                f"reward.{part}",
+                f"{name} {'charges' if charged else 'pays'} the role {role!r}, which nobody had in three rehearsals",
+                f"{meant}The roles there were {roles}" + (f", and the agents {list(config.agents)}" if charged else ""),
                 "warning",
             )
 
