@@ -87,8 +87,8 @@ def test_expectations_that_are_no_comparison_are_compared_with_what_was_measured
     assert f"CORY's KL is {share:.0%} of PPO alone's" in cory and share > 0.5
 
 
-def test_the_readme_says_what_the_claim_of_the_verifier_came_to():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_the_page_of_verifiers_says_what_the_claim_came_to():
+    text = " ".join((ROOT / "docs/howto/verifier.md").read_text(encoding="utf-8").split())
     (d,) = RESULTS["verifier"]["differences"]
     mean = claims.means(RESULTS["verifier"])
     behind = mean["labels"]["final turn, %"] - mean["verifier"]["final turn, %"]
