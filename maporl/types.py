@@ -235,12 +235,16 @@ class Trace:
         logprobs: the log-probabilities of the policy before the update, in nats.
         advantages: the advantages.
         values: the critic's values, or None without a critic.
+        compared: the utterances of the update that it is compared with: ``by`` what (``baseline`` or ``scale``) and its
+            ``name``, the ``key`` that they have in common, how many ``utterances`` and ``questions`` they are, and the
+            mean of their ``credit``. None: it is compared with no other utterance.
     """
 
     pieces: list[str]
     logprobs: list[float]
     advantages: list[float]
     values: list[float] | None = None
+    compared: dict[str, Any] | None = None
 
 
 @dataclass
