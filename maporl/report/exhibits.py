@@ -21,6 +21,10 @@ MOST_LINES, MOST_CHARACTERS = 4, 1500
 """Of a longer dialogue only the lines that matter are shown, and of a longer text its beginning."""
 
 
+LONG = 80
+"""Beside a text of more characters than this stands the answer that was read in it."""
+
+
 @dataclass(frozen=True)
 class Change:
     """An answer that changed: the agent's earlier answer, its next one, and the dialogue in which it was given."""
@@ -230,6 +234,9 @@ def _line(u: Utterance, when: str = "", changed: bool = False) -> dict[str, Any]
         "agent": visible(u.agent),
         "role": visible(u.role) if u.role and u.role != u.agent else None,
         "when": when or f"turn {u.turn + 1}",
+        "answer": visible(u.grade.answer)
+        if u.grade is not None and u.grade.answer is not None and len(text) > LONG
+        else None,
         "text": text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\u2026",
         "correct": correct,
         "score": None if correct is not None or score is None else f"{score:.3f}",

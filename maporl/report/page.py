@@ -26,7 +26,7 @@ from maporl.report.health import health, vital_signs
 from maporl.report.language import counted, percent
 from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
-from maporl.report.names import named, part_name, subject, title_of
+from maporl.report.names import agents_of, named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
 from maporl.report.result import SCORE, result
 from maporl.report.setup import setup
@@ -101,6 +101,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "name": name,
         "subject": subject(run),
         "finished": run.finished,
+        "heading": _heading(run),
         "state": _state(run),
         "result": result(run),
         "exhibits": exhibits(run),
@@ -114,7 +115,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "vital_signs": vital_signs(run),
         "failures": failures(run),
         "results": results(run),
-        "flips": _flips(run),
+        "flips": [] if is_game(run) else _flips(run),
         "groups": groups.section(run),
         "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
         "config": dump_yaml(run.config) if run.config else "",
@@ -123,6 +124,12 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 
 TOLD = (TOOLS, OTHERS, UNREAD)
 """The parts of a run's story that the page shows as sentences. The others are the first screen and tables."""
+
+
+def _heading(run: Run) -> str:
+    """What stands above the first screen."""
+    who = "team" if len(agents_of(run)) != 1 else "agent"
+    return f"What the {who} learned" if run.after is not None else f"What the {who} has shown so far"
 
 
 def _state(run: Run) -> str:
@@ -188,10 +195,10 @@ def _against(one: Run, other: Run, names: Sequence[str]) -> str:
     told = {
         1: f"{names[1]} is better than {names[0]}",
         -1: f"{names[1]} is worse than {names[0]}",
-        0: f"It is not clear which of {names[0]} and {names[1]} is better",
+        0: f"it is not clear whether {names[1]} is better than {names[0]}",
     }[difference.sign]
     asked = counted(len(pairs), "held-out question")
-    return visible(f"{told}: {names[1]} minus {names[0]} is {difference.points()}, on {asked} of the last turn.")
+    return visible(f"On {asked}, {told}: {difference.points()}.")
 
 
 def results(run: Run) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@ their 95% intervals."""
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from maporl.evaluation.metrics import Z95, Difference, Evaluation, Share
 from maporl.report.charts import finite, questions_by_step
 from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
 from maporl.report.language import counted, few_updates
+from maporl.report.names import agents_of
 from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
 from maporl.text import visible
@@ -50,7 +52,11 @@ def result(run: Run) -> dict[str, Any]:
 
 def verdict(run: Run) -> list[str]:
     """What the team learned and whether talking helps, as far as held-out answers show it."""
-    if is_game(run) or _unlabelled(run) or run.after is None or not run.after.final().total:
+    if is_game(run):
+        return []
+    if _unlabelled(run):
+        return _scores_in_words(run)
+    if run.after is None or not run.after.final().total:
         return []
     gain, talking, alone = paired_gain(run), talking_gain(run), best_alone(run)
     told = [] if gain is None else [_learned(run, gain, talking is not None)]
@@ -63,19 +69,25 @@ def verdict(run: Run) -> list[str]:
 
 def _learned(run: Run, gain: Difference, talks: bool) -> str:
     """What training changed, in a sentence: whether the last answers got better, and whether the first ones did."""
+    who = "The team" if len(agents_of(run)) > 1 else "The agent"
     if gain.sign == -1:
-        return "The team got worse: its last answers are right less often than before training."
+        return f"{who} got worse: its last answers are right less often than before training."
+    if gain.low == gain.high == 0:
+        return "Training changed nothing that the held-out questions show."
     if gain.sign == 0:
-        return "It is not clear that the team learned: chance in the choice of questions may explain the difference."
+        return (
+            f"It is not clear that {who.lower()} learned: chance in the choice of questions may explain the difference."
+        )
     if talks:
         first, by_talking = _where_it_learned(run)
         if by_talking.sign == 1 and first.sign == 1:
-            return "The team learned to answer and to talk: first answers got better, and talking adds more to them."
+            return f"{who} learned to answer and to talk: first answers got better, and talking adds more to them."
         if by_talking.sign == 1:
-            return "The team learned to use what is said: last answers got better, and first answers did not."
+            return f"{who} learned to use what is said: last answers got better, and first answers did not."
         if first.sign == 1:
-            return "The team learned to answer: first answers got better, and talking adds no more than before."
-    return "The team learned: its last answers are right more often than before training."
+            return f"{who} learned to answer: first answers got better, and talking adds no more than before."
+        return f"{who} learned: its last answers are right more often than before training."
+    return f"{who} learned: its answers are right more often than before training."
 
 
 def _where_it_learned(run: Run) -> tuple[Difference, Difference]:
@@ -109,9 +121,11 @@ def _of_answers(run: Run) -> tuple[str, list[Number]]:
             f"How often answers of the last turn are right. {_no_evaluation(run)}" if trained else "",
             [*held_out, *trained[-2:]] if held_out else trained,
         )
-    numbers = [_share("Before training", before, "last turn")] if before else []
-    numbers.append(_share("After training", after, "last turn"))
-    if (talking := talking_gain(run)) is not None:
+    talking = talking_gain(run)
+    note = "" if talking is None else "last turn"
+    numbers = [_share("Before training", before, note)] if before else []
+    numbers.append(_share("After training", after, note))
+    if talking is not None:
         numbers.append(_points("By talking", talking, "last turn minus first turn, after training"))
     elif (gain := paired_gain(run)) is not None:
         numbers.append(_points("By training", gain, "after minus before"))
@@ -209,14 +223,32 @@ def _of_scores(run: Run) -> tuple[str, list[Number]]:
     return ("The mean score of an utterance. The questions have no labels." if numbers else ""), numbers
 
 
+def _scores_in_words(run: Run) -> list[str]:
+    """Whether the scores of held-out answers rose, question by question."""
+    before = {one.dialogue.example.id: _score(one) for one in run.of("before")}
+    pairs = [(before.get(one.dialogue.example.id), _score(one)) for one in run.of("after")]
+    gains = [now - was for was, now in pairs if was is not None and now is not None]
+    if len(gains) < 2:
+        return []
+    low, high = _interval(sum(gains) / len(gains), gains)
+    if low > 0:
+        return ["Scores rose: answers earn more than before training."]
+    if high < 0:
+        return ["Scores fell: answers earn less than before training."]
+    return ["It is not clear that scores rose: chance in the choice of questions may explain the difference."]
+
+
 def _around(mean: float, values: Sequence[float], sign: str = "", digits: int = 3) -> str:
     """The normal 95% interval of the mean of ``values``, around ``mean``; empty for fewer than two of them."""
     if len(values) < 2:
         return ""
-    own = sum(values) / len(values)
-    deviation = math.sqrt(sum((v - own) ** 2 for v in values) / (len(values) - 1))
-    half = Z95 * deviation / math.sqrt(len(values))
-    return f"{mean - half:{sign}.{digits}f} to {mean + half:{sign}.{digits}f}"
+    low, high = _interval(mean, values)
+    return f"{low:{sign}.{digits}f} to {high:{sign}.{digits}f}"
+
+
+def _interval(mean: float, values: Sequence[float]) -> tuple[float, float]:
+    half = Z95 * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def _score(one: Recorded, turn: int | None = None) -> float | None:

@@ -323,7 +323,7 @@ def talking_table(run: Run) -> dict[str, Any] | None:
             [f"the best agent alone, {best}, first turn", percent(run.after.turns[0].agents[best])],
             ["at least one agent, first turn", f"{_anybody(run, 0):.1%}"],
             ["at least one agent, last turn", f"{_anybody(run, -1):.1%}"],
-            ["all agents in the last turn minus the best alone", difference.brief()],
+            ["all agents in the last turn minus the best alone, in points", difference.brief()],
         ]
     return {
         "title": "Does talking help?",

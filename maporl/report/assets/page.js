@@ -23,7 +23,7 @@
     const [hidden, setHidden] = useState({});
     const [at, setAt] = useState(null);
     const last = chart.steps.length - 1, shown = chart.share ? percent : alike(chart.series.flatMap((s) => s.values));
-    const held = chart.series.some((s) => s.held_out), plain = (s) => s.name.replace(/, held out$/, "");
+    const held = chart.series.some((s) => s.held_out), plain = (s) => s.name.replace(/, held out/g, "");
     const colours = useMemo(() => {
       const palette = dark ? DARK : LIGHT, names = [...new Set(chart.series.map((s) => s.name.replace(/, held out$/, "")))];
       return chart.series.map((s) => palette[(s.colour ?? names.indexOf(s.name.replace(/, held out$/, ""))) % palette.length]);
@@ -66,14 +66,20 @@
         u.ctx.save();
         u.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
         u.ctx.textAlign = "right";
+        const ends = [];
         chart.series.forEach((s, i) => {
           const end = s.values.findLastIndex((v) => v != null);
-          if (!s.held_out || hidden[s.name] || end < 1) return;
+          if (s.held_out && !hidden[s.name] && end > 0) ends.push([s, i, end, u.valToPos(s.values[end], "y", true)]);
+        });
+        if (ends.length > 3) ends.length = 0;
+        let lowest = -Infinity;
+        ends.sort((a, b) => a[3] - b[3]).forEach(([s, i, end, y]) => {
+          const place = Math.max(y - 26 * devicePixelRatio > u.bbox.top ? y - 16 * devicePixelRatio : y + 24 * devicePixelRatio, lowest + 18 * devicePixelRatio);
+          lowest = place;
           u.ctx.fillStyle = colours[i];
-          const y = u.valToPos(s.values[end], "y", true), above = y - 26 * devicePixelRatio > u.bbox.top;
           u.ctx.lineWidth = 4 * devicePixelRatio;
           u.ctx.strokeStyle = style.getPropertyValue("--panel");
-          for (const write of ["strokeText", "fillText"]) u.ctx[write](`${plain(s)}, held out: ${shown(s.values[end])}`, u.valToPos(chart.steps[end], "x", true) - 8 * devicePixelRatio, y + (above ? -16 : 24) * devicePixelRatio);
+          for (const write of ["strokeText", "fillText"]) u.ctx[write](`${plain(s)}, held out: ${shown(s.values[end])}`, u.valToPos(chart.steps[end], "x", true) - 8 * devicePixelRatio, place);
         });
         u.ctx.restore();
       }
@@ -151,23 +157,24 @@
 
   /* The first screen: a verdict, at most three numbers, the first chart, and two dialogues. */
   function Result({ run, number, level, open, children }) {
-    const { verdict, about, numbers } = run.result, Title = level;
-    if (!numbers.length && !run.exhibits.length && !children) return null;
+    const { verdict, about, numbers } = run.result, Title = level, played = (one) => one.lines.length > 0;
+    if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p>`;
     return html`${verdict.length > 0 && html`<p class="verdict">${verdict.join(" ")}</p>`}
       ${numbers.length > 0 && html`<p class="quiet">${about} Ranges are 95% intervals.</p><dl class="numbers">${numbers.map((n) => html`<div><dt>${n.label}</dt><dd><strong>${n.value}</strong> <span class="interval">${n.interval}</span> <span class="quiet">${n.note}</span></dd></div>`)}</dl>`}
-      <div class=${"first" + (children ? "" : " only")}>${children}${run.exhibits.map((one) => html`<${Exhibit} one=${one} title=${Title} open=${open(`${number}/${one.key}`)} />`)}</div>`;
+      <div class=${`first of-${run.exhibits.filter(played).length}${children?.length ? " charted" : ""}`}>${children}${run.exhibits.filter(played).map((one) => html`<${Exhibit} one=${one} title=${Title} open=${open(`${number}/${one.key}`)} />`)}</div>
+      ${run.exhibits.filter((one) => !played(one)).map((one) => html`<p class="missing"><strong>${one.title}?</strong> ${one.told}</p>`)}`;
   }
 
   /* One dialogue as a conversation. */
   function Exhibit({ one, title, open }) {
     const Title = title, agents = [...new Set(one.lines.map((l) => l.agent))];
     const told = (l) => (l.correct == null ? (l.score == null ? "" : `score ${l.score}`) : one.game ? (l.correct ? "✓ won" : "✗ did not win") : l.correct ? "✓ right" : "✗ wrong");
-    return html`<article class="exhibit"><${Title}>${one.title}<//><p>${one.told}</p>${one.lines.length > 0 && html`
+    return html`<article class="exhibit"><${Title}>${one.title}<//><p>${one.told}</p>
       <div class="quiet">${one.where}</div><div class="asked"><span class="text" dir="auto">${one.question}</span>${one.label && html`<span class="quiet">right answer: <strong dir="auto">${one.label}</strong></span>`}</div>
       <ol class="talk">${one.lines.map((l) => html`<li class=${(agents.indexOf(l.agent) % 2 ? "other" : "") + (l.changed ? " changed" : "") + (l.correct == null ? "" : l.correct ? " is-right" : " is-wrong")}>
         <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
-        <div class="text" dir="auto">${l.text || html`<span class="quiet">(nothing)</span>`}</div></li>`)}</ol>
-      ${open && html`<button onClick=${open}>open the whole dialogue${one.more > 0 ? `, ${one.more} more utterances` : ""}</button>`}`}</article>`;
+        <div class="text" dir="auto">${l.text || html`<span class="quiet">(nothing)</span>`}</div>${l.answer != null && html`<div class="quiet">${one.game ? "move" : "answer"}: <strong dir="auto">${l.answer}</strong></div>`}</li>`)}</ol>
+      ${open && html`<button onClick=${open}>open the whole dialogue${one.more > 0 ? `, ${one.more} more utterances` : ""}</button>`}</article>`;
   }
 
   /* What a run's records say beside the first screen: tables, and a few sentences. */
@@ -182,7 +189,7 @@
       ${run.crossplay && html`<details open><summary>Cross-play: agents of different runs in one team</summary><p class="quiet">${run.crossplay.about} Accuracy of the last turn, with 95% intervals.</p><div class="scroll"><table>
         <thead><tr><th scope="col"></th>${run.crossplay.runs.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>${run.crossplay.cells.map((cells, i) => html`<tr><th scope="row">${run.crossplay.runs[i]}</th>${cells.map((cell, j) => html`<td class="cell" style=${{ background: `rgba(var(--high), ${(0.3 * (cell.value ?? 0)).toFixed(2)})`, outline: i === j ? "2px solid rgb(var(--low))" : "" }}><${Interval} share=${cell} /></td>`)}</tr>`)}</tbody></table></div></details>`}
-      ${run.setup.length > 0 && html`<section aria-label="Setup"><${Title}>The team and its training<//><div class="panels"><div class="scroll"><table><tbody>${run.setup.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${value}</td></tr>`)}</tbody></table></div>
+      ${run.setup.length > 0 && html`<section aria-label="Setup"><${Title}>The team and its training<//><div class="panels"><div class="scroll"><table class="setup"><tbody>${run.setup.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${value}</td></tr>`)}</tbody></table></div>
         ${run.learns_from.length > 0 && html`<section><${Part}>What it learns from<//><ul>${run.learns_from.map((text) => html`<li>${text}</li>`)}</ul></section>`}</div></section>`}
       ${run.failures.lines.length > 0 && html`<section aria-label="Where it still fails"><${Title} id="failures">Where it still fails<//>
         <p class="quiet">Counted over ${run.failures.scope}, with 95% intervals.</p>
@@ -222,7 +229,7 @@
     return html`<details class=${"called" + (call.error ? " failed" : "")}><summary><bdi>${call.line}</bdi> → ${told}</summary>${call.result != null && html`<div class="text" dir="auto">${call.result}</div>`}</details>`;
   }
 
-  function Said({ u, shade, game, rewards }) {
+  function Said({ u, shade, game, rewards, written }) {
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4><bdi>${u.agent}</bdi>${u.role && u.role !== u.agent && html` (<bdi>${u.role}</bdi>)`} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
@@ -232,18 +239,19 @@
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       ${(u.notes || []).map((note) => html`<div class="quiet">${note}</div>`)}
       ${u.compared && html`<div class="quiet">${u.compared}</div>`}
-      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
+      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${written(value)}</dd></div>`)}</dl>
       <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
     </article>`;
   }
 
   function Detail({ d, shade, twin, open, many, rewards }) {
     const turns = [...new Set(d.said.map((u) => u.turn))].sort((a, b) => a - b), agents = [...new Set(d.said.map((u) => u.agent))];
+    const written = alike(d.said.flatMap((u) => Object.values(u.rewards)));
     return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind && html`, <bdi>${d.kind}</bdi>`}, <bdi>${d.id}</bdi></div>
         <div class="text" dir="auto">${d.question}</div><div>${!d.game && d.label && html`right answer: <strong dir="auto">${d.label}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
         ${twin && html`<button onClick=${() => open(twin)}>the same question ${twin.when === "before" ? "before" : "after"} training</button>`}</div>
       <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div class="seats" style=${{ "--seats": agents.length }}>
-        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
+        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} written=${written} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
   }
 
   function readHash() {
@@ -417,13 +425,13 @@
         ${versus && html`<section aria-label="Side by side"><h2>Side by side</h2>${versus.verdict && html`<p class="verdict">${versus.verdict}</p>`}<div class="scroll"><table><thead><tr><th scope="col"></th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
           <tbody>${versus.results.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
           <p class="quiet">Held-out answers of the last turn, with 95% intervals.${versus.scores ? " A score is a mean reward; that run has no labels." : ""}${versus.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
-        ${one && html`<section aria-label="Result"><h2>What the team learned</h2><${Result} run=${data.runs[0]} number="0" level="h3" open=${open}>${data.charts.slice(0, 1).map((chart) => drawn(chart, 300))}<//>${data.runs[0].how_drawn && html`<p class="quiet">${data.runs[0].how_drawn}</p>`}</section><${Details} run=${data.runs[0]} number="0" level="h2" show=${show} />`}
-        <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map((chart) => drawn(chart))}</div></section>
+        ${one && html`<section aria-label="Result"><h2>${data.runs[0].heading}</h2><${Result} run=${data.runs[0]} number="0" level="h3" open=${open}>${data.charts.slice(0, 1).map((chart) => drawn(chart, 300))}<//>${data.runs[0].how_drawn && html`<p class="quiet">${data.runs[0].how_drawn}</p>`}</section><${Details} run=${data.runs[0]} number="0" level="h2" show=${show} />`}
+        <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>No update has been measured yet.</p>`}${of("learning").some((chart) => chart.series.some((s) => !s.held_out)) && html`<p class="quiet">These are figures of training questions, unless a title or a line says held out.</p>`}<div class="charts">${of("learning").map((chart) => drawn(chart))}</div></section>
         ${versus && versus.setup.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${versus.setup.length <= 20}><summary>${versus.setup.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
           <tbody>${versus.setup.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
         ${versus && data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Result} run=${run} number=${i} level="h3" open=${open} /><${Details} run=${run} number=${i} level="h3" show=${show} /></section>`)}
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
-        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 0 && html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>`}${data.runs.map((r) => r.vital_signs && html`${!one && html`<h3>${r.name}</h3>`}<p class="quiet">${r.vital_signs.about}</p><${Rows} ...${r.vital_signs} />`)}<div class="charts">${of("health").map((chart) => drawn(chart))}</div></section>`}
+        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 1 ? html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>` : health.map((text) => html`<p>${text}</p>`)}${data.runs.map((r) => r.vital_signs && html`${!one && html`<h3>${r.name}</h3>`}<p class="quiet">${r.vital_signs.about}</p><${Rows} ...${r.vital_signs} />`)}<div class="charts">${of("health").map((chart) => drawn(chart))}</div></section>`}
         ${one && data.runs[0].groups && html`<section id="groups" aria-label="Groups"><h2>What do the groups wait for?</h2><${Groups} groups=${data.runs[0].groups} dark=${theme === "dark"} /></section>`}
         ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map((chart) => drawn(chart))}</div><//></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
