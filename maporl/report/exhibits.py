@@ -167,9 +167,9 @@ def _scored(pool: Sequence[Recorded], several: bool) -> list[dict[str, Any]]:
             score = finite(u.rewards.get("score"))
             if score is None:
                 continue
-            was = last.get(u.agent)
-            if was is not None:
-                changes.append(Change(one, was, u, score - float(was.rewards["score"])))
+            earlier = last.get(u.agent)
+            if earlier is not None:
+                changes.append(Change(one, earlier, u, score - float(earlier.rewards["score"])))
             elif not several:
                 changes.append(Change(one, u, u, score))
             last[u.agent] = u
@@ -179,18 +179,15 @@ def _scored(pool: Sequence[Recorded], several: bool) -> list[dict[str, Any]]:
         found = pick(changes, key=lambda change: change.size, default=None)
         word = "raised" if better else "lowered"
         title = f"Talking {word} a score" if several else f"The {'best' if better else 'lowest'} score"
-        if found is None or (several and (found.size > 0) != better):
-            shown.append(
-                _empty(title, f"No answer's score was {word} by talking." if several else "No answer has one.")
-            )
+        if found is None or (several and (found.size <= 0 if better else found.size >= 0)):
+            missing = f"No answer's score was {word} by talking." if several else "No answer has one."
+            shown.append(_empty(title, missing))
             continue
-        now = f"{float(found.now.rewards['score']):.3f}"
+        was, now = (f"{float(u.rewards['score']):.3f}" for u in (found.was, found.now))
+        turns = found.was.turn + 1, found.now.turn + 1
         told = f"{found.now.agent} earned {now}."
         if several:
-            was = f"{float(found.was.rewards['score']):.3f}"
-            told = (
-                f"{found.now.agent} earned {was} in turn {found.was.turn + 1} and {now} in turn {found.now.turn + 1}."
-            )
+            told = f"{found.now.agent} earned {was} in turn {turns[0]} and {now} in turn {turns[1]}."
         shown.append(_exhibit(title, told, found.one, _lines(found)))
     return shown
 

@@ -339,6 +339,12 @@ def _asset(name: str) -> str:
     return files("maporl.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
+def page_version() -> str:
+    """A fingerprint of what draws the page: its template, its style and its script."""
+    parts = [_asset(name).encode() for name in ("page.html", "page.css", "page.js")]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
 @cache
 def _template() -> Any:
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))

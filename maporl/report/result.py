@@ -62,6 +62,8 @@ def verdict(run: Run) -> list[str]:
     told = [] if gain is None else [_learned(run, gain, talking is not None)]
     if talking is not None and talking.sign == 1 and alone is not None and alone[1].sign < 1:
         told.append(f"Talking helps on average, but the team is not clearly better than {alone[0]} alone.")
+    elif talking is not None and talking.low == talking.high == 0:
+        told.append("Talking changes nothing that the held-out questions show.")
     elif talking is not None:
         told.append({1: "Talking helps.", 0: "It is not clear that talking helps.", -1: "Talking hurts."}[talking.sign])
     return told

@@ -108,7 +108,9 @@ def amount(run: Run) -> str:
     last, wanted = updates[-1], run.config.get("updates")
     each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
     size = f" of {counted(round(each), 'game' if is_game(run) else 'question')} each{_times(run)}" if each else ""
-    made = f"{last['step']} of {counted(wanted, 'update')}" if is_unfinished(run) else counted(last["step"], "update")
+    made = counted(last["step"], "update")
+    if wanted is not None and is_unfinished(run):
+        made = f"{last['step']} of {counted(wanted, 'update')}"
     return made + size
 
 

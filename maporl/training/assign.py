@@ -138,7 +138,7 @@ class Advantages:
             return {}
         key = {"group": self.config.key, "agent": ("agent",), "batch": ()}[slot.over]
         turns = turn_batch(columns, [0.0] * len(columns))
-        found = {}
+        found: dict[Name, dict[str, Any]] = {}
         for rows in turns.groups(key):
             values = {name: turns.column(name, "key")[rows[0]] for name in key}
             credit = math.fsum(columns[i].credit for i in rows) / len(rows)

@@ -367,6 +367,7 @@
     const [lost, setLost] = useState(false);
     const [theme, setTheme] = useState(remembered.get("maporl-theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
     document.documentElement.dataset.theme = theme;
+    document.title = `${data.title} · maporl`;
     useEffect(() => {
       const follow = () => setViewState(readHash());
       addEventListener("hashchange", follow);
