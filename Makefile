@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # tests start many processes, which need not compile the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-newest test-oldest test-slow test-vllm check format reference notebooks docs package clean
+.PHONY: quickstart picture test test-newest test-oldest test-slow test-vllm check format reference notebooks docs package clean
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,13 @@ $(VENV)/installed-dev: $(VENV)/installed
 quickstart: $(VENV)/installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		train_multi_agent.py --config configs/ppo/quickstart.yaml --set output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+
+# the pictures of the pages, for the README and the documentation: needs Chromium and its driver
+RUN ?= runs/quickstart
+picture: $(VENV)/installed-dev
+	test -d $(RUN) || $(BIN)/maporl train configs/ppo/quickstart.yaml --set output_dir=$(RUN)
+	$(BIN)/python benchmarks/picture.py $(RUN) docs/images/report.png --height 880
+	$(BIN)/python benchmarks/picture.py $(RUN) docs/images/dialogues.png --height 860 --at when=train
 
 test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 -m "$(QUICK)"

@@ -1,7 +1,9 @@
-"""Take a picture of a run's report for the README, with Chromium driven by Selenium.
+"""Take a picture of a run's report for the README, with Chromium driven by Selenium. ``make picture`` takes both.
 
-python benchmarks/picture.py runs/quickstart docs/images/report.png --height 1000
-python benchmarks/picture.py runs/quickstart docs/images/dialogues.png --height 800 --at "when=train&dialogue=0/80/722*"
+python benchmarks/picture.py runs/quickstart docs/images/report.png --height 880
+python benchmarks/picture.py runs/quickstart docs/images/dialogues.png --height 860 --at when=train
+
+A picture names the version of the page that it shows, so that a test finds a picture of another one.
 """
 
 import argparse
@@ -10,17 +12,23 @@ import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
-from maporl.report.page import write_report
+from maporl.report.page import page_version, write_report
+
+VERSION = "page"
+"""The name of the text in a picture that has the version of the page."""
+WIDTH = 1280
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--height", type=int, default=1150)
+    parser.add_argument("--height", type=int, default=880)
     parser.add_argument(
         "--at", default="", help="what follows # in the page's address; by default the picture is of its beginning"
     )
@@ -38,7 +46,7 @@ def main() -> None:
         ):
             chromium.add_argument(flag)
         chromium.add_argument("--disable-component-update")
-        chromium.add_argument(f"--window-size=1000,{options.height}")
+        chromium.add_argument(f"--window-size={WIDTH},{options.height}")
         chromium.add_argument(f"--user-data-dir={profile}")
         browser = webdriver.Chrome(options=chromium, service=webdriver.ChromeService(shutil.which("chromedriver")))
         browser.get(f"{page.resolve().as_uri()}#{options.at}")
@@ -46,6 +54,12 @@ def main() -> None:
         time.sleep(1)  # until the charts are drawn
         browser.save_screenshot(str(options.picture))
         browser.quit()
+    named = PngInfo()
+    named.add_text(VERSION, page_version())
+    with Image.open(options.picture) as picture:
+        picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=256).save(
+            options.picture, pnginfo=named, optimize=True
+        )
 
 
 if __name__ == "__main__":

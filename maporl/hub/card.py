@@ -5,6 +5,7 @@ import re
 from huggingface_hub import ModelCardData
 
 from maporl.report.failures import failures
+from maporl.report.names import part_name
 from maporl.report.page import results
 from maporl.report.read import Run
 from maporl.report.story import story
@@ -84,7 +85,7 @@ def _method(run: Run) -> str:
         "objective": ppo.get("objective"),
         "KL coefficient": ppo.get("kl_coef"),
     }
-    told = ", ".join(f"{what} `{value}`" for what, value in facts.items() if value is not None)
+    told = ", ".join(f"{what} `{part_name(value)}`" for what, value in facts.items() if value is not None)
     return f"## Method\n\nReinforcement learning on the team's own dialogues: {told}."
 
 

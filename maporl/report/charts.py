@@ -69,7 +69,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
         if any(value is not None for one in series for value in one.values):
             title, about = panel.in_game if game and panel.in_game else (panel.title, panel.about)
             if any(one.held_out for one in series):
-                about += " Dots: held-out questions."
+                about += " Each line says whether it is of training or of held-out questions."
             limit = finite(run.section(panel.limit[0]).get(panel.limit[1])) if panel.limit else None
             bound = (limit, panel.limit[1]) if panel.limit and limit else None
             drawn.append(Chart(title, about, steps, _merged(series), _is_share(panel), panel.whole, panel.part, bound))
@@ -211,10 +211,15 @@ def finite(value: Any) -> float | None:
         return None
 
 
+def questions_by_step(run: Run) -> dict[int, int]:
+    """How many questions were asked in each update, where the records tell."""
+    episodes = {r["step"]: r["episode"] for r in run.metrics if finite(r.get("episode")) is not None}
+    return {s: int(episodes[s] - episodes.get(s - 1, 0)) for s in episodes if s - 1 in episodes or s == 1}
+
+
 def _intervals(run: Run, values: Numbers, steps: list[int]) -> tuple[Numbers, Numbers]:
     """95% Wilson intervals over the questions of each update."""
-    episodes = {r["step"]: r["episode"] for r in run.metrics if finite(r.get("episode")) is not None}
-    questions = {s: int(episodes[s] - episodes.get(s - 1, 0)) for s in episodes if s - 1 in episodes or s == 1}
+    questions = questions_by_step(run)
     low: Numbers = []
     high: Numbers = []
     for step, value in zip(steps, values, strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from maporl.evaluation.metrics import unanswered
 from maporl.report.charts import finite
+from maporl.report.language import counted, listed
 from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
 from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance, is_program
@@ -220,7 +221,39 @@ def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
         "calls": [_call(call) for call in u.calls],
         "heard": [[visible(m.get("role")), visible(m.get("content"))] for m in u.messages],
         "trace": _trace(u.trace) if traced and u.trace is not None and len(u.text) <= LONGEST else None,
+        "compared": compared_with(u),
     }
+
+
+_COLUMNS = {
+    "prompt": "the same question",
+    "rollout": "the same play of a question",
+    "parent": "the same utterance before",
+    "action": "the same answer or move",
+    "caller": "the same caller",
+    "state": "the same state",
+    "seed": "the same seed",
+}
+"""The columns of a key whose values say nothing to a person, in words."""
+
+
+def compared_with(u: Utterance) -> str | None:
+    """Which utterances of its update an utterance was compared with, in a sentence. None where it is not recorded."""
+    group = u.trace.compared if u.trace is not None else None
+    if group is None:
+        return None
+    said = [
+        _COLUMNS.get(name) or f"{name} {value + 1 if name in ('turn', 'order') and isinstance(value, int) else value}"
+        for name, value in group["key"].items()
+    ]
+    questions = counted(group["questions"], "question")
+    those = f"{counted(group['utterances'], 'utterance')} on {questions} of this update"
+    what = {
+        "baseline": f"Its credit was compared (baseline {group['name']})",
+        "scale": f"Its advantages were scaled together (scale {group['name']})",
+    }[group["by"]]
+    in_common = f" with {listed(said)}" if said else ""
+    return visible(f"{what} with those of {those}{in_common}. Their mean credit is {group['credit']:.3f}.")
 
 
 def _notes(u: Utterance) -> list[str]:

@@ -1,5 +1,7 @@
 """What agents know without the others, and when they take over what others say."""
 
+from typing import Any
+
 from maporl.report.dialogues import graded, kind_of
 from maporl.report.language import counted, listed
 from maporl.report.read import Recorded, Run
@@ -12,11 +14,20 @@ Cases = dict[str, list[bool]]
 
 
 def knowledge(run: Run) -> str:
-    """Which kinds of questions each agent answers by itself, in the first turn after training. Empty for one kind, and
-    where agents hear others in the first turn.
+    """Which kinds of questions each agent answers by itself, in sentences."""
+    told = [
+        f"{agent} is right on {listed([f'{_share(right)} of the questions of kind {kind}' for kind, right in own])}."
+        for agent, own in known(run)
+    ]
+    return " ".join(["This is the first turn, before agents hear each other.", *told]) if told else ""
+
+
+def known(run: Run) -> list[tuple[str, list[tuple[str, list[bool]]]]]:
+    """For each agent, whether its answers of the first turn after training are right, by kind of question. Empty for
+    one kind, and where agents hear others in the first turn.
     """
     if not speak_first_alone(run.of("after")):
-        return ""
+        return []
     right: dict[str, dict[str, list[bool]]] = {}
     for one in run.of("after"):
         kind = kind_of(one.dialogue)
@@ -25,13 +36,23 @@ def knowledge(run: Run) -> str:
                 right.setdefault(u.agent, {}).setdefault(kind or "", []).append(bool(grade.correct))
     kinds = {kind for by_kind in right.values() for kind in by_kind}
     if not 1 < len(kinds) <= MOST_KINDS or "" in kinds:
-        return ""
-    told = [
-        f"{agent} is right on "
-        f"{listed([f'{_share(by_kind[kind])} of the questions of kind {kind}' for kind in sorted(by_kind)])}."
-        for agent, by_kind in right.items()
-    ]
-    return " ".join(["This is the first turn, before agents hear each other.", *told])
+        return []
+    return [(agent, sorted(by_kind.items())) for agent, by_kind in right.items()]
+
+
+def knowledge_table(run: Run) -> dict[str, Any] | None:
+    """What :func:`knowledge` says, as a table."""
+    found = known(run)
+    kinds = sorted({kind for _, own in found for kind, _ in own})
+    if not found:
+        return None
+    return {
+        "title": "Who knows what?",
+        "about": "Share of first answers that are right, before agents hear each other, by the kind of the question. "
+        "Held-out questions, after training.",
+        "columns": ["agent", *kinds],
+        "rows": [[a, *(_share(dict(own)[k]) if k in dict(own) else "\u2013" for k in kinds)] for a, own in found],
+    }
 
 
 def speak_first_alone(dialogues: list[Recorded]) -> bool:
@@ -48,6 +69,27 @@ def listening(run: Run) -> str:
         told += _told(f"{agent} was wrong and was shown a right answer", "it was right", learns, learned_before, agent)
         told += _told(f"{agent} was right and was shown a wrong answer", "it stayed right", keeps, kept_before, agent)
     return " ".join(told)
+
+
+def listening_table(run: Run) -> dict[str, Any] | None:
+    """What :func:`listening` says, as a table."""
+    after, before = _cases(run.of("after")), _cases(run.of("before"))
+    states = ("wrong, shown a right answer", "right, shown a wrong answer")
+    rows = []
+    for agent in sorted(after[0] | after[1]):
+        for state, now, was in zip(states, after, before, strict=True):
+            if own := now.get(agent):
+                earlier = _share(was[agent]) if was.get(agent) else "\u2013"
+                rows.append([agent, state, str(len(own)), earlier, _share(own)])
+    if not rows:
+        return None
+    return {
+        "title": "When do they listen?",
+        "about": "How often the next answer is right of an agent that was wrong and was shown a right answer, and of "
+        "one that was right and was shown a wrong one. Held-out questions; the cases are those after training.",
+        "columns": ["agent", "it was", "cases", "then right, before training", "then right, after training"],
+        "rows": rows,
+    }
 
 
 def _told(what: str, then: str, after: Cases, before: Cases, agent: str) -> list[str]:

@@ -19,13 +19,32 @@ from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, Evaluation
 from maporl.report import crossplay, groups
 from maporl.report.charts import charts, compared, finite, unique_names
-from maporl.report.dialogues import FLAGS, MOST, entries
+from maporl.report.dialogues import FLAGS, MOST, entries, graded, right_share
+from maporl.report.exhibits import exhibits
 from maporl.report.failures import failures
-from maporl.report.health import health
-from maporl.report.language import percent
+from maporl.report.health import health, vital_signs
+from maporl.report.language import counted, percent
+from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
+from maporl.report.names import agents_of, named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
-from maporl.report.story import paired_gain, story, talking_gain
+from maporl.report.result import SCORE, result
+from maporl.report.setup import setup
+from maporl.report.story import (
+    OTHERS,
+    TOOLS,
+    UNREAD,
+    amount,
+    how_drawn,
+    is_game,
+    is_unfinished,
+    learns_from,
+    paired_gain,
+    rounds,
+    story,
+    talking_gain,
+    talking_table,
+)
 from maporl.text import all_printable, printable, visible
 from trl_ext.files.atomic import replace_file
 
@@ -34,8 +53,6 @@ STYLES = ("vendor/uplot.css", "page.css")
 GENERATOR = "maporl report"
 logger = logging.getLogger(__name__)
 
-
-SCORE = "reward/score"
 REWARDS = {metric.name.removeprefix("reward/"): metric.meaning for metric in ROWS[REWARD] if metric.name.islower()}
 """What the names of the library's own rewards mean."""
 
@@ -52,15 +69,14 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
     """What a page shows besides the dialogues."""
     one = runs[0] if len(runs) == 1 else None
     names = unique_names([run.folder for run in runs])
+    compared_runs = f"{names[0]} and {names[1]} compared" if len(runs) == 2 else f"{len(runs)} runs compared"
     return {
-        "title": names[0] if one else f"{len(runs)} runs compared",
+        "title": title_of(one) if one else compared_runs,
         "charts": charts(one) if one else compared(list(runs)),
         "flags": FLAGS,
         "rewards": {name: told for name, told in REWARDS.items() if any(name in names for names in _rewards(runs))},
         "runs": [_about(run, name) for run, name in zip(runs, names, strict=True)],
-        "summary": [] if one else [_summary(run) for run in runs],
-        "comparable": _of_one_task(runs),
-        "differences": [] if one else differences(runs),
+        "comparison": None if one else comparison(runs, names),
         "recorded": sum(run.recorded for run in runs),
     }
 
@@ -79,42 +95,110 @@ def _rewards(runs: Sequence[Run]) -> list[set[str]]:
 
 
 def _about(run: Run, name: str) -> dict[str, Any]:
+    tables = (knowledge_table(run), talking_table(run), listening_table(run))
+    parts = {part["title"]: part["text"] for part in story(run)}
     return {
         "name": name,
+        "subject": subject(run),
         "finished": run.finished,
+        "heading": _heading(run),
+        "state": _state(run),
+        "result": result(run),
+        "exhibits": exhibits(run),
+        "setup": setup(run),
+        "learns_from": [visible(text) for text in learns_from(run)],
+        "how_drawn": how_drawn(run).strip(),
+        "tables": [] if is_game(run) else [table for table in tables if table is not None],
+        "told": [{"title": title, "text": parts[title]} for title in TOLD if title in parts],
         "story": story(run),
         "health": health(run),
+        "vital_signs": vital_signs(run),
         "failures": failures(run),
         "results": results(run),
-        "flips": _flips(run),
+        "flips": [] if is_game(run) else _flips(run),
         "groups": groups.section(run),
         "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
         "config": dump_yaml(run.config) if run.config else "",
     }
 
 
-def _summary(run: Run) -> dict[str, str]:
-    """A run's row in the table of a comparison."""
+TOLD = (TOOLS, OTHERS, UNREAD)
+"""The parts of a run's story that the page shows as sentences. The others are the first screen and tables."""
+
+
+def _heading(run: Run) -> str:
+    """What stands above the first screen."""
+    who = "team" if len(agents_of(run)) != 1 else "agent"
+    return f"What the {who} learned" if run.after is not None else f"What the {who} has shown so far"
+
+
+def _state(run: Run) -> str:
+    """How far the run has come."""
+    made = amount(run)
+    if run.section("loop").get("stages"):
+        return rounds(run)
+    if not made:
+        return ""
+    return f"{made}, not finished." if is_unfinished(run) else f"{made}."
+
+
+def comparison(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+    """Runs beside each other, a column for each: ``results`` are the rows that matter most, and ``setup`` those in
+    which their configurations differ. ``verdict`` compares two runs question by question.
+    """
+    shared = _of_one_task(runs)
+    columns = [_column(run) for run in runs]
+    return {
+        "names": list(names),
+        "verdict": _against(runs[0], runs[1], names) if len(runs) == 2 and shared else "",
+        "results": [{"key": key, "values": [column[key] for column in columns]} for key in columns[0]],
+        "setup": differences(runs),
+        "comparable": shared,
+        "scores": any("score" in value for column in columns for value in column.values()),
+    }
+
+
+def _column(run: Run) -> dict[str, str]:
+    """What a comparison shows of a run, by the name of the row."""
 
     def last(report: Evaluation | None) -> str:
         if report is None:
-            return "-"
+            return "\u2013"
         score = report.rewards.get(SCORE)
-        return percent(report.final()) if report.final().total else "-" if score is None else f"score {score:.4g}"
+        return percent(report.final()) if report.final().total else "\u2013" if score is None else f"score {score:.3f}"
 
     def gain(difference: Difference | None) -> str:
-        return "-" if difference is None else difference.brief()
+        return "\u2013" if difference is None else difference.brief()
 
     updates = run.updates()
     return {
-        "task": str(run.section("task").get("name", "-")),
-        "protocol": str(run.section("protocol").get("name", "-")),
+        "right after training": last(run.after),
+        "right before training": last(run.before),
+        "points by training": gain(paired_gain(run)),
+        "points by talking": gain(talking_gain(run)),
         "updates": str(updates[-1]["step"] if updates else 0),
-        "before": last(run.before),
-        "after": last(run.after),
-        "gain": gain(paired_gain(run)),
-        "by talking": gain(talking_gain(run)),
+        "task": part_name(run.section("task").get("name", "\u2013")),
+        "protocol": part_name(run.section("protocol").get("name", "\u2013")),
     }
+
+
+def _against(one: Run, other: Run, names: Sequence[str]) -> str:
+    """How two runs differ on the held-out questions that both were asked after training, in a sentence."""
+    first, second = (
+        {(d.example.id, d.example.question): right_share(d) for r in run.of("after") if graded(d := r.dialogue)}
+        for run in (one, other)
+    )
+    pairs = [(first[key], second[key]) for key in second if key in first]
+    if not pairs:
+        return ""
+    difference = Difference.of(pairs)
+    told = {
+        1: f"{names[1]} is better than {names[0]}",
+        -1: f"{names[1]} is worse than {names[0]}",
+        0: f"it is not clear whether {names[1]} is better than {names[0]}",
+    }[difference.sign]
+    asked = counted(len(pairs), "held-out question")
+    return visible(f"On {asked}, {told}: {difference.points()}.")
 
 
 def results(run: Run) -> list[dict[str, Any]]:
@@ -159,13 +243,22 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     A null counts as an absent key.
     """
     flat = [_flat({k: v for k, v in run.config.items() if k != "output_dir"}) for run in runs]
-    keys = sorted({key for one in flat for key in one})
-    absent = "-"
+    keys = sorted({key for one in flat for key in one}, key=_rank)
+    absent = "\u2013"
     return [
         {"key": visible(key), "values": [one.get(key, absent) for one in flat]}
         for key in keys
         if len({one.get(key, absent) for one in flat}) > 1
     ]
+
+
+FIRST = ("task", "protocol", "agents", "reward", "advantage", "branching", "ppo", "training")
+"""The sections of a configuration whose differences are shown first, in this order."""
+
+
+def _rank(key: str) -> tuple[int, str]:
+    section = key.split(".")[0]
+    return (FIRST.index(section) if section in FIRST else len(FIRST), key)
 
 
 def _flat(content: Any, at: str = "") -> dict[str, str]:
@@ -175,7 +268,7 @@ def _flat(content: Any, at: str = "") -> dict[str, str]:
             for name, value in content.items()
             for k, v in _flat(value, f"{at}.{name}" if at else str(name)).items()
         }
-    return {} if content is None else {at: visible(json.dumps(content, ensure_ascii=False, default=str))}
+    return {} if content is None else {at: visible(named(json.dumps(content, ensure_ascii=False, default=str)))}
 
 
 def render(content: dict[str, Any], live: bool = False) -> str:
@@ -244,6 +337,12 @@ def _is_report(file: Path) -> bool:
 @cache
 def _asset(name: str) -> str:
     return files("maporl.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def page_version() -> str:
+    """A fingerprint of what draws the page: its template, its style and its script."""
+    parts = [_asset(name).encode() for name in ("page.html", "page.css", "page.js")]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @cache

@@ -318,4 +318,19 @@ def _cleaned(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _is_trace(entry: dict[str, Any]) -> bool:
     lists = [entry.get(name) for name in ("pieces", "logprobs", "advantages")]
-    return all(isinstance(each, list) for each in lists) and isinstance(entry.get("values"), list | None)
+    whole = all(isinstance(each, list) for each in lists) and isinstance(entry.get("values"), list | None)
+    return whole and _is_comparison(entry.get("compared"))
+
+
+def _is_comparison(entry: Any) -> bool:
+    """Whether it is what :attr:`maporl.types.Trace.compared` may be."""
+    if entry is None:
+        return True
+    return (
+        isinstance(entry, dict)
+        and entry.get("by") in ("baseline", "scale")
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("key"), dict)
+        and all(_counts(entry.get(name), MOST_STEPS) for name in ("utterances", "questions"))
+        and isinstance(entry.get("credit"), int | float)
+    )

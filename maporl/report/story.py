@@ -10,14 +10,15 @@ from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers,
 from maporl.report.language import counted, few_updates, listed, percent
 from maporl.report.listening import knowledge, listening, speak_first_alone
 from maporl.report.metric_panels import ACCURACY, Comparison
+from maporl.report.names import agents_of, is_prompts, model_name, part_name
 from maporl.report.read import Run
 from maporl.text import visible
 from maporl.types import Dialogue
 
+TOOLS, OTHERS, UNREAD = "How do they use tools?", "Do the agents work with others?", "What could not be read?"
+"""The titles of the parts that a page shows as sentences."""
 FEW = 6
 """With fewer updates than this, the first and the last of them are not compared."""
-_PROMPTS = ("prompts", "maporl.tasks.prompts:Prompts")
-"""The names in a run's configuration of a data set of prompts, from a file and from Python."""
 
 
 def story(run: Run) -> list[dict[str, str]]:
@@ -30,9 +31,9 @@ def story(run: Run) -> list[dict[str, str]]:
         ("Who knows what?", "" if game else knowledge(run)),
         ("Does talking help?", "" if game else _talking(run)),
         ("When do they listen?", "" if game else listening(run)),
-        ("How do they use tools?", calling(run)),
-        ("Do the agents work with others?", told(run.crossplay) if run.crossplay else ""),
-        ("What could not be read?", " ".join(run.damaged)),
+        (TOOLS, calling(run)),
+        (OTHERS, told(run.crossplay) if run.crossplay else ""),
+        (UNREAD, " ".join(run.damaged)),
     ]
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
 
@@ -46,10 +47,9 @@ def _team(run: Run) -> str:
     people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
     output = str(run.config.get("output_dir"))
     names = [
-        _with(name, "a person" if name in people else _model(section, output)) for name, section in run.agents().items()
-    ]
-    if not names:
-        names = sorted({u.agent for one in run.dialogues for u in one.dialogue.utterances})
+        _with(name, "a person" if name in people else speaker(section, output))
+        for name, section in run.agents().items()
+    ] or agents_of(run)
     protocol, task = run.section("protocol"), run.section("task")
     who = listed(names) or "Agents that have not spoken yet"
     played = ""
@@ -57,11 +57,12 @@ def _team(run: Run) -> str:
         played = f"game {game_of(run.dialogues[0].dialogue)}"
     elif protocol.get("name"):
         turns = f" in {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
-        played = f"protocol {protocol['name']}{turns}"
+        played = f"protocol {part_name(protocol['name'])}{turns}"
     told = f"{who} {'plays' if len(names) == 1 else 'play'} the {played}." if played else f"{who}."
     if task.get("name") and not is_game(run):
-        name = "a data set of prompts" if task["name"] in _PROMPTS else task["name"]
-        told += f" The task is {name}.{_example(run)}"
+        name = "a data set of prompts" if is_prompts(run) else part_name(task["name"])
+        question = example_of(run)
+        told += f" The task is {name}." + (f" One of its questions is {question}." if question else "")
     return told
 
 
@@ -69,8 +70,8 @@ def _with(name: str, what: str) -> str:
     return f"{name} ({what})" if what else name
 
 
-def _example(run: Run) -> str:
-    """The shortest question of the run's first dialogues."""
+def example_of(run: Run) -> str:
+    """The shortest question of the run's first dialogues, with its right answer."""
     examples = [one.dialogue.example for one in run.dialogues[:500] if one.dialogue.example.question]
     if not examples:
         return ""
@@ -78,33 +79,49 @@ def _example(run: Run) -> str:
     question = " ".join(shortest.question.split())
     short = question if len(question) <= 160 else f"{question[:157]}..."
     answer = f" (right answer: {shortest.answer})" if shortest.answer else ""
-    return f" One of its questions is \u201c{short}\u201d{answer}."
+    return f"\u201c{short}\u201d{answer}"
 
 
 def _training(run: Run) -> str:
     updates = run.updates()
     if run.section("loop").get("stages"):
-        return _rounds(run) + _warm_start(run)
-    wanted = run.config.get("updates")
+        return rounds(run) + "".join(f" {each}" for each in warm_start(run))
     if not updates:
-        return "No update has been made." if wanted is not None and not run.dialogues else ""
-    last = updates[-1]
+        return "No update has been made." if run.config.get("updates") is not None and not run.dialogues else ""
+    told = [
+        f"So far {amount(run)} have been made." if is_unfinished(run) else f"The team was trained for {amount(run)}."
+    ]
+    if objective := run.section("ppo").get("objective"):
+        told.append(f"The objective is {part_name(objective)}{_compared(run)}.")
+    return " ".join([*told, *learns_from(run), *warm_start(run)])
+
+
+def is_unfinished(run: Run) -> bool:
+    """Whether updates of the run are still to be made."""
+    return not run.finished and run.config.get("updates") is not None
+
+
+def amount(run: Run) -> str:
+    """How many updates were made, of how many questions. Empty without an update."""
+    if not (updates := run.updates()):
+        return ""
+    last, wanted = updates[-1], run.config.get("updates")
     each = last["episode"] / last["step"] if finite(last.get("episode")) and last["step"] else 0
     size = f" of {counted(round(each), 'game' if is_game(run) else 'question')} each{_times(run)}" if each else ""
-    if run.finished or wanted is None:
-        told = f"The team was trained for {counted(last['step'], 'update')}{size}."
-    else:
-        told = f"So far {last['step']} of {counted(wanted, 'update')}{size} have been made."
-    ppo, reward = run.section("ppo"), run.section("reward")
-    if ppo.get("objective"):
-        told += f" The objective is {ppo['objective']}{_compared(run)}."
-    if reward.get("sources"):
-        terms = [name if weight == 1 else f"{weight:g} {name}" for name, weight in reward["sources"].items()]
-        told += f" The reward is {' + '.join(terms)}."
-    return told + _warm_start(run)
+    made = counted(last["step"], "update")
+    if wanted is not None and is_unfinished(run):
+        made = f"{last['step']} of {counted(wanted, 'update')}"
+    return made + size
 
 
-def _rounds(run: Run) -> str:
+def learns_from(run: Run) -> list[str]:
+    """What the team is trained on, in sentences."""
+    sources = run.section("reward").get("sources") or {}
+    terms = [part_name(name) if weight == 1 else f"{weight:g} {part_name(name)}" for name, weight in sources.items()]
+    return [f"The reward is {' + '.join(terms)}."] if terms else []
+
+
+def rounds(run: Run) -> str:
     """How a loop trained the team."""
     loop, done = run.section("loop"), len(run.updates())
     if not done:
@@ -136,26 +153,29 @@ def _compared(run: Run) -> str:
     """What advantages are compared with, in the words of the options."""
     section = run.section("advantage")
     named = section.get("baseline") and section.get("scale")
-    return f", with the baseline {section['baseline']} and the scale {section['scale']}" if named else ""
+    if not named:
+        return ""
+    return f", with the baseline {part_name(section['baseline'])} and the scale {part_name(section['scale'])}"
 
 
-def _warm_start(run: Run) -> str:
-    """What the agents were taught before, and how they were made to differ."""
+def warm_start(run: Run) -> list[str]:
+    """What the agents were taught before, and how they were made to differ, in sentences."""
     warm = run.section("warm_start")
     if not warm.get("steps"):
-        return ""
-    told = f" Before that came {counted(warm['steps'], 'step')} of supervised warm start on written answers."
+        return []
+    told = [f"A supervised warm start of {counted(warm['steps'], 'step')} on written answers came first."]
     pupils = warm.get("agents") or {}
     if any(name not in pupils for name in run.agents()) and "wrong" in warm:
-        told += f" Of these, {warm['wrong']:.0%} were wrong on purpose."
+        told.append(f"Of these, {warm['wrong']:.0%} were wrong on purpose.")
     for name, pupil in pupils.items():
         if "skill" not in pupil:  # what it was taught is not known
             continue
         taught = f"the skill {pupil['skill']} and no other" if pupil.get("skill") else "answers to all questions"
         wrong, gives_in = pupil.get("wrong", 0), pupil.get("gives_in", 0)
-        told += f" {name} was taught {taught}" + (f", {wrong:.0%} of its answers wrong on purpose" if wrong else "")
-        told += f", and to repeat an answer that it hears {gives_in:.0%} of the time." if gives_in else "."
-    return told + " \u201cBefore training\u201d means after the warm start."
+        apart = f", {wrong:.0%} of its answers wrong on purpose" if wrong else ""
+        repeats = f", and to repeat an answer that it hears {gives_in:.0%} of the time" if gives_in else ""
+        told.append(f"{name} was taught {taught}{apart}{repeats}.")
+    return [*told, "\u201cBefore training\u201d means after the warm start."]
 
 
 # -- what it learned ----------------------------------------------------------------------------------------------
@@ -167,7 +187,7 @@ def _learned(run: Run) -> str:
         return _rewarded(run.after, run.before)
     if now is not None:
         was = _share(run.before, -1)
-        how = _also_trained(run) + _how_drawn(run)
+        how = _also_trained(run) + how_drawn(run)
         if was is None:
             return (
                 f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} "
@@ -250,7 +270,7 @@ def talking_gain(run: Run) -> Difference | None:
     return Difference.of(pairs) if pairs and turns > 1 and not is_game(run) else None
 
 
-def _how_drawn(run: Run) -> str:
+def how_drawn(run: Run) -> str:
     """Why the charts of training differ from the held-out numbers, where they were sampled in different ways."""
     held_out, trained = run.section("evaluation").get("temperature"), run.section("ppo").get("temperature")
     if held_out is None or trained is None or held_out == trained:
@@ -267,46 +287,84 @@ def _talking(run: Run) -> str:
     first, last = _share(run.after, 0), _share(run.after, -1)
     if run.after is None or gain is None or first is None or last is None:
         return ""
-    opening, closing = (run.after.turns[i].agents for i in (0, -1))
-    both = [name for name in opening if name in closing and opening[name].total and closing[name].total]
-    best = (
-        max(both, key=lambda name: opening[name].value)
-        if len(both) > 1 and speak_first_alone(run.of("after"))
-        else None
-    )
-    alone = None if best is None else _against(run, best)
-    better = alone is None or alone.sign == 1
+    alone = best_alone(run)
     verdict = {
-        1: "Yes." if better else "On average, yes.",
+        1: "Yes." if alone is None or alone[1].sign == 1 else "On average, yes.",
         -1: "No, it hurts.",
         0: "Not clearly: the difference between the turns may be chance.",
     }[gain.sign]
     told = (
         f"{verdict} Answers of the first turn are right {percent(first)} of the time and answers of the last turn "
-        f"{percent(last)}: {gain.points()}."
+        f"{percent(last)}: {gain.points()}. {_answered_again(run.after)}"
     )
-    flips = run.after.flips
-    corrected, spoiled = sum(f.wrong_to_right for f in flips), sum(f.right_to_wrong for f in flips)
-    answers = corrected + spoiled + sum(f.stayed_right + f.stayed_wrong for f in flips)
-    told += (
-        f" Agents answered again {counted(answers, 'time')}: {counted(corrected, 'wrong answer')} became right, and "
-        f"{counted(spoiled, 'right answer')} became wrong."
-    )
-    if best is not None and alone is not None:
+    if alone is not None:
+        best, difference = alone
+        opening, closing = (run.after.turns[i].agents for i in (0, -1))
+        moves = [
+            f"{name} goes from {opening[name].value:.1%} to {closing[name].value:.1%}" for name in _both(run.after)
+        ]
+        doubt = {1: "better", -1: "worse", 0: "neither clearly better nor clearly worse"}[difference.sign]
         told += (
-            f" {listed([f'{name} goes from {opening[name].value:.1%} to {closing[name].value:.1%}' for name in both])}."
-        )
-        doubt = {1: "better", -1: "worse", 0: "neither clearly better nor clearly worse"}[alone.sign]
-        told += (
-            f" The best agent alone is {best}, whose first answers are right {opening[best].value:.1%} of the time. "
-            f"The last turn of all agents is {doubt}: {alone.points()}."
-        )
-        anybody_first, anybody_last = (_anybody(run, turn) for turn in (0, -1))
-        told += (
-            f" At least one agent is right on {anybody_first:.1%} of the questions in the first turn and on "
-            f"{anybody_last:.1%} in the last."
+            f" {listed(moves)}. The best agent alone is {best}, whose first answers are right "
+            f"{opening[best].value:.1%} of the time. The last turn of all agents is {doubt}: {difference.points()}. At "
+            f"least one agent is right on {_anybody(run, 0):.1%} of the questions in the first turn and on "
+            f"{_anybody(run, -1):.1%} in the last."
         )
     return told
+
+
+def talking_table(run: Run) -> dict[str, Any] | None:
+    """What talking is worth beside what one agent alone could do, as a table."""
+    first, last = _share(run.after, 0), _share(run.after, -1)
+    if run.after is None or talking_gain(run) is None or first is None or last is None:
+        return None
+    rows = [["all agents, first turn", percent(first)], ["all agents, last turn", percent(last)]]
+    if (alone := best_alone(run)) is not None:
+        best, difference = alone
+        rows += [
+            [f"the best agent alone, {best}, first turn", percent(run.after.turns[0].agents[best])],
+            ["at least one agent, first turn", f"{_anybody(run, 0):.1%}"],
+            ["at least one agent, last turn", f"{_anybody(run, -1):.1%}"],
+            ["all agents in the last turn minus the best alone, in points", difference.brief()],
+        ]
+    return {
+        "title": "Does talking help?",
+        "about": f"Held-out questions, after training. {_answered_again(run.after)}",
+        "columns": ["who", "right, with 95% intervals"],
+        "rows": rows,
+    }
+
+
+def _answered_again(report: Evaluation) -> str:
+    """How many answers changed from turn to turn, in a sentence."""
+    corrected, spoiled = (sum(getattr(f, name) for f in report.flips) for name in ("wrong_to_right", "right_to_wrong"))
+    answers = corrected + spoiled + sum(f.stayed_right + f.stayed_wrong for f in report.flips)
+    return (
+        f"Agents answered again {counted(answers, 'time')}: {counted(corrected, 'wrong answer')} became right, and "
+        f"{counted(spoiled, 'right answer')} became wrong."
+    )
+
+
+def _both(report: Evaluation) -> list[str]:
+    """The agents that answer in the first turn and in the last."""
+    opening, closing = (report.turns[i].agents for i in (0, -1))
+    return [name for name in opening if name in closing and opening[name].total and closing[name].total]
+
+
+def best_alone(run: Run) -> tuple[str, Difference] | None:
+    """The agent whose first answers are right most often, and how much more often the last turn of all agents is.
+
+    None for a single agent, and where agents hear others in the first turn.
+    """
+    if run.after is None or not speak_first_alone(run.of("after")):
+        return None
+    both = _both(run.after)
+    if len(both) < 2:
+        return None
+    opening = run.after.turns[0].agents
+    best = max(both, key=lambda name: opening[name].value)
+    difference = _against(run, best)
+    return None if difference is None else (best, difference)
 
 
 def _against(run: Run, agent: str) -> Difference | None:
@@ -368,7 +426,7 @@ def _results(games: list[Dialogue]) -> str:
     return " ".join([f"{illegal} of them ended with an illegal move.", *told])
 
 
-def _model(section: dict[str, Any], output_dir: str) -> str:
+def speaker(section: dict[str, Any], output_dir: str) -> str:
     """What speaks for an agent, as far as its section says it."""
     if section.get("engine") in _ENGINES:
         return _ENGINES[section["engine"]]
@@ -380,7 +438,7 @@ def _model(section: dict[str, Any], output_dir: str) -> str:
     elif isinstance(model, str) and model.startswith((f"{output_dir}/", "./")):
         parts.append(f"a model without a name, saved in {model.removeprefix(f'{output_dir}/').removeprefix('./')}")
     elif model:
-        parts.append(str(model))
+        parts.append(model_name(str(model)))
     elif section.get("policy"):
         parts.append(f"speaks with {section['policy']}'s weights")
     adapter = "LoRA" if section.get("lora") else "with an adapter" if section.get("adapter") else ""

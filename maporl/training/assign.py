@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
-from maporl.training.samples import Columns, TeamUpdateBatch, turn_batch, untrained_columns
+from maporl.training.samples import Columns, Name, TeamUpdateBatch, turn_batch, untrained_columns
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths
@@ -120,9 +121,37 @@ class Advantages:
         if any(transform.needs_untrained_rows for transform in self.transforms):
             trained = {c.name for part in columns.values() for c in part}
             others = distributed.all_gather_lists(untrained_columns(batch.dialogues, trained))
+        batch.compared = self.compared([*(c for part in columns.values() for c in part), *others])
         assigned, weighted = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
         batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in weighted.items()}
         return {name: metrics[name] | assigned[name] for name in metrics}
+
+    def compared(self, columns: Sequence[Columns]) -> dict[Name, dict[str, Any]]:
+        """Return which rows each row's return is compared with, as the record of a dialogue holds it.
+
+        ``by`` is ``baseline``, or ``scale`` where the baseline compares no rows, and ``name`` is what the configuration
+        calls it. ``key`` has the values that the rows have in common. ``utterances`` and ``questions`` count them, and
+        ``credit`` is the mean of their credits. It is empty if rows are compared with no other rows.
+        """
+        by, slot = ("baseline", self.baseline) if self.baseline.over != "nothing" else ("scale", self.scale)
+        if slot.over == "nothing":
+            return {}
+        key = {"group": self.config.key, "agent": ("agent",), "batch": ()}[slot.over]
+        turns = turn_batch(columns, [0.0] * len(columns))
+        found: dict[Name, dict[str, Any]] = {}
+        for rows in turns.groups(key):
+            values = {name: turns.column(name, "key")[rows[0]] for name in key}
+            credit = math.fsum(columns[i].credit for i in rows) / len(rows)
+            group = {
+                "by": by,
+                "name": str(getattr(self.config, by)),
+                "key": {name: value if isinstance(value, int | str) else None for name, value in values.items()},
+                "utterances": len(rows),
+                "questions": len({columns[i].prompt for i in rows}),
+                "credit": round(credit, 4),
+            }
+            found |= {columns[i].name: group for i in rows}
+        return found
 
     # -- over tokens --------------------------------------------------------------------------------------------------
 

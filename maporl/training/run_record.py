@@ -318,7 +318,8 @@ def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners:
             logprobs, advantages, *values = [each[start:end] for each in rounded]
             start = end
             texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
-            sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None)
+            compared = batch.compared.get(sample.columns.name)
+            sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None, compared)
 
 
 def trace_credit(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], scorer: Scorer) -> None:

@@ -244,9 +244,11 @@ class TeamUpdateBatch(UpdateBatch):
         plan: which agents are trained in this update, and whose weights speak for which agent.
         dialogues: the dialogues that this process played.
         samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
+        compared: which utterances each utterance is compared with (:meth:`maporl.training.assign.Advantages.compared`).
     """
 
     task: Task
     plan: Plan
     dialogues: list[Dialogue] = field(default_factory=list)
     samples: dict[str, list[TrainingSample]] = field(default_factory=dict)
+    compared: dict[Name, dict[str, Any]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from maporl.hub.push import push
 from maporl.report.charts import charts, compared
 from maporl.report.dialogues import entry, flags_of
 from maporl.report.failures import failures
-from maporl.report.health import health
+from maporl.report.health import health, vital_signs
 from maporl.report.live import LivePage, PageSeat
 from maporl.report.metric_panels import ROWS, lines_of
 from maporl.report.page import as_json, payload, render, write_report
@@ -166,7 +166,7 @@ def test_the_page_says_what_specialists_know_and_when_they_listen(tmp_path):
         "a wrong answer 4 times. In its next answer it stayed right 4 times (100.0%, against 75.0% before training)."
     )
     assert told["How it was trained"].endswith(
-        "Before that came 300 steps of supervised warm start on written answers. ann was taught the skill next and no "
+        "A supervised warm start of 300 steps on written answers came first. ann was taught the skill next and no "
         "other, and to repeat an answer that it hears 30% of the time. bob was taught answers to all questions, 10% "
         "of its answers wrong on purpose. \u201cBefore training\u201d means after the warm start."
     )
@@ -224,12 +224,13 @@ def test_the_health_of_a_training_is_told_policy_by_policy(tmp_path):
                  "ann/val/explained_variance": 0.05, "ann/grad_norm": 0.5 + n}  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert health(read_run(folder)) == [
-        "Numbers are means over the last update unless a sentence says otherwise.",
         "ann: An update moves the policy by 0.2 nats per token and clips 25% of the tokens. These steps are large; a "
-        "lower learning rate or ppo.target_kl makes them smaller. Its gradients were cut to max_grad_norm 1 in 3 of 4 "
-        "updates (mean norm 2). Its entropy went from 1.00 nats in the first update to 0.40 nats. The critic explains "
-        "5% of the variance of the returns. That is little: the advantages are mostly the noise of single answers.",
+        "lower learning rate or ppo.target_kl makes them smaller. The critic explains 5% of the variance of the "
+        "returns. That is little: the advantages are mostly the noise of single answers.",
     ]
+    signs = vital_signs(read_run(folder))
+    assert signs["rows"] == [["ann", "0.2000", "25.0%", "3.50", "1.00 nats", "0.40 nats", "5.0%"]]
+    assert signs["about"].endswith("A gradient whose norm is above max_grad_norm 1 is scaled down to it.")
     [norm] = [chart for chart in charts(read_run(folder)) if chart["title"] == "Gradient norm"]
     assert norm["limit"] == (1.0, "max_grad_norm") and norm["part"] == "health"
 
@@ -326,16 +327,20 @@ def test_runs_are_compared_with_what_differs_in_their_configurations(tmp_path):
     )
     content = payload([one, two])
     assert [run["name"] for run in content["runs"]] == ["one/run", "two/run"]
-    assert content["differences"] == [
-        {"key": "task.name", "values": ['"toy_sum"', '"gsm8k"']}, {"key": "training.learning_rate", "values": ["-", "0.0001"]},
+    versus = content["comparison"]
+    assert list(versus)[:3] == ["names", "verdict", "results"], "results come before differences of the setup"
+    assert versus["setup"] == [
+        {"key": "task.name", "values": ['"toy_sum"', '"gsm8k"']}, {"key": "training.learning_rate", "values": ["\u2013", "0.0001"]},
         {"key": "updates", "values": ["4", "6"]},
     ]  # fmt: skip
     final = next(chart for chart in compared([one, two]) if chart["title"] == "Final turn, in training")
     assert [s["name"] for s in final["series"]] == ["one/run", "two/run"]
     assert final["series"][0]["values"] == [0.1, 0.2, 0.3, 0.4, None, None]
-    assert {d["run"] for d in content["dialogues"]} == {0, 1} and not content["comparable"]
-    assert [row["updates"] for row in content["summary"]] == ["4", "6"]
-    assert content["summary"][0]["gain"] == "+75.0 (+48.7 to +100.0)"
+    assert {d["run"] for d in content["dialogues"]} == {0, 1} and not versus["comparable"]
+    assert [row["key"] for row in versus["results"]][:2] == ["right after training", "right before training"]
+    rows = {row["key"]: row["values"] for row in versus["results"]}
+    assert rows["updates"] == ["4", "6"] and rows["points by training"][0] == "+75.0 (+48.7 to +100.0)"
+    assert versus["verdict"] == "", "tasks differ"
     kl = next(chart for chart in compared([one, two]) if chart["title"] == "KL to the reference")
     assert [(s["name"], s["colour"], s["values"][0]) for s in kl["series"]] == [
         ("one/run", 0, 0.01),
@@ -849,8 +854,9 @@ def test_a_run_without_labels_shows_rewards_and_nothing_about_right_answers(tmp_
     assert run["flips"] == [] and run["results"] == [] and run["failures"]["lines"] == []
     assert [entry["flags"] for entry in shown["dialogues"]] == [[]] * 9
     other = write_run(tmp_path / "other")
-    rows = payload([read_run(folder), read_run(other)])["summary"]
-    assert rows[0]["before"] == "score 0.25" and rows[0]["after"] == "score 0.75" and "%" in rows[1]["after"]
+    rows = {row["key"]: row["values"] for row in payload([read_run(folder), read_run(other)])["comparison"]["results"]}
+    assert rows["right before training"][0] == "score 0.250" and rows["right after training"][0] == "score 0.750"
+    assert "%" in rows["right after training"][1]
     assert not [c for c in compared([read_run(folder)]) if "right" in c["about"]]
     newest = "".join(
         str(part.renderable) for part in frame(read_run(folder), 80).renderables if hasattr(part, "renderable")
@@ -870,8 +876,8 @@ def health_of(folder, ppo, *updates):
 def test_health_judges_the_size_of_a_step_only_where_it_was_measured(tmp_path):
     moved = {"policy/approxkl_avg": 1e-16, "policy/clipfrac_avg": 0.0, "grad_norm": 1.0, "policy/entropy_avg": 1.0}
     one, two = ({"num_ppo_epochs": n, "num_mini_batches": 1} for n in (1, 2))
-    told = health_of(tmp_path / "one", one, moved, moved)
-    assert "higher learning rate" not in told and "An update is one step" in told
+    assert health_of(tmp_path / "one", one, moved, moved) == "Nothing in these numbers calls for a change."
+    assert "An update is one step" in vital_signs(read_run(tmp_path / "one"))["about"]
     assert "a higher learning rate makes them larger" in health_of(tmp_path / "two", two, moved, moved)
     off = moved | {"policy/approxkl_avg": 0.5}
     assert "These steps are large" in health_of(tmp_path / "off", one, off, off), "a policy that spoke long ago"
@@ -880,12 +886,30 @@ def test_health_judges_the_size_of_a_step_only_where_it_was_measured(tmp_path):
     assert "was 0 in 1 of 2 updates" in health_of(tmp_path / "half", two, moved, moved | {"grad_norm": 0.0})
 
 
-def test_health_says_that_entropy_has_collapsed(tmp_path):
+def test_health_tells_a_collapse_from_a_policy_that_has_learned(tmp_path):
+    """A low entropy is a collapse only if it fell, the score did not rise, and last answers are not right anyway."""
     calm, still = (
-        {"policy/approxkl_avg": 0.01, "policy/clipfrac_avg": 0.0, "policy/entropy_avg": e} for e in (0.9, 0.01)
+        {"policy/approxkl_avg": 0.01, "policy/clipfrac_avg": 0.0, "policy/entropy_avg": e, "grad_norm": 9.0}
+        for e in (0.9, 0.01)
     )
-    assert "It has collapsed (below 0.05 nats)" in health_of(tmp_path / "fell", {}, calm, still)
-    assert "collapsed" not in health_of(tmp_path / "calm", {}, calm, calm)
+    healthy = "Nothing in these numbers calls for a change."
+    fell = health_of(tmp_path / "fell", {}, *[calm] * 3, *[still] * 3)
+    assert "Its entropy fell from 0.90 to 0.01 nats per token. It has collapsed (below 0.05 nats, without" in fell
+    assert health_of(tmp_path / "calm", {}, calm, calm) == healthy, "norms above max_grad_norm are no fault"
+    assert health_of(tmp_path / "always", {}, still, still) == healthy, "it never fell"
+
+    def with_metrics(name, scores, accuracy):
+        folder = tmp_path / name
+        health_of(folder, {}, *[calm] * 3, *[still] * 3)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        more = [{"reward/score": score, "accuracy/turn_1": 0.2, "accuracy/turn_2": accuracy} for score in scores]
+        text = "".join(json.dumps(line | own) + "\n" for line, own in zip(lines, more, strict=True))
+        (folder / "metrics.jsonl").write_text(text)
+        return " ".join(health(read_run(folder)))
+
+    assert with_metrics("learned", [0.1, 0.1, 0.1, 0.6, 0.6, 0.6], 0.6) == healthy, "the score rose with certainty"
+    assert with_metrics("solved", [0.95] * 6, 0.95) == healthy
+    assert "the mean score went from 0.30 to 0.30. It has coll" in with_metrics("stuck", [0.3] * 6, 0.3)
 
 
 def test_the_story_says_how_often_each_question_is_played(tmp_path):

@@ -61,6 +61,16 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
             tokenizer = agents[0 if u.agent == "ann" else 1].tokenizer
             assert "".join(u.trace.pieces) == tokenizer.decode(u.response_ids)
             assert len(u.trace.pieces) == len(u.response_ids)
+            same = [v for d in kept["answers"] for v in d.utterances if (v.agent, v.turn) == (u.agent, u.turn)]
+            credit = sum(v.rewards["credit"] for v in same) / len(same)
+            expected = {
+                "by": "scale",
+                "name": "std",
+                "key": {"agent": u.agent, "turn": u.turn},
+                "utterances": 8,
+                "questions": 8,
+            }
+            assert u.trace.compared == expected | {"credit": pytest.approx(credit, abs=1e-4)}
     written = [json.loads(line) for line in (tmp_path / "dialogues.jsonl").read_text().splitlines()]
     assert len(written) == 3
     assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [

@@ -7,15 +7,23 @@
   const DARK = ["#8ab4f8", "#ffb366", "#7bd8a5", "#d7a6ec", "#ff9d94", "#6fd3dd", "#c9b1a6", "#bdc1c6"];
   const percent = (x) => (x == null ? "–" : (100 * x).toFixed(1) + "%");
   const short = (x) => (x == null ? "–" : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-4) ? x.toExponential(1) : String(+x.toPrecision(4)));
+  /* How the numbers of a column are written, all with as many decimals, so that the largest has four digits. */
+  const alike = (values) => {
+    const most = Math.max(0, ...values.map((v) => Math.abs(v ?? 0)));
+    if (most >= 1e5 || (most > 0 && most < 1e-3)) return (x) => (x == null ? "–" : x.toExponential(1));
+    const digits = Number.isInteger(most) && values.every((v) => v == null || Number.isInteger(v)) ? 0 : Math.max(0, 3 - Math.floor(Math.log10(most || 1)));
+    return (x) => (x == null ? "–" : x.toFixed(digits));
+  };
   const remembered = { get: (k) => { try { return localStorage.getItem(k); } catch { return null; } }, set: (k, v) => { try { localStorage.setItem(k, v); } catch { /* a file's page may have no storage */ } } };
 
   /* -- charts ------------------------------------------------------------------------------------------------------ */
 
-  function Chart({ chart, dark }) {
+  function Chart({ chart, dark, high = 220 }) {
     const place = useRef(null);
     const [hidden, setHidden] = useState({});
     const [at, setAt] = useState(null);
-    const last = chart.steps.length - 1, shown = chart.share ? percent : short;
+    const last = chart.steps.length - 1, shown = chart.share ? percent : alike(chart.series.flatMap((s) => s.values));
+    const held = chart.series.some((s) => s.held_out), plain = (s) => s.name.replace(/, held out/g, "");
     const colours = useMemo(() => {
       const palette = dark ? DARK : LIGHT, names = [...new Set(chart.series.map((s) => s.name.replace(/, held out$/, "")))];
       return chart.series.map((s) => palette[(s.colour ?? names.indexOf(s.name.replace(/, held out$/, ""))) % palette.length]);
@@ -47,14 +55,36 @@
       const wide = (u, values) => 18 + Math.max(0, ...(values || []).map((v) => (v ? 7.2 * v.length : 0)));
       const range = (_, low, high) => (low == null || high - low > 1e-12 ? uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true) : [Math.min(0, 1.5 * low), Math.max(chart.share ? 0.01 : low === 0 ? 1 : 0, 1.5 * high)]);
       const options = {
-        width: place.current.clientWidth, height: 220, legend: { show: false }, series, bands,
+        width: place.current.clientWidth, height: high, legend: { show: false }, series, bands,
         scales: { x: { time: false }, y: { range: chart.whole ? [0, 1] : range } },
         axes: [{ ...axis, label: "update", labelSize: 18, labelFont: axis.font, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axis, size: wide, values: told }],
         cursor: { sync: { key: "updates", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
-        hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
+        hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)], draw: [words] },
       };
+      /* The last held-out value of each line, in words beside it. */
+      function words(u) {
+        u.ctx.save();
+        u.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+        u.ctx.textAlign = "right";
+        const ends = [];
+        chart.series.forEach((s, i) => {
+          const end = s.values.findLastIndex((v) => v != null);
+          if (s.held_out && !hidden[s.name] && end > 0) ends.push([s, i, end, u.valToPos(s.values[end], "y", true)]);
+        });
+        if (ends.length > 3) ends.length = 0;
+        let lowest = -Infinity;
+        ends.sort((a, b) => a[3] - b[3]).forEach(([s, i, end, y]) => {
+          const place = Math.max(y - 26 * devicePixelRatio > u.bbox.top ? y - 16 * devicePixelRatio : y + 24 * devicePixelRatio, lowest + 18 * devicePixelRatio);
+          lowest = place;
+          u.ctx.fillStyle = colours[i];
+          u.ctx.lineWidth = 4 * devicePixelRatio;
+          u.ctx.strokeStyle = style.getPropertyValue("--panel");
+          for (const write of ["strokeText", "fillText"]) u.ctx[write](`${plain(s)}, held out: ${shown(s.values[end])}`, u.valToPos(chart.steps[end], "x", true) - 8 * devicePixelRatio, place);
+        });
+        u.ctx.restore();
+      }
       const plot = new uPlot(options, data, place.current);
-      const watcher = new ResizeObserver(() => plot.setSize({ width: place.current.clientWidth, height: 220 }));
+      const watcher = new ResizeObserver(() => plot.setSize({ width: place.current.clientWidth, height: high }));
       watcher.observe(place.current);
       return () => { watcher.disconnect(); plot.destroy(); };
     }, [chart, dark, hidden]);
@@ -64,9 +94,10 @@
     const rows = chart.steps.map((s, i) => [s, i]).filter(([, i]) => i % every === 0 || i === chart.steps.length - 1);
     return html`<figure id=${"chart-" + chart.id}>
       <figcaption><h3>${chart.title}</h3><div class="quiet">${chart.about}</div></figcaption>
-      <ul class="legend">${chart.series.map((s, i) => html`<li><button aria-pressed=${String(!hidden[s.name])} onClick=${() => setHidden({ ...hidden, [s.name]: !hidden[s.name] })}>
-        <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span><bdi>${s.name}</bdi> <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
-        ${chart.limit && html`<li class="quiet"><span class="swatch dotted"></span> ${chart.limit[1]} ${short(chart.limit[0])}</li>`}<li class="quiet">at update ${chart.steps[at ?? last]}</li></ul>
+      ${(held ? [false, true] : [null]).map((part) => html`<ul class="legend" aria-label=${part == null ? "Lines" : part ? "Lines of held-out questions" : "Lines of training"}>${part != null && html`<li class="quiet">${part ? "Held out:" : "In training:"}</li>`}
+        ${chart.series.map((s, i) => (part == null || s.held_out === part) && html`<li><button aria-pressed=${String(!hidden[s.name])} onClick=${() => setHidden({ ...hidden, [s.name]: !hidden[s.name] })}>
+        <span class=${"swatch" + (s.held_out ? " dots" : "")} style=${{ borderColor: colours[i] }}></span><bdi>${plain(s)}</bdi> <span class="value">${shown(s.values[at ?? last])}</span></button></li>`)}
+        ${!part && chart.limit && html`<li class="quiet"><span class="swatch dotted"></span> ${chart.limit[1]} ${short(chart.limit[0])}</li>`}${!part && html`<li class="quiet">at update ${chart.steps[at ?? last]}</li>`}</ul>`)}
       <div ref=${place} role="img" aria-label=${`${chart.title} over updates. ${spoken}`}></div>
       <details><summary>Numbers${every > 1 ? `, every ${every} updates` : ""}</summary><div class="scroll"><table>
         <thead><tr><th scope="col">update</th>${chart.series.map((s) => html`<th scope="col" class="number">${s.name}</th>`)}</tr></thead>
@@ -119,22 +150,54 @@
 
   const Interval = ({ share }) => share && share.value != null ? html`${percent(share.value)} <span class="quiet">${(100 * share.low).toFixed(1)}–${(100 * share.high).toFixed(1)}</span>` : "–";
 
-  function Run({ run, number, level, show, children }) {
-    const Title = level;
-    return html`<div class="top"><div class="story">${run.story.map((part) => html`<section><${Title}>${part.title}<//><p>${part.text}</p></section>`)}</div>${children}</div>
-      ${run.results.length > 0 && html`<details><summary>Held-out accuracy by turn and agent, with 95% intervals</summary><div class="scroll"><table>
-        <thead><tr><th scope="col">turn</th><th scope="col">who</th><th scope="col">before</th><th scope="col">after</th></tr></thead>
-        <tbody>${run.results.map((r) => html`<tr><td>${r.turn}</td><th scope="row">${r.who}</th><td><${Interval} share=${r.before} /></td><td><${Interval} share=${r.after} /></td></tr>`)}</tbody></table></div></details>`}
+  /* A table of texts: rows of cells, the first of which names its row. */
+  const Rows = ({ columns, rows }) => html`<div class="scroll"><table><thead><tr>${columns.map((name, i) => html`<th scope="col" class=${i && isNumber(rows, i) ? "number" : ""}>${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => (i ? html`<td class=${isNumber(rows, i) ? "number" : ""}>${cell}</td>` : html`<th scope="row">${cell}</th>`))}</tr>`)}</tbody></table></div>`;
+  const isNumber = (rows, i) => rows.every((row) => /^[–+-]?[\d.]*( nats)?%?$/.test(row[i]) || /^[+-]?[\d.]+%? \(/.test(row[i]));
+
+  /* The first screen: a verdict, at most three numbers, the first chart, and two dialogues. */
+  function Result({ run, number, level, open, children }) {
+    const { verdict, about, numbers } = run.result, Title = level, played = (one) => one.lines.length > 0;
+    if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p>`;
+    return html`${verdict.length > 0 && html`<p class="verdict">${verdict.join(" ")}</p>`}
+      ${numbers.length > 0 && html`<p class="quiet">${about} Ranges are 95% intervals.</p><dl class="numbers">${numbers.map((n) => html`<div><dt>${n.label}</dt><dd><strong>${n.value}</strong> <span class="interval">${n.interval}</span> <span class="quiet">${n.note}</span></dd></div>`)}</dl>`}
+      <div class=${`first of-${run.exhibits.filter(played).length}${children?.length ? " charted" : ""}`}>${children}${run.exhibits.filter(played).map((one) => html`<${Exhibit} one=${one} title=${Title} open=${open(`${number}/${one.key}`)} />`)}</div>
+      ${run.exhibits.filter((one) => !played(one)).map((one) => html`<p class="missing"><strong>${one.title}?</strong> ${one.told}</p>`)}`;
+  }
+
+  /* One dialogue as a conversation. */
+  function Exhibit({ one, title, open }) {
+    const Title = title, agents = [...new Set(one.lines.map((l) => l.agent))];
+    const told = (l) => (l.correct == null ? (l.score == null ? "" : `score ${l.score}`) : one.game ? (l.correct ? "✓ won" : "✗ did not win") : l.correct ? "✓ right" : "✗ wrong");
+    return html`<article class="exhibit"><${Title}>${one.title}<//><p>${one.told}</p>
+      <div class="quiet">${one.where}</div><div class="asked"><span class="text" dir="auto">${one.question}</span>${one.label && html`<span class="quiet">right answer: <strong dir="auto">${one.label}</strong></span>`}</div>
+      <ol class="talk">${one.lines.map((l) => html`<li class=${(agents.indexOf(l.agent) % 2 ? "other" : "") + (l.changed ? " changed" : "") + (l.correct == null ? "" : l.correct ? " is-right" : " is-wrong")}>
+        <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
+        <div class="text" dir="auto">${l.text || html`<span class="quiet">(nothing)</span>`}</div>${l.answer != null && html`<div class="quiet">${one.game ? "move" : "answer"}: <strong dir="auto">${l.answer}</strong></div>`}</li>`)}</ol>
+      ${open && html`<button onClick=${open}>open the whole dialogue${one.more > 0 ? `, ${one.more} more utterances` : ""}</button>`}</article>`;
+  }
+
+  /* What a run's records say beside the first screen: tables, and a few sentences. */
+  function Details({ run, number, level, show }) {
+    const Title = level, Part = level === "h2" ? "h3" : "h4";
+    const tables = [run.results.length > 0 && html`<section><${Part}>Who is right in which turn?<//><p class="quiet">Held-out accuracy by turn and agent, with 95% intervals.</p><div class="scroll"><table>
+        <thead><tr><th scope="col">turn</th><th scope="col">who</th><th scope="col">before training</th><th scope="col">after training</th></tr></thead>
+        <tbody>${run.results.map((r) => html`<tr><td>${r.turn}</td><th scope="row">${r.who}</th><td><${Interval} share=${r.before} /></td><td><${Interval} share=${r.after} /></td></tr>`)}</tbody></table></div></section>`,
+      ...run.tables.map((t) => html`<section><${Part}>${t.title}<//><p class="quiet">${t.about}</p><${Rows} ...${t} /></section>`),
+      ...run.told.map((part) => html`<section><${Part}>${part.title}<//><p>${part.text}</p></section>`)].filter(Boolean);
+    return html`${tables.length > 0 && html`<section aria-label="What is behind it"><${Title}>What is behind it<//><div class="panels">${tables}</div></section>`}
       ${run.crossplay && html`<details open><summary>Cross-play: agents of different runs in one team</summary><p class="quiet">${run.crossplay.about} Accuracy of the last turn, with 95% intervals.</p><div class="scroll"><table>
         <thead><tr><th scope="col"></th>${run.crossplay.runs.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-        <tbody>${run.crossplay.cells.map((cells, i) => html`<tr><th scope="row">${run.crossplay.runs[i]}</th>${cells.map((cell, j) => html`<td style=${{ background: `rgba(var(--high), ${(0.5 * (cell.value ?? 0)).toFixed(2)})`, outline: i === j ? "2px solid rgb(var(--low))" : "" }}><${Interval} share=${cell} /></td>`)}</tr>`)}</tbody></table></div></details>`}
+        <tbody>${run.crossplay.cells.map((cells, i) => html`<tr><th scope="row">${run.crossplay.runs[i]}</th>${cells.map((cell, j) => html`<td class="cell" style=${{ background: `rgba(var(--high), ${(0.3 * (cell.value ?? 0)).toFixed(2)})`, outline: i === j ? "2px solid rgb(var(--low))" : "" }}><${Interval} share=${cell} /></td>`)}</tr>`)}</tbody></table></div></details>`}
+      ${run.setup.length > 0 && html`<section aria-label="Setup"><${Title}>The team and its training<//><div class="panels"><div class="scroll"><table class="setup"><tbody>${run.setup.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${value}</td></tr>`)}</tbody></table></div>
+        ${run.learns_from.length > 0 && html`<section><${Part}>What it learns from<//><ul>${run.learns_from.map((text) => html`<li>${text}</li>`)}</ul></section>`}</div></section>`}
       ${run.failures.lines.length > 0 && html`<section aria-label="Where it still fails"><${Title} id="failures">Where it still fails<//>
         <p class="quiet">Counted over ${run.failures.scope}, with 95% intervals.</p>
         <ul>${run.failures.lines.map((line, i) => html`<li>${line.text} <button aria-label=${"show the dialogues: " + line.text} onClick=${() => show(`${number}.${i}`)}>show them</button></li>`)}</ul>
-        ${run.failures.groups.map((group) => html`<h3>${group.title}</h3><div class="scroll"><table>
+        <div class="panels">${run.failures.groups.map((group) => html`<section><${Part}>${group.title}<//><div class="scroll"><table>
           <thead><tr><th scope="col">${group.column}</th><th scope="col" class="number">questions</th><th scope="col" class="number">right before</th><th scope="col">right now</th></tr></thead>
           <tbody>${group.rows.map((row) => html`<tr><th scope="row">${row.name}</th><td class="number">${row.questions}</td><td class="number">${percent(row.before)}</td>
-            <td><span class="bar" style=${{ width: 8 * row.now + "rem" }}></span> <${Interval} share=${{ value: row.now, low: row.low, high: row.high }} /></td></tr>`)}</tbody></table></div>`)}
+            <td><span class="bar" style=${{ width: 8 * row.now + "rem" }}></span> <${Interval} share=${{ value: row.now, low: row.low, high: row.high }} /></td></tr>`)}</tbody></table></div></section>`)}</div>
       </section>`}`;
   }
 
@@ -166,7 +229,7 @@
     return html`<details class=${"called" + (call.error ? " failed" : "")}><summary><bdi>${call.line}</bdi> → ${told}</summary>${call.result != null && html`<div class="text" dir="auto">${call.result}</div>`}</details>`;
   }
 
-  function Said({ u, shade, game, rewards }) {
+  function Said({ u, shade, game, rewards, written }) {
     const verdict = u.correct == null ? (game ? "not decided" : "not graded") : u.correct ? (game ? "✓ won" : "✓ right") : game ? "✗ did not win" : "✗ wrong";
     return html`<article class=${"said" + (u.correct == null ? "" : u.correct ? " is-right" : " is-wrong")}>
       <h4><bdi>${u.agent}</bdi>${u.role && u.role !== u.agent && html` (<bdi>${u.role}</bdi>)`} <span class=${"badge " + (u.correct == null ? "" : u.correct ? "right" : "wrong")}>${verdict}</span></h4>
@@ -175,18 +238,20 @@
       ${u.calls.map((call) => html`<${Called} call=${call} />`)}
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       ${(u.notes || []).map((note) => html`<div class="quiet">${note}</div>`)}
-      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${short(value)}</dd></div>`)}</dl>
+      ${u.compared && html`<div class="quiet">${u.compared}</div>`}
+      <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${written(value)}</dd></div>`)}</dl>
       <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
     </article>`;
   }
 
   function Detail({ d, shade, twin, open, many, rewards }) {
     const turns = [...new Set(d.said.map((u) => u.turn))].sort((a, b) => a - b), agents = [...new Set(d.said.map((u) => u.agent))];
+    const written = alike(d.said.flatMap((u) => Object.values(u.rewards)));
     return html`<div class="question"><div class="quiet">${many ? many[d.run].name + ", " : ""}${place(d.when)}${d.kind && html`, <bdi>${d.kind}</bdi>`}, <bdi>${d.id}</bdi></div>
         <div class="text" dir="auto">${d.question}</div><div>${!d.game && d.label && html`right answer: <strong dir="auto">${d.label}</strong> `}${d.outcome ? html`<span class=${d.game ? "" : "quiet"}>${d.game ? "ended: " : "("}${d.outcome}${d.game ? "" : ")"}</span>` : ""}</div>
         ${twin && html`<button onClick=${() => open(twin)}>the same question ${twin.when === "before" ? "before" : "after"} training</button>`}</div>
       <div class="turns">${turns.map((turn) => html`<section class="scroll"><h3>Turn ${turn}</h3><div class="seats" style=${{ "--seats": agents.length }}>
-        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
+        ${agents.map((agent) => { const own = d.said.filter((u) => u.turn === turn && u.agent === agent); return own.length ? html`<div>${own.map((u) => html`<${Said} u=${u} shade=${shade} game=${d.game} rewards=${rewards} written=${written} />`)}</div>` : html`<div class="quiet">${agent} was not asked</div>`; })}</div></section>`)}</div>`;
   }
 
   function readHash() {
@@ -302,6 +367,7 @@
     const [lost, setLost] = useState(false);
     const [theme, setTheme] = useState(remembered.get("maporl-theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
     document.documentElement.dataset.theme = theme;
+    document.title = `${data.title} · maporl`;
     useEffect(() => {
       const follow = () => setViewState(readHash());
       addEventListener("hashchange", follow);
@@ -341,25 +407,34 @@
     };
     const turn = () => { const next = theme === "dark" ? "light" : "dark"; remembered.set("maporl-theme", next); setTheme(next); };
     const one = data.runs.length === 1;
-    const drawn = (chart) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} />`;
+    const drawn = (chart, high) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} high=${high} />`;
     const to = (id) => (event) => { event.preventDefault(); document.getElementById(id)?.scrollIntoView(); };
     const of = (part) => data.charts.filter((chart, i) => chart.part === part && !(one && i === 0));
     const health = data.runs.flatMap((r) => r.health.map((text) => (one ? text : `${r.name}: ${text}`)));
-    return html`<header><h1>${data.title}${live && html` <span class=${lost ? "wrong" : "live"} role="status">${lost ? "connection lost" : "live"}</span>`}</h1>
+    const keys = useMemo(() => new Set(data.dialogues.map((d) => d.key)), [data]);
+    const open = (key) => keys.has(key) && (() => {
+      setView({ ...view, flags: [], when: "all", words: "", kind: "", run: "", line: "", open: key }, true);
+      const place = document.getElementById("dialogues");
+      place.scrollIntoView();
+      place.focus({ preventScroll: true });
+    });
+    const versus = data.comparison;
+    return html`<header><div><h1>${data.title}${live && html` <span class=${lost ? "wrong" : "live"} role="status">${lost ? "connection lost" : "live"}</span>`}</h1>${one && html`<p class="quiet">${[data.runs[0].subject !== data.title && data.runs[0].subject, data.runs[0].state].filter(Boolean).join(", ")}</p>`}</div>
         <nav aria-label="Parts of the page"><a href="#charts" onClick=${to("charts")}>Charts</a>${one && data.runs[0].flips.length > 0 && html`<a href="#flips" onClick=${to("flips")}>Changed answers</a>`}<a href="#dialogues" onClick=${to("dialogues")}>Dialogues</a><button onClick=${turn}>${theme === "dark" ? "light" : "dark"} theme</button></nav></header>
       <main>
         ${data.seat && html`<${Seat} />`}
-        ${data.summary.length > 0 && html`<section><h2>Side by side</h2><div class="scroll"><table><thead><tr><th scope="col">run</th>${["task", "protocol", "updates"].map((k) => html`<th scope="col">${k}</th>`)}<th scope="col">right before</th><th scope="col">right after</th><th scope="col">points by training</th><th scope="col">points by talking</th></tr></thead>
-          <tbody>${data.summary.map((row, i) => html`<tr><th scope="row">${data.runs[i].name}</th>${Object.values(row).map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
-          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${data.summary.some((row) => `${row.before} ${row.after}`.includes("score")) ? " A score is a mean reward; that run has no labels." : ""}${data.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
-        ${one ? html`<${Run} run=${data.runs[0]} number="0" level="h2" show=${show}>${data.charts.slice(0, 1).map(drawn)}<//>` : data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Run} run=${run} number=${i} level="h3" show=${show} /></section>`)}
-        ${data.differences.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${data.differences.length <= 20}><summary>${data.differences.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${data.runs.map((r) => html`<th scope="col">${r.name}</th>`)}</tr></thead>
-          <tbody>${data.differences.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
-        <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>Nothing has been measured yet.</p>`}<div class="charts">${of("learning").map(drawn)}</div></section>
+        ${versus && html`<section aria-label="Side by side"><h2>Side by side</h2>${versus.verdict && html`<p class="verdict">${versus.verdict}</p>`}<div class="scroll"><table><thead><tr><th scope="col"></th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+          <tbody>${versus.results.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
+          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${versus.scores ? " A score is a mean reward; that run has no labels." : ""}${versus.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
+        ${one && html`<section aria-label="Result"><h2>${data.runs[0].heading}</h2><${Result} run=${data.runs[0]} number="0" level="h3" open=${open}>${data.charts.slice(0, 1).map((chart) => drawn(chart, 300))}<//>${data.runs[0].how_drawn && html`<p class="quiet">${data.runs[0].how_drawn}</p>`}</section><${Details} run=${data.runs[0]} number="0" level="h2" show=${show} />`}
+        <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>No update has been measured yet.</p>`}${of("learning").some((chart) => chart.series.some((s) => !s.held_out)) && html`<p class="quiet">These are figures of training questions, unless a title or a line says held out.</p>`}<div class="charts">${of("learning").map((chart) => drawn(chart))}</div></section>
+        ${versus && versus.setup.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${versus.setup.length <= 20}><summary>${versus.setup.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+          <tbody>${versus.setup.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
+        ${versus && data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Result} run=${run} number=${i} level="h3" open=${open} /><${Details} run=${run} number=${i} level="h3" show=${show} /></section>`)}
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
-        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 0 && html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>`}<div class="charts">${of("health").map(drawn)}</div></section>`}
+        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 1 ? html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>` : health.map((text) => html`<p>${text}</p>`)}${data.runs.map((r) => r.vital_signs && html`${!one && html`<h3>${r.name}</h3>`}<p class="quiet">${r.vital_signs.about}</p><${Rows} ...${r.vital_signs} />`)}<div class="charts">${of("health").map((chart) => drawn(chart))}</div></section>`}
         ${one && data.runs[0].groups && html`<section id="groups" aria-label="Groups"><h2>What do the groups wait for?</h2><${Groups} groups=${data.runs[0].groups} dark=${theme === "dark"} /></section>`}
-        ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map(drawn)}</div><//></section>`}
+        ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map((chart) => drawn(chart))}</div><//></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
         ${data.runs.filter((r) => r.config).map((r) => html`<details><summary>Configuration${one ? "" : " of " + r.name}</summary><pre>${r.config}</pre></details>`)}
       </main>`;
@@ -381,7 +456,7 @@
 
   async function start() {
     const root = document.getElementById("app"), holder = document.getElementById("data"), live = holder.dataset.live === "yes";
-    let data = { title: document.title.split(" · ")[0], charts: [], flags: {}, rewards: {}, runs: [], summary: [], differences: [], dialogues: [], recorded: 0 };
+    let data = { title: document.title.split(" · ")[0], charts: [], flags: {}, rewards: {}, runs: [], comparison: null, dialogues: [], recorded: 0 };
     if (!live) {
       if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack the page's data; use a browser of 2023 or newer");
       const bytes = Uint8Array.from(atob(holder.textContent), (c) => c.charCodeAt(0));

@@ -1,0 +1,293 @@
+"""What a run has shown so far, for the first screen of its page: a verdict in words, and at most three numbers with
+their 95% intervals."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from maporl.evaluation.metrics import Z95, Difference, Evaluation, Share
+from maporl.report.charts import finite, questions_by_step
+from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
+from maporl.report.language import counted, few_updates
+from maporl.report.names import agents_of
+from maporl.report.read import Recorded, Run
+from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
+from maporl.text import visible
+
+SCORE = "reward/score"
+MOST = 3
+"""The most numbers of a first screen."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as the page shows it. ``interval`` is its 95% interval, and ``note`` says what it is about."""
+
+    label: str
+    value: str
+    interval: str
+    note: str
+
+
+def result(run: Run) -> dict[str, Any]:
+    """The ``verdict`` in sentences, what the ``numbers`` are about, and the numbers themselves."""
+    if is_game(run):
+        about, numbers = _of_games(run)
+    elif _unlabelled(run):
+        about, numbers = _of_scores(run)
+    else:
+        about, numbers = _of_answers(run)
+    return {
+        "verdict": [visible(text) for text in verdict(run)],
+        "about": visible(about),
+        "numbers": [{k: visible(text) for k, text in asdict(number).items()} for number in numbers[:MOST]],
+    }
+
+
+# -- in words -----------------------------------------------------------------------------------------------------
+
+
+def verdict(run: Run) -> list[str]:
+    """What the team learned and whether talking helps, as far as held-out answers show it."""
+    if is_game(run):
+        return []
+    if _unlabelled(run):
+        return _scores_in_words(run)
+    if run.after is None or not run.after.final().total:
+        return []
+    gain, talking, alone = paired_gain(run), talking_gain(run), best_alone(run)
+    told = [] if gain is None else [_learned(run, gain, talking is not None)]
+    if talking is not None and talking.sign == 1 and alone is not None and alone[1].sign < 1:
+        told.append(f"Talking helps on average, but the team is not clearly better than {alone[0]} alone.")
+    elif talking is not None and talking.low == talking.high == 0:
+        told.append("Talking changes nothing that the held-out questions show.")
+    elif talking is not None:
+        told.append({1: "Talking helps.", 0: "It is not clear that talking helps.", -1: "Talking hurts."}[talking.sign])
+    return told
+
+
+def _learned(run: Run, gain: Difference, talks: bool) -> str:
+    """What training changed, in a sentence: whether the last answers got better, and whether the first ones did."""
+    who = "The team" if len(agents_of(run)) > 1 else "The agent"
+    if gain.sign == -1:
+        return f"{who} got worse: its last answers are right less often than before training."
+    if gain.low == gain.high == 0:
+        return "Training changed nothing that the held-out questions show."
+    if gain.sign == 0:
+        return (
+            f"It is not clear that {who.lower()} learned: chance in the choice of questions may explain the difference."
+        )
+    if talks:
+        first, by_talking = _where_it_learned(run)
+        if by_talking.sign == 1 and first.sign == 1:
+            return f"{who} learned to answer and to talk: first answers got better, and talking adds more to them."
+        if by_talking.sign == 1:
+            return f"{who} learned to use what is said: last answers got better, and first answers did not."
+        if first.sign == 1:
+            return f"{who} learned to answer: first answers got better, and talking adds no more than before."
+        return f"{who} learned: its last answers are right more often than before training."
+    return f"{who} learned: its answers are right more often than before training."
+
+
+def _where_it_learned(run: Run) -> tuple[Difference, Difference]:
+    """How much first answers gained by training, and how much more the last ones gained over them, by question."""
+    before, after = (
+        {d.example.id: (right_share(d, 0), right_share(d)) for one in run.of(when) if graded(d := one.dialogue)}
+        for when in ("before", "after")
+    )
+    both = [(before[name], after[name]) for name in after if name in before]
+    first = Difference.of([(was[0], now[0]) for was, now in both])
+    return first, _halved([(was[1] - was[0], now[1] - now[0]) for was, now in both])
+
+
+def _halved(pairs: Sequence[tuple[float, float]]) -> Difference:
+    """Half the difference of pairs of numbers between -1 and 1, because a :class:`Difference` is bounded by 1."""
+    return Difference.of([(was / 2, now / 2) for was, now in pairs])
+
+
+# -- right and wrong answers ----------------------------------------------------------------------------------------
+
+
+def _of_answers(run: Run) -> tuple[str, list[Number]]:
+    """Accuracy on held-out questions; where none were asked after training, on the questions of the updates."""
+    before, after = (_final(report) for report in (run.before, run.after))
+    if after is None:
+        trained = _trained(run)
+        held_out = [_share("Before training", before, f"{before.total} held-out questions")] if before else []
+        if not trained and held_out:
+            return "How often answers of the last turn are right. No update has been made.", held_out
+        return (
+            f"How often answers of the last turn are right. {_no_evaluation(run)}" if trained else "",
+            [*held_out, *trained[-2:]] if held_out else trained,
+        )
+    talking = talking_gain(run)
+    note = "" if talking is None else "last turn"
+    numbers = [_share("Before training", before, note)] if before else []
+    numbers.append(_share("After training", after, note))
+    if talking is not None:
+        numbers.append(_points("By talking", talking, "last turn minus first turn, after training"))
+    elif (gain := paired_gain(run)) is not None:
+        numbers.append(_points("By training", gain, "after minus before"))
+    return f"How often answers are right, on {counted(after.total, 'held-out question')}.", numbers
+
+
+def _no_evaluation(run: Run) -> str:
+    """Why figures are those of training."""
+    ended = run.finished or run.config.get("updates") is None
+    return "No evaluation after training is recorded." if ended else "The training goes on, or was cut off."
+
+
+def _final(report: Evaluation | None) -> Share | None:
+    return report.final() if report is not None and report.final().total else None
+
+
+def _share(label: str, share: Share, note: str) -> Number:
+    low, high = share.interval()
+    return Number(label, f"{share.value:.1%}", f"{100 * low:.1f} to {high:.1%}", note)
+
+
+def _points(label: str, gain: Difference, note: str) -> Number:
+    interval = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f} points"
+    return Number(label, f"{100 * gain.mean:+.1f} points", interval, note)
+
+
+def _trained(run: Run) -> list[Number]:
+    """Accuracy of the last turn over the first and the last updates, and the gain over the first turn in the last."""
+    updates = run.updates()
+    turns = sorted(
+        {int(m[1]) for record in updates for name in record if (m := re.fullmatch(r"accuracy/turn_(\d+)", name))}
+    )
+    measured = [r for r in updates if turns and finite(r.get(f"accuracy/turn_{turns[-1]}")) is not None]
+    if not measured:
+        return []
+    few = max(1, min(LAST_UPDATES, len(measured) // 3))
+    asked = questions_by_step(run)
+    numbers = [_over("Last updates", f"accuracy/turn_{turns[-1]}", measured[-few:], asked, f"last {few_updates(few)}")]
+    if len(measured) > 2 * few:
+        first = f"first {few_updates(few)}"
+        numbers.insert(0, _over("First updates", f"accuracy/turn_{turns[-1]}", measured[:few], asked, first))
+    ends = [tuple(finite(r.get(f"accuracy/turn_{turn}")) for turn in (turns[0], turns[-1])) for r in measured[-few:]]
+    pairs = [(first, last) for first, last in ends if first is not None and last is not None]
+    if len(turns) > 1 and pairs:
+        gain = Difference.of(pairs)
+        interval = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f} points" if len(pairs) > 1 else ""
+        note = f"training questions, last turn minus first, last {few_updates(few)}"
+        numbers.append(Number("By talking", f"{100 * gain.mean:+.1f} points", interval, note))
+    return numbers
+
+
+def _over(label: str, name: str, updates: list[dict[str, Any]], asked: dict[int, int], when: str) -> Number:
+    """The mean of a metric over updates, with its interval over their questions where these are counted."""
+    values = [value for record in updates if (value := finite(record.get(name))) is not None]
+    mean, total = sum(values) / len(values), sum(asked.get(record["step"], 0) for record in updates)
+    share = Share(mean * total, total) if total and 0 <= mean <= 1 else None
+    interval = "" if share is None else f"{100 * share.interval()[0]:.1f} to {share.interval()[1]:.1%}"
+    return Number(label, f"{mean:.1%}", interval, f"training questions, {when}")
+
+
+# -- scores and games -----------------------------------------------------------------------------------------------
+
+
+def _unlabelled(run: Run) -> bool:
+    """Whether answers have scores and none is right or wrong."""
+    report = run.after or run.before
+    if report is not None:
+        return bool(report.rewards)
+    return not any("accuracy/turn_1" in record for record in run.updates())
+
+
+def _of_scores(run: Run) -> tuple[str, list[Number]]:
+    """The mean score of answers that are not right or wrong."""
+    numbers = []
+    for when, report in (("before", run.before), ("after", run.after)):
+        mean = None if report is None else report.rewards.get(SCORE)
+        if mean is not None:
+            interval = _around(mean, [value for one in run.of(when) if (value := _score(one)) is not None])
+            numbers.append(Number(f"{when.capitalize()} training", f"{mean:.3f}", interval, "held-out questions"))
+    if run.after is None:
+        updates = [r for r in run.updates() if finite(r.get(SCORE)) is not None]
+        few = max(1, min(LAST_UPDATES, len(updates) // 3))
+        parts = [("First updates", "first", updates[:few]), ("Last updates", "last", updates[-few:])]
+        for label, which, part in parts[1 if len(updates) <= 2 * few else 0 :] if updates else ():
+            scores = [float(r[SCORE]) for r in part]
+            mean = sum(scores) / len(scores)
+            note = f"training questions, {which} {few_updates(len(part))}"
+            numbers.append(Number(label, f"{mean:.3f}", _around(mean, scores), note))
+    else:
+        gains = [gain for one in run.of("after") if (gain := _score_gain(one)) is not None]
+        if gains:
+            mean = sum(gains) / len(gains)
+            note = "last turn minus first turn, after training"
+            numbers.append(Number("By talking", f"{mean:+.3f}", _around(mean, gains, "+"), note))
+    return ("The mean score of an utterance. The questions have no labels." if numbers else ""), numbers
+
+
+def _scores_in_words(run: Run) -> list[str]:
+    """Whether the scores of held-out answers rose, question by question."""
+    before = {one.dialogue.example.id: _score(one) for one in run.of("before")}
+    pairs = [(before.get(one.dialogue.example.id), _score(one)) for one in run.of("after")]
+    gains = [now - was for was, now in pairs if was is not None and now is not None]
+    if len(gains) < 2:
+        return []
+    low, high = _interval(sum(gains) / len(gains), gains)
+    if low > 0:
+        return ["Scores rose: answers earn more than before training."]
+    if high < 0:
+        return ["Scores fell: answers earn less than before training."]
+    return ["It is not clear that scores rose: chance in the choice of questions may explain the difference."]
+
+
+def _around(mean: float, values: Sequence[float], sign: str = "", digits: int = 3) -> str:
+    """The normal 95% interval of the mean of ``values``, around ``mean``; empty for fewer than two of them."""
+    if len(values) < 2:
+        return ""
+    low, high = _interval(mean, values)
+    return f"{low:{sign}.{digits}f} to {high:{sign}.{digits}f}"
+
+
+def _interval(mean: float, values: Sequence[float]) -> tuple[float, float]:
+    half = Z95 * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def _score(one: Recorded, turn: int | None = None) -> float | None:
+    """The mean score of a dialogue's utterances, or of those of one turn."""
+    said = [u for u in one.dialogue.utterances if turn is None or u.turn == turn]
+    scores = [score for u in said if (score := finite(u.rewards.get("score"))) is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def _score_gain(one: Recorded) -> float | None:
+    last = max((u.turn for u in one.dialogue.utterances), default=0)
+    was, now = _score(one, 0), _score(one, last)
+    return now - was if last and was is not None and now is not None else None
+
+
+def _of_games(run: Run) -> tuple[str, list[Number]]:
+    """How many games ended with an illegal move, and what each player was paid."""
+    played, before = newest(run), run.of("before")
+    if not played:
+        return "", []
+    ended = Share(sum(one.dialogue.outcome == "illegal" for one in played), len(played))
+    was = Share(sum(one.dialogue.outcome == "illegal" for one in before), len(before))
+    numbers = [_share("Ended by an illegal move", ended, f"before training {was.value:.1%}" if before else "")]
+    for player in sorted({u.agent for one in played for u in one.dialogue.utterances}):
+        paid, earlier = _paid(played, player), _paid(before, player)
+        mean = sum(paid) / len(paid)
+        note = f"before training {sum(earlier) / len(earlier):+.2f}" if earlier else ""
+        interval = _around(mean, paid, "+", 2)
+        numbers.append(Number(f"{player} is paid", f"{mean:+.2f}", f"{interval} a game" if interval else "", note))
+    when = "after training" if run.of("after") else f"of the last {few_updates(LAST_UPDATES)}"
+    return f"{counted(len(played), 'game')} {when}.", numbers
+
+
+def _paid(played: list[Recorded], player: str) -> list[float]:
+    """What a player was paid in each game in which it moved."""
+    return [
+        sum(finite(u.rewards.get("env")) or 0.0 for u in own)
+        for one in played
+        if (own := [u for u in one.dialogue.utterances if u.agent == player])
+    ]

@@ -1,0 +1,215 @@
+"""The first screen of a run's page: its title, its verdict, its numbers and its two dialogues."""
+
+import json
+
+import pytest
+from written_runs import AFTER, BEFORE, RIGHT, WRONG, debate, utterance, write_run
+
+from maporl.evaluation.metrics import Difference
+from maporl.report.dialogues import compared_with
+from maporl.report.exhibits import exhibits
+from maporl.report.names import model_name, named, part_name, title_of
+from maporl.report.page import about
+from maporl.report.read import read_run
+from maporl.report.result import result
+from maporl.report.setup import setup
+from maporl.types import Dialogue, Example, Grade, Trace, Utterance
+
+CACHED = "/home/me/.cache/huggingface/hub/models--HuggingFaceTB--SmolLM2-135M/snapshots/0a1b2c"
+
+
+def numbers(run):
+    return [(n["label"], n["value"], n["interval"], n["note"]) for n in result(run)["numbers"]]
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+def test_models_and_parts_have_the_names_that_people_use(tmp_path):
+    assert model_name(CACHED) == "HuggingFaceTB/SmolLM2-135M" and model_name("gpt2") == "gpt2"
+    assert named(f'"{CACHED}"') == '"HuggingFaceTB/SmolLM2-135M"'
+    assert part_name("__main__.PlanSolveCheck") == part_name("__main__:PlanSolveCheck") == "PlanSolveCheck"
+    assert part_name("parts/mine.py:Relay") == part_name("test.<locals>.Relay") == "Relay"
+    assert part_name("openai/gsm8k") == "openai/gsm8k"
+    agents = {"solo": {"model": CACHED, "lora": {"r": 8}}}
+    one, two = (
+        write_run(tmp_path / name, agents=agents, protocol={"name": "__main__.PlanSolveCheck"}, seed=seed)
+        for name, seed in (("one", 1), ("two", 2))
+    )
+    rows = dict(setup(read_run(one)))
+    assert rows["Agent solo"] == "HuggingFaceTB/SmolLM2-135M, LoRA" and rows["Protocol"] == "PlanSolveCheck"
+    for shown in (about([read_run(one)]), about([read_run(one), read_run(two)])):
+        text = json.dumps([{k: v for k, v in run.items() if k != "config"} for run in shown["runs"]])
+        assert "__main__" not in text + json.dumps(shown["comparison"]) and "snapshots" not in text
+
+
+@pytest.mark.parametrize(
+    "folder, title",
+    [
+        ("quickstart", "quickstart"),
+        ("run", "ann and bob on toy_sum"),
+        ("output_2", "ann and bob on toy_sum"),
+        ("2026-11-26T10", "ann and bob on toy_sum"),
+        ("models--org--team/snapshots/0a1b2c3d4e5f", "org/team"),
+    ],
+)
+def test_the_title_is_a_name_that_a_person_gave_or_what_the_team_and_the_task_say(tmp_path, folder, title):
+    (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
+    assert title_of(read_run(write_run(tmp_path / folder))) == title
+
+
+# -- numbers and words --------------------------------------------------------------------------------------------
+
+
+def test_three_numbers_and_a_verdict_say_what_the_team_learned(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    shown = result(run)
+    assert shown["about"] == "How often answers are right, on 10 held-out questions."
+    assert numbers(run) == [
+        ("Before training", "0.0%", "0.0 to 27.8%", "last turn"),
+        ("After training", "75.0%", "44.2 to 91.9%", "last turn"),
+        ("By talking", "+30.0 points", "+8.3 to +51.7 points", "last turn minus first turn, after training"),
+    ]
+    assert shown["verdict"] == [
+        "The team learned to answer and to talk: first answers got better, and talking adds more to them.",
+        "Talking helps on average, but the team is not clearly better than bob alone.",
+    ]
+
+
+def right(first, last):
+    """Nine debates in which these answers of two turns are right; in every second one the agents are exchanged."""
+    turns = [tuple(RIGHT if ok else WRONG for ok in turn) for turn in (first, last)]
+    return [debate(f"q{n}", *(turn[:: -1 if n % 2 else 1] for turn in turns)) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    "before, after, verdict",
+    [
+        (((1, 0), (1, 0)), ((1, 0), (1, 1)), ["The team learned to use what is said", "Talking helps."]),
+        (((0, 0), (0, 0)), ((1, 1), (1, 1)), ["The team learned to answer: first", "Talking changes nothing"]),
+        (((1, 1), (1, 1)), ((1, 1), (1, 0)), ["The team got worse", "Talking hurts."]),
+        (((1, 0), (1, 0)), ((1, 0), (1, 0)), ["Training changed nothing", "Talking changes nothing"]),
+    ],
+)
+def test_the_verdict_follows_from_paired_differences(tmp_path, before, after, verdict):
+    told = result(read_run(write_run(tmp_path / "run", before=right(*before), after=right(*after))))["verdict"]
+    assert len(told) == 2 and all(text.startswith(start) for text, start in zip(told, verdict, strict=True)), told
+
+
+def test_a_run_without_an_evaluation_after_training_shows_training_and_says_so(tmp_path):
+    run = read_run(write_run(tmp_path / "run", updates=30, after=None))
+    assert result(run)["about"].endswith("The training goes on, or was cut off.") and result(run)["verdict"] == []
+    # Wilson of 80 of 80: 80 / (80 + 3.8415); turn 1 is 0.1 and turn 2 is 1 in all of the last 10 updates
+    assert numbers(run) == [
+        ("Before training", "0.0%", "0.0 to 27.8%", "10 held-out questions"),
+        ("Last updates", "100.0%", "95.4 to 100.0%", "training questions, last 10 updates"),
+        ("By talking", "+90.0 points", "+90.0 to +90.0 points", "training questions, last turn minus first, last 10 updates"),
+    ]  # fmt: skip
+    assert numbers(read_run(write_run(tmp_path / "none", updates=0, before=None, after=None))) == []
+
+
+def test_a_single_agent_shows_what_training_changed(tmp_path):
+    def alone(name, ok):
+        return Dialogue(Example(name, f"{name}=", "2"), [utterance(0, "solo", 0, *(RIGHT if ok else WRONG))])
+
+    before, after = ([alone(f"q{n}", n in right) for n in range(8)] for right in ({0}, set(range(1, 8))))
+    run = read_run(write_run(tmp_path / "run", before=before, after=after, agents={"solo": {}}))
+    # differences 7 x 1 and -1: mean 0.75, standard deviation sqrt((7 x 0.0625 + 3.0625) / 7) = 0.7071
+    assert numbers(run)[2] == ("By training", "+75.0 points", "+26.0 to +100.0 points", "after minus before")
+    assert result(run)["verdict"] == ["The agent learned: its answers are right more often than before training."]
+    better, worse = exhibits(run)
+    assert [(line["when"], line["correct"]) for line in better["lines"]] == [
+        ("before training", False), ("after training", True),
+    ]  # fmt: skip
+    assert worse["told"] == "solo was right before training and is wrong after it." and worse["question"] == "q0="
+
+
+def scored(name, *scores):
+    said = [
+        Utterance(turn, "ann", "ann", turn, turn, [], f"{s}", grade=Grade(None, None, ""), rewards={"score": s})
+        for turn, s in enumerate(scores)
+    ]
+    return Dialogue(Example(name, f"{name}=", ""), said)
+
+
+def test_a_run_without_labels_shows_scores(tmp_path):
+    before = [scored(f"p{n}", 0.1, 0.1) for n in range(4)]
+    after = [scored(f"p{n}", 0.5, 0.5 + 0.1 * n) for n in range(4)]
+    folder = write_run(tmp_path / "run", before=before, after=after)
+    for when, score in (("before", 0.1), ("after", 0.575)):
+        file = folder / f"evaluation_{when}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"rewards": {"reward/score": score}}))
+    run = read_run(folder)
+    # means of the dialogues 0.5, 0.55, 0.6, 0.65: standard error 0.0645 / 2; gains 0, 0.1, 0.2, 0.3: 0.1291 / 2
+    assert numbers(run) == [
+        ("Before training", "0.100", "0.100 to 0.100", "held-out questions"),
+        ("After training", "0.575", "0.512 to 0.638", "held-out questions"),
+        ("By talking", "+0.150", "+0.023 to +0.277", "last turn minus first turn, after training"),
+    ]
+    assert result(run)["verdict"] == ["Scores rose: answers earn more than before training."]
+    raised, lowered = exhibits(run)
+    assert raised["told"] == "ann earned 0.500 in turn 1 and 0.800 in turn 2."
+    assert lowered["told"] == "No answer's score was lowered by talking." and lowered["lines"] == []
+
+
+# -- dialogues ----------------------------------------------------------------------------------------------------
+
+
+def heard(name, first, last):
+    """A debate in which each agent is shown the other's first answer."""
+    dialogue = debate(name, first, last)
+    for u in dialogue.utterances[2:]:
+        u.parents = (3 - u.id,)
+    return dialogue
+
+
+def test_the_two_dialogues_are_held_out_and_say_what_changed(tmp_path):
+    after = [*AFTER, heard("long", (WRONG, RIGHT), (RIGHT, RIGHT))]
+    run = read_run(write_run(tmp_path / "run", after=after, dialogues=[heard("t", (RIGHT, WRONG), (WRONG, WRONG))]))
+    better, worse = exhibits(run)
+    assert better["told"] == "ann was wrong in turn 1, was shown bob\u2019s right answer, and is right in turn 2."
+    assert (better["where"], better["question"], better["label"]) == (
+        "A held-out question, after training",
+        "long=",
+        "2",
+    )
+    assert [line["changed"] for line in better["lines"]] == [False, False, True, False]
+    assert worse["told"] == "bob was right in turn 1 and is wrong in turn 2." and worse["key"] == "after/q7"
+
+
+def test_what_no_held_out_dialogue_shows_is_taken_from_training_or_said_in_words(tmp_path):
+    spoiled = heard("t", (RIGHT, WRONG), (WRONG, WRONG))
+    run = read_run(write_run(tmp_path / "one", after=AFTER[:7], dialogues=[spoiled]))
+    assert exhibits(run)[1]["told"] == (
+        "No right answer became wrong in 7 held-out dialogues after training. ann was right in turn 1, was shown "
+        "bob\u2019s wrong answer, and is wrong in turn 2."
+    )
+    assert exhibits(run)[1]["where"] == "A question in training, update 1"
+    none = exhibits(read_run(write_run(tmp_path / "two", after=AFTER[:7], dialogues=AFTER[:1])))[1]
+    assert (none["lines"], none["told"]) == (
+        [],
+        "No right answer became wrong in 7 held-out dialogues after training. Nor did one in 1 dialogue recorded in "
+        "the last 10 updates.",
+    )
+    assert exhibits(read_run(write_run(tmp_path / "three", before=None, after=None))) == []
+
+
+def test_two_runs_on_one_task_are_compared_question_by_question(tmp_path):
+    one, two = read_run(write_run(tmp_path / "one")), read_run(write_run(tmp_path / "two", after=BEFORE))
+    assert Difference.of([(0.75, 0.0)]).sign == -1
+    assert about([one, two])["comparison"]["verdict"] == (
+        "On 10 held-out questions, two is worse than one: -75.0 points (95% interval -100.0 to -48.7, compared question "
+        "by question)."
+    )
+
+
+def test_an_utterance_says_which_others_it_was_compared_with():
+    group = {"by": "baseline", "name": "mean", "key": {"prompt": 3, "agent": "ann", "turn": 1}, "utterances": 8,
+             "questions": 1, "credit": 0.25}  # fmt: skip
+    u = utterance(0, "ann", 1, "2", True, trace=Trace(["a"], [-0.5], [1.0], None, group))
+    assert compared_with(u) == (
+        "Its credit was compared (baseline mean) with those of 8 utterances on 1 question of this update with the same "
+        "question, agent ann and turn 2. Their mean credit is 0.250."
+    )
+    u.trace = Trace(["a"], [-0.5], [1.0])
+    assert compared_with(u) is None
