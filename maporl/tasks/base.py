@@ -11,6 +11,7 @@ from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
+from trl_ext.process import hub
 
 
 class TaskError(UserError, ValueError):
@@ -195,8 +196,11 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
 
     name, _, configuration = source.partition(":")
     try:
-        return load_dataset(name, configuration or None, split=split)
+        with hub.asking(name):
+            return load_dataset(name, configuration or None, split=split)
     except Exception as error:
+        if missing := hub.not_cached(name, error):
+            raise TaskError(f"{source}: {missing}, or give the path of a .jsonl file") from error
         raise TaskError(
             f"{source}: the data set could not be loaded ({type(error).__name__}: {error}); "
             "give a hub name (org/name or org/name:configuration) or the path of a .jsonl file"
