@@ -35,9 +35,11 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.lonely import lonely_groups
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation import servers
-from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
+from maporl.validation.learning import bonus_line, learning_lines, penalty_line
+from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
 from trl_ext.process.devices import accelerator, main_bytes, total_bytes
 
 
@@ -153,25 +155,23 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True) -> list[str]:
         *cluster.group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
+        *learning_lines(run),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
+        *bonus_line(config.reward.bonus),
+        *penalty_line(config.reward.penalties, config.ppo.missing_eos_penalty),
         *warnings,
         *task_warnings,
-        *refuse(label_warnings(run)),
-        *refuse(findings(rehearsal)),
-        *(() if config.loop.stages else _check_ppo(rehearsal)),
+        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
+        *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
 
 
-def _check_ppo(rehearsal: Rehearsal) -> list[str]:
-    """Check what PPO reads and a loop does not: its groups, its batch, and its options."""
-    run = rehearsal.run
-    return [
-        *narrow_sampling(run),
-        *_small_data(run.config, run.task),
-        *refuse(lonely_groups(rehearsal)),
-        *refuse(method_warnings(run)),
-    ]
+def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield what PPO reads and a loop does not: its groups and its options."""
+    if not rehearsal.run.config.loop.stages:
+        yield from lonely_groups(rehearsal.grouping())
+        yield from method_warnings(rehearsal.run)
 
 
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:

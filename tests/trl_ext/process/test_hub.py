@@ -88,6 +88,6 @@ def test_an_error_of_a_file_that_is_there_stays_its_own(unreachable):
 
 def test_who_wants_no_network_is_told_so_and_nobody_is_asked(unreachable, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set, so nothing is downloaded; unset it$"):
+    with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE is set, so nothing is downloaded; unset it$"):
         read_pretrained(AutoConfig, "nobody/model")
     assert unreachable == []
