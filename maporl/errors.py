@@ -8,11 +8,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from trl_ext.errors import UserError, one_line
 
-__all__ = ["ConfigError", "Fault", "RunError", "UserError", "install_command", "one_line", "refuse", "refused"]
+__all__ = ["ConfigError", "Fault", "RunError", "UserError", "each", "install_command", "one_line", "refuse", "refused"]
+
+
+Run = TypeVar("Run")
 
 
 class ConfigError(UserError, ValueError):
@@ -60,6 +63,15 @@ def refused(build: Callable[[], object]) -> Iterator[Fault]:
         yield from (Fault.of(ValueError(line)) for line in _lines(error))
 
 
+def each(parts: Iterable[Callable[[Run], Iterable[Fault]]], run: Run) -> Iterator[Fault]:
+    """Yield what each of ``parts`` says of a run. One that cannot be built is a fault, and the others are asked too."""
+    for part in parts:
+        try:
+            yield from part(run)
+        except UserError as error:
+            yield from (Fault.of(ValueError(line)) for line in _lines(error))
+
+
 def refuse(faults: Iterable[Fault], where: str = "") -> list[str]:
     """Return the warnings among ``faults`` as lines, if none of them is an error.
 
@@ -76,7 +88,8 @@ def refuse(faults: Iterable[Fault], where: str = "") -> list[str]:
     try:
         for fault in faults:
             if fault.severity == "error":
-                errors.append(f"{where}: {fault}" if where else str(fault))
+                named = not where or str(fault).startswith(f"{where}: ")  # a part that knows where it is from says so
+                errors.append(str(fault) if named else f"{where}: {fault}")
             else:
                 warnings.append(f"warning: {fault}")
     except Exception as error:

@@ -25,6 +25,33 @@ def user_says(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
+def message_fault(messages: Any) -> str | None:
+    """Return what is wrong with ``messages``, or None if they are messages of texts.
+
+    An object of a client, such as OpenAI's ``ChatCompletionMessage``, is named by its class, with what to write in its
+    place.
+
+    >>> message_fault([{"role": "user", "content": ["a"]}])
+    "message 1 has a content of type list, expected a text, as {'role': 'user', 'content': 'a text'}"
+    """
+    example = "{'role': 'user', 'content': 'a text'}"
+    if not isinstance(messages, list | tuple):
+        return f"expected a list of messages, as [{example}], got {messages!r:.80}"
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            kind = type(message)
+            name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+            if hasattr(message, "role") and hasattr(message, "content"):
+                remedy = "write {'role': message.role, 'content': message.content} in its place"
+                return f"message {number} is an object of a client, {name}, and no dict; {remedy}"
+            return f"message {number} is {message!r:.80} of type {name}, expected a dict, as {example}"
+        for part in ("role", "content"):
+            if not isinstance(message.get(part), str):
+                kind = type(message.get(part))
+                return f"message {number} has a {part} of type {kind.__name__}, expected a text, as {example}"
+    return None
+
+
 def has_calls(messages: Sequence[Message]) -> bool:
     """Return whether ``messages`` show calls or their results."""
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)

@@ -72,11 +72,11 @@ def plan(
     if write is not None and placed is not None:
         write_layout(placed, write)
     if as_json:
-        echo(json.dumps(record(groups, machines, choices)))
+        echo(json.dumps(record(groups, machines, choices, runs)))
         return
-    for line in [*said, *lines(groups, machines, choices)]:
+    for line in [*said, *lines(groups, machines, choices, runs)]:
         echo(line)
     if runs is not None and placed is not None:
-        echo(f"# with --backend ray, {runs.sharing} and async_depth {runs.staleness}: {runs.period:.0f} s an update")
+        echo(f"# with --backend ray, {runs.sharing} and async_depth {runs.staleness}: {runs.period:.3g} s an update")
         for line in section_lines(placed, groups):
             echo(line)

@@ -1,5 +1,6 @@
 """``maporl train``, ``maporl check`` and ``maporl sft``: training a team, and checking a configuration before."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -82,18 +83,28 @@ def train(
 
 @command
 def check(values: Values = None, config: ConfigFile = None, set_: Overrides = None, backend: Backend = None) -> None:
-    """Check a configuration, its data and its tokenizers, without loading a model."""
-    settings = load_config(values, config, _with_backend(set_, backend))
+    """Check a configuration, or the folder of a run, its data, its tokenizers and its servers, and say what the run
+    does, without loading a model."""
+    overrides = _with_backend(set_, backend)
+    folder = next((value for value in values or () if os.path.isdir(value)), None)
+    settings = load_config(values, config, overrides) if folder is None else _of_run(values, overrides)
     load_libraries()
     from maporl.training.run_record import rest_of
     from maporl.validation.preflight import check_run
 
     for line in check_run(settings):
         echo(line)
-    folder = Path(settings.output_dir)
-    if folder.is_dir() and rest_of(folder):
-        echo(f"warning: {folder} is not empty: `maporl train` goes on with its run by --resume, and begins none in it")
+    output = Path(settings.output_dir)
+    if folder is None and output.is_dir() and rest_of(output):
+        echo(f"warning: {output} is not empty: `maporl train` goes on with its run by --resume, and begins none in it")
     echo("ok")
+
+
+def _of_run(values: list[str] | None, set_: list[str] | None) -> Config:
+    """Return the configuration of the run whose folder is among ``values``."""
+    from maporl.cli.common import load_team_config
+
+    return load_team_config(values, None, set_, None)[0]
 
 
 @command

@@ -59,6 +59,14 @@ OF_TRL = {
     "model_name_or_path": "agents.NAME.model",
 }
 """Options of TRL's trainers, and the keys that have their meaning here."""
+SHORT = {
+    "lr": ("training.learning_rate",),
+    "rank": ("agents.NAME.lora.r",),
+    "lora_r": ("agents.NAME.lora.r",),
+    "lora_rank": ("agents.NAME.lora.r",),
+    "lora_alpha": ("agents.NAME.lora.alpha",),
+}
+"""Words that people use for keys, and the keys: no distance between letters leads from one to the other."""
 
 _TYPES = ("bool", "int", "constrained-int", "float", "str")
 """What pydantic adds to the place of a value that may be of several types. No key of a configuration is called so."""
@@ -152,6 +160,10 @@ def nearest_key(section: Any, key: str) -> str:
     if key in OF_TRL:
         return f"TRL's {key} is {OF_TRL[key]!r} here; known: {', '.join(names)}"
     elsewhere = _places()
+    if key in SHORT and key not in elsewhere:
+        # the last part alone where the key stands in its section already
+        meant = [place.rpartition(".")[2] if place.rpartition(".")[2] in names else place for place in SHORT[key]]
+        return f"did you mean {' or '.join(map(repr, meant))}? known: {', '.join(names)}"
     near = difflib.get_close_matches(key[:80], names, 1) if key not in elsewhere else []
     near = near or [
         place for name in difflib.get_close_matches(key[:80], elsewhere, 1, 0.85) for place in elsewhere[name]

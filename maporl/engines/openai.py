@@ -243,17 +243,25 @@ def client_of(name: str, section: ApiSection) -> HttpClient:
     Raises:
         ConfigError: the API key is missing, or it or the address cannot be used.
     """
-    key = os.environ.get(section.key_variable)
-    if key is None and section.base_url is None:
+    url = endpoint_of(name, section)
+    try:
+        return HttpClient(url, section.timeout, os.environ.get(section.key_variable, ""), section.key_variable)
+    except ConfigError as error:
+        raise ConfigError(f"agents.{name}.api: {error}") from None
+
+
+def endpoint_of(name: str, section: ApiSection) -> str:
+    """Return the address of agent ``name``'s API.
+
+    Raises:
+        ConfigError: it is a vendor's, and there is no key.
+    """
+    if section.base_url is None and not os.environ.get(section.key_variable, "").strip():
         raise ConfigError(
             f"agents.{name}.api: the environment variable {section.key_variable} holds no key; set it, or give "
             "base_url of a server that needs none"
         )
-    url = section.base_url or os.environ.get("OPENAI_BASE_URL") or VENDOR
-    try:
-        return HttpClient(url, section.timeout, key or "", section.key_variable)
-    except ConfigError as error:
-        raise ConfigError(f"agents.{name}.api: {error}") from None
+    return section.base_url or os.environ.get("OPENAI_BASE_URL") or VENDOR
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from maporl.hub.reach import reach_of
 from maporl.protocols import policy_names
 from maporl.rewards.likelihood import asks_untrained
 from trl_ext.files.paths import below
+from trl_ext.process import hub
 
 
 def find_run(name: str | Path) -> Path:
@@ -34,12 +35,15 @@ def find_run(name: str | Path) -> Path:
         return folder
     try:
         validate_repo_id(str(name))
-        return Path(
-            snapshot_download(
-                str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+        with hub.asking(name):
+            return Path(
+                snapshot_download(
+                    str(name), allow_patterns=["*.json", "*.yaml", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+                )
             )
-        )
     except (HFValidationError, HfHubHTTPError, OSError) as error:
+        if missing := hub.not_cached(name, error):
+            raise RunError(missing) from None
         raise RunError(
             f"{name}: neither a folder here nor a team on the hub that can be read ({first_line(error)})"
         ) from None

@@ -41,11 +41,16 @@ def groups_of(
             and 100.
 
     Raises:
-        ConfigError: a policy is a tiny model, or has a central critic.
+        ConfigError: a policy is a tiny model, or has a central critic, or ``answer`` is above ``ppo.response_length``.
     """
     run = ResolvedRun(config)
     players, turns, longest = run.speakers, run.protocol.turns, config.ppo.response_length
-    mean = min(longest, answer or max(1, longest // 2))
+    if answer is not None and answer > longest:
+        raise ConfigError(
+            f"--answer {answer}: a mean answer cannot be longer than the longest, ppo.response_length: {longest}; give "
+            "fewer tokens, or set ppo.response_length"
+        )
+    mean = answer or max(1, longest // 2)
     played = dialogues or config.questions_per_update() * BRANCHINGS[config.branching.how].dialogues(
         config.branching, [len(players)] * turns
     )

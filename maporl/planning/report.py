@@ -28,16 +28,21 @@ def recommended(placements: Sequence[Placement]) -> Placement | None:
     return best
 
 
-def lines(groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement]) -> list[str]:
-    """Return the plan for people."""
+def lines(
+    groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement], runs: Placement | None = None
+) -> list[str]:
+    """Return the plan for people. ``runs`` is the placement with which the configuration runs as it is, which is the
+    one that is written, or None."""
     said = [f"cluster: {cluster.machines} x {cluster.each} x {cluster.name}", *map(_work, groups)]
     best = recommended(placements)
-    for one in placements:
+    for one in placements if runs is None or _among(runs, placements) else [runs, *placements]:
         ahead = f" with async_depth {one.staleness}" if one.staleness else ""
         if one.refused:
             said.append(f"{one.sharing}{ahead}: refused, because {one.refused}")
             continue
-        mark = " (recommended)" if one is best else ""
+        mark = " (recommended)" if _same(one, runs or best) else ""
+        if not mark and one is best and runs is not None:
+            mark = f" (less, but the configuration has {' and '.join(_changes(runs, one))})"
         policy = "" if one.staleness else ", on-policy"
         said.append(f"{one.sharing}{ahead}: {one.period:.3g} s an update{policy}; bottleneck: {one.bottleneck}{mark}")
         for share in one.shares:
@@ -54,6 +59,22 @@ def lines(groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placem
         if one.staleness:
             said.append(f"  {_slowest(one)}")
     return [*said, *_constants(groups, cluster), _shared()]
+
+
+def _same(one: Placement, other: Placement | None) -> bool:
+    return other is not None and (one.sharing, one.staleness) == (other.sharing, other.staleness)
+
+
+def _among(one: Placement, placements: Sequence[Placement]) -> bool:
+    return any(_same(one, other) for other in placements)
+
+
+def _changes(runs: Placement, other: Placement) -> list[str]:
+    """Return what the configuration has that keeps it from the ``other`` placement."""
+    depth = f"training.async_depth: {runs.staleness}, not {other.staleness}"
+    asleep = "engines that keep their memory (all agents with engine: vllm would sleep)"
+    shares = other.sharing != "apart" and runs.sharing == "apart"
+    return [depth] * (runs.staleness != other.staleness) + [asleep] * shares
 
 
 def _work(group: Group) -> str:
@@ -114,9 +135,11 @@ def _shared() -> str:
     )
 
 
-def record(groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement]) -> dict[str, Any]:
-    """Return the plan for programs."""
-    best = recommended(placements)
+def record(
+    groups: Sequence[Group], cluster: Cluster, placements: Sequence[Placement], runs: Placement | None = None
+) -> dict[str, Any]:
+    """Return the plan for programs. ``runs`` is as for :func:`lines`."""
+    best = runs or recommended(placements)
     return {
         "cluster": asdict(cluster),
         "groups": [asdict(group) | {"rates": asdict(group.rates or Rates.assumed(cluster.device))} for group in groups],

@@ -7,7 +7,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.protocols.silence import check_word, mark_passes
 from maporl.text import check_choices, check_names, check_placeholders
-from maporl.types import Act, Ask, Example, Utterance, Wait
+from maporl.types import Act, Ask, Example, Utterance, Wait, message_fault
 
 Play = Generator[list[Ask] | list[Act] | list[Wait], Any, Any]
 """A generator. It yields what should be said next, receives what was said, and returns the outcome of the dialogue.
@@ -242,23 +242,9 @@ def must_be_moves(moves: Any, where: str) -> list[Ask] | list[Act] | list[Wait]:
             f"{where}: its play yielded {moves!r:.80}, expected a list of Ask; write: said = yield [Ask(...)]"
         )
     for ask in asks:
-        if not _are_messages(ask.messages):
-            raise ConfigError(
-                f"{where}: it asks agent {ask.agent!r} with messages={ask.messages!r:.80}, expected a list of "
-                'messages, as [{"role": "user", "content": "a text"}]'
-            )
+        if (why := message_fault(ask.messages)) is not None:
+            raise ConfigError(f"{where}: what it asks agent {ask.agent!r} cannot be read: {why}")
     return asks
-
-
-def _are_messages(messages: Any) -> bool:
-    if not isinstance(messages, list | tuple):
-        return False
-    for message in messages:
-        if not isinstance(message, dict):
-            return False
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            return False
-    return True
 
 
 def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:

@@ -1,14 +1,15 @@
 """Check what a run pays for: its sources, its rules, and what both read. Imports no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from maporl.config.parse import entry_name
-from maporl.config.schema import AblateSection
+from maporl.config.schema import AblateSection, RewardSection
 from maporl.errors import Fault
 from maporl.protocols.judging import judge_of
 from maporl.rewards.build import find_source
 from maporl.rewards.rules import Rule, build_rules
 from maporl.run import ResolvedRun
+from trl_ext.ppo.options import PPOOptions
 
 
 def check(run: ResolvedRun) -> Iterator[Fault]:
@@ -48,6 +49,49 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if "arena" in reward.sources and run.config.branching.most < 2 and run.config.branching.how == "independent":
         yield Fault("reward.sources", "arena compares a question's dialogues", "set branching.group to 2 or more")
     yield from _verifier(run, used)
+    most = run.config.ppo.response_length
+    longest = {name: run.sampling.longest(name, most) for name in run.learners}
+    yield from lengths(reward, longest, never_ends(run.config.ppo))
+
+
+def never_ends(ppo: PPOOptions) -> bool:
+    """Return whether nothing but its length ends an answer."""
+    return ppo.stop_token == "none" and not ppo.stop_strings
+
+
+def lengths(reward: RewardSection, longest: Mapping[str, int], endless: bool) -> Iterator[Fault]:
+    """Yield penalties that every answer would get, whatever is said.
+
+    Args:
+        reward: what is paid.
+        longest: the most tokens of an answer of each agent that plays and is trained.
+        endless: whether nothing but its length ends an answer (:func:`never_ends`).
+    """
+    fines = reward.penalties
+    if fines is None:
+        return
+    short = [name for name, most in longest.items() if most < fines.min_tokens]
+    if fines.too_short and short:
+        most = max(longest[name] for name in short)
+        yield Fault(
+            "reward.penalties.min_tokens",
+            f"answers of fewer than {fines.min_tokens} tokens are fined, and those of {', '.join(short)} have at most "
+            f"{most}, so each of them would be",
+            f"set min_tokens to {most} or less, or allow longer answers (ppo.response_length)",
+        )
+    if "brevity" in reward.sources and reward.brevity is not None and reward.brevity.tokens <= fines.min_tokens:
+        yield Fault(
+            "reward.penalties.min_tokens",
+            f"answers of fewer than {fines.min_tokens} tokens are fined, and only shorter ones than "
+            f"{reward.brevity.tokens} earn brevity",
+            "set min_tokens well below reward.brevity.tokens, or leave one of them out",
+        )
+    if fines.no_eos and endless:
+        yield Fault(
+            "reward.penalties.no_eos",
+            "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does",
+            "set no_eos: 0, or ppo.stop_token: eos",
+        )
 
 
 def contributions(ablate: AblateSection | None) -> set[str]:

@@ -219,15 +219,15 @@ def _version(package: str) -> str:
 def _surroundings() -> list[Finding]:
     from huggingface_hub import constants, get_token
 
+    from trl_ext.process.hub import silence
+
     home = Path(os.path.expanduser("~"))
     there = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(there).free / 2**30
-    hub = (
-        "offline (HF_HUB_OFFLINE)"
-        if constants.HF_HUB_OFFLINE
-        else f"online, {'logged in' if get_token() else 'not logged in (hf auth login)'}"
-    )
+    why, cache = silence(), f"cache {constants.HF_HUB_CACHE}"
+    login = "logged in" if get_token() else "not logged in (hf auth login)"
+    fine = not why or constants.HF_HUB_OFFLINE  # who sets it wants no network
     return [
-        Finding("hub", "fine", f"{hub}; cache {constants.HF_HUB_CACHE}"),
+        Finding("hub", "fine" if fine else "missing", f"{why or f'{constants.ENDPOINT} answers, {login}'}; {cache}"),
         Finding("disk", "fine" if free > 5 else "missing", f"{free:.0f} GB free in {there}"),
     ]

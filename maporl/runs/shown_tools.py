@@ -15,9 +15,9 @@ from maporl.environments.turns import AgentTools
 from maporl.errors import ConfigError, refuse
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.made_up import Players, silence
 from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun
-from maporl.validation.rehearsal import Players, silence
 from trl_ext.chat.control_tokens import encode_words
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.ppo.options import GREEDY

@@ -3,7 +3,7 @@
 import difflib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
+from trl_ext.process import hub
 
 
 class TaskError(UserError, ValueError):
@@ -130,26 +131,42 @@ class ReadTask(Task):
         return self.instruction.replace("{question}", example.question)
 
 
-def read_examples(source: str, split: str, convert: Callable[[dict[str, Any], int], Example]) -> list[Example]:
+def read_examples(
+    source: str,
+    split: str,
+    convert: Callable[[dict[str, Any], int], Example],
+    columns: Mapping[str, str] | None = None,
+) -> list[Example]:
     """Examples from ``source``: a ``.jsonl`` file, or the ``split`` of a data set on the hub.
 
     Raises:
-        TaskError: the source cannot be read or holds no rows, or a row is wrong or has no question or no answer.
+        TaskError: the source cannot be read or holds no rows, lacks one of the ``columns`` (:func:`examples_of`), or a
+            row is wrong or has no question or no answer.
     """
-    return examples_of(read_rows(source, split), source, convert)
+    return examples_of(read_rows(source, split), source, convert, columns)
 
 
 def examples_of(
-    rows: Sequence[dict[str, Any]], source: str, convert: Callable[[dict[str, Any], int], Example]
+    rows: Sequence[dict[str, Any]],
+    source: str,
+    convert: Callable[[dict[str, Any], int], Example],
+    columns: Mapping[str, str] | None = None,
 ) -> list[Example]:
     """Return an example for each of the ``rows`` of ``source``.
 
-    ``convert(row, number)`` makes an example of a row, or raises a ValueError that says what is wrong with the row.
+    Args:
+        rows: the rows.
+        source: where they come from.
+        convert: makes an example of a row and its number, or raises a ValueError that says what is wrong with the row.
+        columns: the column that each option of the task names, such as ``{"question_column": "question"}``. The first
+            row must have them.
 
     Raises:
-        TaskError: ``rows`` is empty, or a row is wrong, has no question or no answer, or an answer that is too long to
-            be graded.
+        TaskError: ``rows`` is empty, lacks a column, or a row is wrong, has no question or no answer, or an answer that
+            is too long to be graded.
     """
+    if columns and len(rows):
+        check_columns(rows[0], source, columns)
     examples = []
     for number, row in enumerate(rows):
         try:
@@ -158,8 +175,9 @@ def examples_of(
             raise TaskError(f"{source}: row {number + 1} {error}") from error
         for part in ("question", "answer"):
             if not isinstance(getattr(example, part), str) or not getattr(example, part).strip():
+                has = "" if part in row else f"; its columns are {', '.join(map(str, row))}"
                 raise TaskError(
-                    f"{source}: row {number + 1} ({example.id}) has no {part}; remove the row or fill it in"
+                    f"{source}: row {number + 1} ({example.id}) has no {part}{has}; remove the row or fill it in"
                 )
         if len(example.answer) > LONGEST_LABEL:
             raise TaskError(
@@ -170,6 +188,42 @@ def examples_of(
     if not examples:
         raise TaskError(f"{source}: it holds no rows")
     return examples
+
+
+LIKE = {
+    "question": ("problem", "prompt", "query", "input", "instruction", "q", "task", "text"),
+    "answer": ("final_answer", "final", "solution", "label", "target", "output", "completion", "response", "gold", "a"),
+    "prompt": ("question", "problem", "query", "input", "instruction", "messages", "text", "q"),
+}
+"""What other data sets call a column, the likeliest first."""
+
+
+def check_columns(row: Mapping[str, Any], source: str, columns: Mapping[str, str]) -> None:
+    """Check that ``row``, the first one of ``source``, has the column that each option of the task names.
+
+    >>> check_columns({"problem": "1+1", "final": "2"}, "x.jsonl", {"question_column": "question"})
+    Traceback (most recent call last):
+    maporl.tasks.base.TaskError: x.jsonl: no column 'question'; it has problem, final: set task.question_column: problem
+
+    Raises:
+        TaskError: it lacks some. The message lists the columns that it has, and says which may be meant.
+    """
+    names = [str(name) for name in row]
+    lower = {name.lower(): name for name in names}
+    lacking, remedies = [], []
+    for option, column in columns.items():
+        if column in row or column.partition(".")[0] in row:
+            continue
+        what = option.split("_")[-2]
+        near = difflib.get_close_matches(column, names, 1, 0.7)
+        near += [lower[like] for like in LIKE.get(what, ()) if like in lower]
+        lacking.append(repr(column))
+        remedies.append(f"task.{option}: {near[0] if near else f'the one with the {what}s'}")
+    if lacking:
+        has = ", ".join(names)[:300] or "none"
+        raise TaskError(
+            f"{source}: no column {' and no column '.join(lacking)}; it has {has}: set {' and '.join(remedies)}"
+        )
 
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
@@ -195,8 +249,11 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
 
     name, _, configuration = source.partition(":")
     try:
-        return load_dataset(name, configuration or None, split=split)
+        with hub.asking(name):
+            return load_dataset(name, configuration or None, split=split)
     except Exception as error:
+        if missing := hub.not_cached(name, error):
+            raise TaskError(f"{source}: {missing}, or give the path of a .jsonl file") from error
         raise TaskError(
             f"{source}: the data set could not be loaded ({type(error).__name__}: {error}); "
             "give a hub name (org/name or org/name:configuration) or the path of a .jsonl file"

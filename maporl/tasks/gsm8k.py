@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
@@ -20,6 +20,8 @@ class GSM8K(ReadTask):
     source: str = option(
         "openai/gsm8k:main", "The hub's openai/gsm8k:main, or a .jsonl file of rows with `question` and `answer`."
     )
+    question_column: str = option("question", "The column of the questions.")
+    answer_column: str = option("answer", "The column of the answers.")
     eval_source: str | None = option(
         None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
     )
@@ -34,10 +36,14 @@ class GSM8K(ReadTask):
     @cached_property
     def _examples(self) -> list[Example]:
         if self.split == "train":
-            examples = read_examples(self.source, "train", _example)
+            examples = self._read(self.source, "train")
         else:
-            examples = read_examples(self._eval_source(), "test", _example)
+            examples = self._read(self._eval_source(), "test")
         return examples[: self.limit]
+
+    def _read(self, source: str, split: str) -> list[Example]:
+        columns = {"question_column": self.question_column, "answer_column": self.answer_column}
+        return read_examples(source, split, partial(_example, self.question_column, self.answer_column), columns)
 
     def _eval_source(self) -> str:
         if self.eval_source is None and is_file(self.source):
@@ -55,10 +61,10 @@ class GSM8K(ReadTask):
         return grade_mathematics(text, example.answer)
 
 
-def _example(row: dict, number: int) -> Example:
-    """The example in a row."""
+def _example(of_question: str, of_answer: str, row: dict, number: int) -> Example:
+    """The example in a row, from its columns of the question and of the answer."""
     # its label follows #### or is in the last box of the answer, or is all of it, without commas between thousands
-    question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
+    question, answer = ("" if row.get(part) is None else str(row[part]) for part in (of_question, of_answer))
     name = str(row.get("id", f"gsm8k-{number}"))
     try:
         label, worked = label_of(answer)

@@ -99,14 +99,15 @@ class Mathematics(ReadTask):
     @cached_property
     def _examples(self) -> list[Example]:
         if self.split == "train":
-            examples = read_examples(self.source, self.train_split, self._example)
+            examples = read_examples(self.source, self.train_split, self._example, self._columns())
             examples = [example for example in examples if not self.levels or example.meta.get("level") in self.levels]
             if not examples:
                 raise TaskError(f"math: {self.source} has no row of the levels {list(self.levels)}; change task.levels")
         else:
             if self.eval_source is None and is_file(self.source):
                 raise TaskError(f"math: {self.source} is one file and has no test split; set task.eval_source")
-            examples = read_examples(self.eval_source or self.source, self.eval_split, self._example)
+            source = self.eval_source or self.source
+            examples = read_examples(source, self.eval_split, self._example, self._columns())
         return examples[: self.limit]
 
     def _example(self, row: dict[str, Any], number: int) -> Example:
@@ -128,12 +129,23 @@ class Mathematics(ReadTask):
             meta = {**meta, "level": int(number_found[0]) if number_found else None}
         return Example(name, question, answer, dict(meta))
 
+    def _columns(self) -> dict[str, str]:
+        """Return the columns of the question and of the answer in this split, by the options that name them."""
+        columns = {"question_column": self.question_column, "answer_column": self.answer_column}
+        if self.split == "eval":
+            own = {
+                "eval_question_column": self.eval_question_column,
+                "eval_answer_column": self.eval_answer_column,
+            }
+            columns = {
+                (name if named is None else key): (column if named is None else named)
+                for (name, column), (key, named) in zip(columns.items(), own.items(), strict=True)
+            }
+        return columns
+
     def _given(self, row: dict[str, Any]) -> tuple[str, Any]:
         """Return the text of the question, and the answer as the data set has it."""
-        columns = self.question_column, self.answer_column
-        if self.split == "eval":
-            columns = self.eval_question_column or columns[0], self.eval_answer_column or columns[1]
-        question, answer = (_column(row, name) for name in columns)
+        question, answer = (_column(row, name) for name in self._columns().values())
         if isinstance(question, list) and question and isinstance(question[-1], dict):
             question = question[-1].get("content")
         text = "" if question is None else str(question)

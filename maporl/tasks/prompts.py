@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, is_file, read_rows
-from maporl.types import Example, Grade, Message
+from maporl.tasks.base import Task, TaskError, check_columns, is_file, read_rows
+from maporl.types import Example, Grade, Message, message_fault
 from trl_ext.ppo.options import option
 
 
@@ -89,6 +89,7 @@ class PromptDataset(_PromptRows):
     eval_source: str | None = option(
         None, 'What evaluations ask, in the same form. Default: the split "test" of the data set on the hub.'
     )
+    prompt_column: str = option("prompt", "The column of the prompts.")
     limit: int | None = option(None, "Take the first rows only, so many.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
 
@@ -112,7 +113,12 @@ class PromptDataset(_PromptRows):
             )
         source = self.eval_source or self.source if held_out else self.source
         rows = read_rows(source, "test" if held_out and self.eval_source is None else "train")
-        return [rows[number] for number in range(min(len(rows), self.limit or len(rows)))]
+        if len(rows):
+            check_columns(rows[0], source, {"prompt_column": self.prompt_column})
+        some = [rows[number] for number in range(min(len(rows), self.limit or len(rows)))]
+        if self.prompt_column == "prompt":
+            return some
+        return [{"prompt" if name == self.prompt_column else name: row[name] for name in row} for row in some]
 
 
 def questions_of(
@@ -159,9 +165,8 @@ def _check(row: Any, number: int) -> None:
         return
     if not isinstance(prompt, list | tuple) or not prompt:
         raise TaskError(f"{where}: expected a text or a list of messages as prompt, got {prompt!r:.80}")
-    for message in prompt:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise TaskError(f"{where}: expected messages with a role and a text as content, got {message!r:.80}")
+    if (why := message_fault(prompt)) is not None:
+        raise TaskError(f"{where}: its prompt cannot be read: {why}")
     if prompt[-1]["role"] != "user":
         raise TaskError(
             f"{where}: the last message must be the user's, because an agent answers it, got {prompt[-1]['role']!r}"

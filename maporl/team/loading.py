@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import (
@@ -23,7 +22,7 @@ from transformers import (
 
 from maporl.config import Config
 from maporl.config.schema import AgentSection, LoraSection
-from maporl.errors import ConfigError, one_line
+from maporl.errors import ConfigError, Fault, one_line, refuse
 from maporl.protocols import policy_names
 from maporl.team.agents import Agent
 from maporl.team.devices import own_device, split
@@ -39,6 +38,7 @@ from trl_ext.models.weights import (
     read_model,
     read_pretrained,
 )
+from trl_ext.process import hub
 
 Bases = dict[tuple, PeftModel]
 """The base models that adapters share, by :func:`base_key`."""
@@ -149,31 +149,46 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
         ConfigError: a tokenizer cannot be loaded, or lacks something that dialogues need, or an adapter cannot be used
             here.
     """
-    tokenizers = {}
-    for name, section in config.agents.items():
-        if not section.weights:
-            continue
-        if section.tiny is not None:
-            tokenizer = build_tiny_tokenizer(section.tiny)
-        else:
-            source = section.tokenizer or section.model
-            tokenizer = _from_pretrained(
-                AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
-            )
-        if section.chat_template is not None:
-            tokenizer.chat_template = read_chat_template(section.chat_template, f"agents.{name}.chat_template")
-        if section.template_options:
-            tokenizer.chat_template = with_options(tokenizer.chat_template, section.template_options, f"agents.{name}")
-        if section.pad_token is not None:
-            tokenizer.pad_token = section.pad_token
-        _check_for_config(name, section, tokenizer)
-        if section.adapter is not None:
+    tokenizers: dict[str, Tokenizer] = {}
+
+    def faults() -> Iterator[Fault]:
+        told: set[str] = set()
+        for name, section in config.agents.items():
+            source = str(section.tokenizer or section.model)
+            if not section.weights or source in told:
+                continue  # what several agents have is refused once
             try:
-                check_adapter_source(section.adapter)
-            except WeightsError as error:
-                raise ConfigError(f"agents.{name}.adapter: {error}") from error
-        tokenizers[name] = tokenizer
+                tokenizers[name] = _tokenizer_of(name, section)
+            except ConfigError as error:
+                told |= set() if section.tiny is not None else {source}
+                yield Fault.of(error)
+
+    refuse(faults())
     return tokenizers
+
+
+def _tokenizer_of(name: str, section: AgentSection) -> Tokenizer:
+    """Return the tokenizer of an agent, checked, and check the options of its adapter."""
+    if section.tiny is not None:
+        tokenizer = build_tiny_tokenizer(section.tiny)
+    else:
+        source = section.tokenizer or section.model
+        tokenizer = _from_pretrained(
+            AutoTokenizer, source, f"agents.{name}.{'tokenizer' if section.tokenizer else 'model'}"
+        )
+    if section.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(section.chat_template, f"agents.{name}.chat_template")
+    if section.template_options:
+        tokenizer.chat_template = with_options(tokenizer.chat_template, section.template_options, f"agents.{name}")
+    if section.pad_token is not None:
+        tokenizer.pad_token = section.pad_token
+    _check_for_config(name, section, tokenizer)
+    if section.adapter is not None:
+        try:
+            check_adapter_source(section.adapter)
+        except WeightsError as error:
+            raise ConfigError(f"agents.{name}.adapter: {error}") from error
+    return tokenizer
 
 
 def _check_for_config(name: str, section: AgentSection, tokenizer: Tokenizer) -> None:
@@ -319,7 +334,7 @@ def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.de
     if not weights:
         config = _from_pretrained(AutoConfig, section.model, where)
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **attention)
-        with suppress(OSError):  # a model may have no file of its own for it
+        with hub.asking(section.model), suppress(OSError):  # a model may have no file of its own for it
             model.generation_config = GenerationConfig.from_pretrained(str(section.model))  # it may name more stop ids
         return model
     options: dict[str, Any] = {"dtype": section.dtype, **attention}
@@ -334,9 +349,6 @@ def _load_base(agent: str, section: AgentSection, weights: bool, place: torch.de
     return _from_pretrained(AutoModelForCausalLM, section.model, where, read_model, **options)
 
 
-_OFFLINE = "; HF_HUB_OFFLINE is set, so nothing is downloaded"
-
-
 def _from_pretrained(
     kind: Any, source: str | None, where: str, read: Callable[..., Any] = read_pretrained, **options: Any
 ) -> Any:
@@ -345,7 +357,6 @@ def _from_pretrained(
     except WeightsError as error:
         raise ConfigError(
             f"{where}: {error}; expected a folder saved by save_pretrained, or the hub name of a causal language model"
-            f"{_OFFLINE if constants.HF_HUB_OFFLINE else ''}"
         ) from error
 
 

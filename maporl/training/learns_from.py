@@ -7,16 +7,17 @@ prints and records it when it begins, and its page shows it.
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.parse import entry_name
-from maporl.config.schema import AdvantageConfig, BranchingSection, PenaltySection, RewardSection
+from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, PenaltySection, RewardSection
 from maporl.rewards.rules import build_rules
-from maporl.schedules import Schedule, Span
+from maporl.schedules import Plan, Schedule
 from trl_ext.ppo.options import PPOOptions
 
 FAULTS = {
@@ -26,6 +27,17 @@ FAULTS = {
     "no_eos": "it does not end by itself",
 }
 CALLS = {"call": "each call", "call_unread": "a call that cannot be read", "call_failed": "a call that failed"}
+INCENTIVES = (
+    "where a right majority persuades an agent",
+    "where it becomes right against a wrong majority",
+    "for a wrong answer from which the others become right",
+    "where it persuades the others and is right",
+)
+"""When each of the four numbers of a bonus is paid."""
+MOST_SPANS = 6
+"""Spans of updates that a line lists. A schedule that repeats is clear from fewer."""
+MOST_UPDATES = 10_000
+"""Updates whose plans are looked at."""
 COMPARED_OVER = {"group": "its group", "agent": "its agent", "batch": "all"}
 
 
@@ -33,9 +45,7 @@ def learns_from(
     reward: RewardSection,
     advantage: AdvantageConfig,
     branching: BranchingSection,
-    schedule: Schedule,
     ppo: PPOOptions,
-    frozen: Sequence[str] = (),
 ) -> list[str]:
     """Return what a run learns from, a sentence or two for each part, in the order in which they are computed.
 
@@ -43,9 +53,7 @@ def learns_from(
         reward: sources, and how their scores become credit.
         advantage: how credits are compared.
         branching: how many dialogues a question has.
-        schedule: what learns when, without a preset (:meth:`maporl.schedules.Schedule.resolved`).
         ppo: the options of PPO, for its penalties.
-        frozen: the agents that are not trained.
     """
     return [
         *_scores(reward),
@@ -53,8 +61,26 @@ def learns_from(
         *_charges(reward),
         *_teaching(reward, ppo),
         *_comparison(advantage, branching),
-        *_still(schedule, frozen),
     ]
+
+
+def who_learns(schedule: Schedule, learners: Sequence[str], speakers: Sequence[str], turns: int, updates: int) -> str:
+    """Return who learns, in which turns and updates.
+
+    Args:
+        schedule: what learns when, without a preset (:meth:`maporl.schedules.Schedule.resolved`).
+        learners: the agents that play and are trained.
+        speakers: the agents that play.
+        turns: the turns of the protocol.
+        updates: the updates of the run.
+    """
+    plans = map(schedule.plan, range(1, min(updates, MOST_UPDATES) + 1))
+    spans = _spans(plans, tuple(learners), turns)
+    told = [what if len(spans) == 1 else f"{when}: {what}" for when, what in spans[:MOST_SPANS]]
+    told += ["and so on"] if len(spans) > MOST_SPANS else []
+    silent = [name for name in speakers if name not in learners]
+    told += [f"{_and(silent)} {'plays' if len(silent) == 1 else 'play'} and never {_verb(silent)}"] if silent else []
+    return f"learning: {'; '.join([*told, *_other_weights(schedule)])}"
 
 
 def _scores(reward: RewardSection) -> Iterator[str]:
@@ -78,12 +104,14 @@ def _scores(reward: RewardSection) -> Iterator[str]:
         what = "its own score"
     yield f"credit of an answer: {what}"
     if reward.bonus is not None:
-        bonus = reward.bonus
-        yield (
-            f"bonus: persuaded by a right majority {bonus.alpha[0]:g}, right against a wrong one {bonus.alpha[1]:g}, "
-            f"wrong while the others become right {bonus.alpha[2]:g}, right while they do {bonus.alpha[3]:g}, with a "
-            f"minus where right and wrong change places{_options(bonus, ('alpha',))}"
-        )
+        yield f"bonus: {_incentives(reward.bonus)}"
+
+
+def _incentives(bonus: BonusSection) -> str:
+    signs = (1, 1, 1, 1) if bonus.mode == "paper" else (1, 1, -1, -1)
+    amounts = [sign * amount for sign, amount in zip(signs, bonus.alpha, strict=True)]
+    paid = [f"{amount:+g} {when}" for amount, when in zip(amounts, INCENTIVES, strict=True) if amount]
+    return f"{'; '.join(paid)}; the opposite moves cost as much" if paid else "nothing, because all of alpha is 0"
 
 
 def _fines(penalties: PenaltySection | None, ppo: PPOOptions) -> Iterator[str]:
@@ -136,25 +164,42 @@ def _comparison(advantage: AdvantageConfig, branching: BranchingSection) -> Iter
         yield f"then: {entry_name(entry)}{_options(transform)}. {_first_sentence(type(transform))}"
 
 
-def _still(schedule: Schedule, frozen: Sequence[str]) -> Iterator[str]:
-    if frozen:
-        yield f"not trained: {', '.join(frozen)}"
-    if not schedule.train_first_turn:
-        yield "not trained: the first turn"
-    if schedule.opening or schedule.cycle:
-        cycle = f"then {_spans(schedule.cycle)}, repeated" if schedule.cycle else "then all turns"
-        yield f"turns that learn: {f'first {_spans(schedule.opening)}, ' if schedule.opening else ''}{cycle}"
-    for freeze in schedule.freeze:
-        yield f"not trained: {freeze.agent} in updates {freeze.first} to {freeze.last}"
-    if schedule.round_robin is not None:
-        turns = schedule.round_robin
-        yield f"one agent learns at a time: {', '.join(turns.agents)}, {turns.every} updates each"
-    if schedule.critic_warmup:
-        yield f"only critics learn in the first {schedule.critic_warmup} updates"
+def _spans(plans: Iterable[Plan], learners: tuple[str, ...], turns: int) -> list[tuple[str, str]]:
+    """Return the updates of each span, and who learns in them."""
+    spans, first = [], 1
+    for what, same in groupby(_learn(plan, learners, turns) for plan in plans):
+        last = first + len(list(same)) - 1
+        spans.append((f"update {first}" if first == last else f"updates {first} to {last}", what))
+        first = last + 1
+    return spans
 
 
-def _spans(spans: Sequence[Span]) -> str:
-    return ", ".join(f"turn {' and '.join(map(str, span.turns))} for {span.updates} updates" for span in spans)
+def _learn(plan: Plan, learners: tuple[str, ...], turns: int) -> str:
+    """Return who learns by a plan, in which turns."""
+    by_turns: dict[tuple[int, ...], list[str]] = {}
+    for name in learners:
+        of = tuple(turn for turn in range(turns) if plan.learns(name, turn))
+        by_turns.setdefault(of, []).append(name)
+    by_turns.pop((), None)
+    told = "; ".join(f"{_and(names)}{_turns(of, turns)}" for of, names in by_turns.items())
+    return f"only the critics of {told}" if told and plan.critic_only else told or "nobody"
+
+
+def _turns(of: tuple[int, ...], turns: int) -> str:
+    if turns == 1:
+        return ""
+    if len(of) == turns:
+        return " in all turns"
+    return f" in turn{'s' if len(of) > 1 else ''} {_and([str(turn + 1) for turn in of])}"
+
+
+def _other_weights(schedule: Schedule) -> Iterator[str]:
+    if schedule.swap is not None:
+        yield f"{_and(schedule.swap.agents)} exchange their weights every {schedule.swap.every} updates"
+    pool = schedule.opponent_pool
+    if pool is not None:
+        share = f"{pool.probability:.0%} of the updates"
+        yield f"in {share} {pool.agent} speaks with past weights of {pool.of}, and then does not learn"
 
 
 def _options(part: object, known: Sequence[str] = ()) -> str:
@@ -178,3 +223,12 @@ def _first_sentence(part: object) -> str:
     text = " ".join((inspect.getdoc(part) or "").split("\n\n")[0].split())
     text = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("``", "")
     return text.removeprefix("Return ").removesuffix(".")
+
+
+def _verb(names: list[str]) -> str:
+    return "learns" if len(names) == 1 else "learn"
+
+
+def _and(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

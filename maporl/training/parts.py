@@ -4,6 +4,7 @@ No model is touched here, so that what does not fit is known before anything is 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,16 @@ from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSectio
 from maporl.decoding import TeamSampling, greedy_learners
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
-from maporl.errors import refuse
+from maporl.errors import Fault, UserError, refuse
 from maporl.protocols import growth
 from maporl.protocols.base import Protocol, must_be_protocol
 from maporl.protocols.debate import Debate
 from maporl.rewards.base import RewardSource
 from maporl.rewards.build import SOURCES
+from maporl.rewards.check import lengths, never_ends
 from maporl.rewards.functions import with_functions
 from maporl.rewards.likelihood import asks_untrained
+from maporl.rollout.episode import SpeakerSpec
 from maporl.rollout.player import Player
 from maporl.rollout.restate import UntrainedWeights
 from maporl.schedules import Schedule
@@ -32,7 +35,8 @@ from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, critics_options, fitting
 from maporl.training.distillation import Distillation
-from maporl.training.learns_from import learns_from
+from maporl.training.learns_from import learns_from, who_learns
+from maporl.training.lonely import Grouping, lonely_groups
 from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
 from trl_ext.trainer.scoring import RewardFunction
@@ -146,7 +150,47 @@ class RunParts:
         refuse(critics_options(parts.advantage, args, critics), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
+        longest = {name: parts.sampling.longest(name, args.response_length) for name in parts.learning_roles()}
+        refuse(lengths(reward, longest, never_ends(args)), "trainer")
+        parts._refuse_groups_of_one()
         return parts
+
+    def _refuse_groups_of_one(self) -> None:
+        """Refuse an advantage that would find nothing to compare an answer with, in the first update.
+
+        Two questions are played with made-up words. Environments and programs, which may be anywhere, are not: there it
+        shows in the first update. What a configuration describes was rehearsed before its models were loaded.
+
+        Raises:
+            ConfigError: a group has one member, whatever is said.
+        """
+        protocol, learners = self.protocol, self.learning_roles()
+        elsewhere = self.tools.world.environments or protocol.waits
+        if self.config is not None or elsewhere or not learners or len(self.task) == 0:
+            return
+        schedule = self.schedule.resolved(protocol.turns, self.team.names())
+        agents = {name: self.team.agents[name] for name in self.speakers if name in self.team.agents}
+        specs = {
+            name: SpeakerSpec("players", (name,), frozenset(learners), agent.system, agent.role)
+            for name, agent in agents.items()
+        }
+        asked = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        grouping = Grouping(
+            task=self.task,
+            protocol=protocol.at_update(1).in_rehearsal(),
+            specs=specs,
+            decoding=self.args.decoding,
+            world=self.tools.world,
+            branching=self.branching,
+            reward=self.reward,
+            advantage=self.advantage,
+            plans=[schedule.plan(1)],
+            questions=min(asked, 2) if "prompt" in self.advantage.key else asked,
+        )
+        alone: list[Fault] = []
+        with suppress(UserError):  # a protocol or a rule may not bear made-up words; the run has real ones
+            alone = list(lonely_groups(grouping))
+        refuse(alone, "trainer")
 
     def player(self, untrained: UntrainedWeights) -> Player:
         """Return the player of the run's dialogues. Its engines come later.
@@ -184,10 +228,10 @@ class RunParts:
 
     def learns_from(self) -> list[str]:
         """Return in plain sentences what the run learns from (:func:`maporl.training.learns_from.learns_from`)."""
-        learning = self.learning_roles()
-        schedule = self.schedule.resolved(self.protocol.turns, tuple(self.team.agents))
-        frozen = [name for name in self.speakers if name not in learning]
-        return learns_from(self.reward, self.advantage, self.branching, schedule, self.args, frozen)
+        turns, updates = self.protocol.turns, self.args.num_total_batches
+        schedule = self.schedule.resolved(turns, tuple(self.team.agents))
+        told = who_learns(schedule, tuple(self.learning_roles()), self.speakers, turns, updates)
+        return [told, *learns_from(self.reward, self.advantage, self.branching, self.args)]
 
     def role_gradients(self) -> RoleGradients:
         """Return what measures and balances the gradients of roles."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from maporl.config.imports import unknown
 from maporl.config.schema import Config
-from maporl.errors import Fault, refuse
+from maporl.errors import Fault, each, refuse
 from maporl.rewards import check as rewards
 from maporl.rollout import check as rollout
 from maporl.run import ResolvedRun
@@ -43,7 +43,7 @@ def check(config: Config, where: str, trains: bool = True) -> None:
     run = ResolvedRun(config, where)
     refuse(_named(run), where)  # alone: that parts have no name is why the others would not find them
     parts = [part for part in PARTS if trains or part is not exchange.somebody_learns]
-    refuse((fault for part in (_output, training.check_options, *parts, _task) for fault in part(run)), where)
+    refuse(each((_output, training.check_options, *parts, _task), run), where)
 
 
 def _named(run: ResolvedRun) -> Iterator[Fault]:

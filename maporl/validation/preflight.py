@@ -21,7 +21,7 @@ from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
 from maporl.engines import choice
-from maporl.errors import ConfigError, Fault, install_command, one_line, refuse, refused
+from maporl.errors import ConfigError, Fault, each, install_command, one_line, refuse, refused
 from maporl.loops import plan
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
@@ -35,9 +35,12 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.learns_from import learns_from
+from maporl.training.learns_from import learns_from, who_learns
+from maporl.training.lonely import lonely_groups
 from maporl.training.method_warnings import method_warnings, narrow_sampling
-from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings, lonely_groups
+from maporl.validation import servers
+from maporl.validation.learning import schedule_warnings
+from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
 from trl_ext.process.devices import accelerator, main_bytes, total_bytes
 
 
@@ -115,15 +118,23 @@ def _schedule(training: TrainingOptions) -> Iterator[Fault]:
         yield Fault("training.lr_scheduler_type", what)
 
 
-def check_run(config: Config) -> list[str]:
+def check_run(config: Config, ask_servers: bool = True) -> list[str]:
     """Check everything that can be checked without loading a model. Return the findings as lines of text.
+
+    Args:
+        config: the configuration.
+        ask_servers: whether the servers that it names are asked for a sign of life.
 
     Raises:
         ConfigError: the run cannot start. It says what is wrong in any part that is read before the run is rehearsed.
     """
-    run = ResolvedRun(config)
-    tools = OfferedTools(run)
-    task_warnings = refuse(_faults(run, tools))
+    return check_resolved(ResolvedRun(config), ask_servers)
+
+
+def check_resolved(run: ResolvedRun, ask_servers: bool = True) -> list[str]:
+    """As :func:`check_run`, for a run whose parts may be built already, such as those of a trainer made in Python."""
+    config, tools = run.config, OfferedTools(run)
+    task_warnings = refuse(_faults(run, tools, ask_servers))
     task, held_out, world = run.task, run.held_out, tools.world
     rehearsal = Rehearsal(run, world)
     check_any_agent(rehearsal)
@@ -146,33 +157,29 @@ def check_run(config: Config) -> list[str]:
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
         *(() if config.loop.stages else learned_from(run)),
+        *schedule_warnings(run),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(label_warnings(run)),
-        *refuse(findings(rehearsal)),
-        *(() if config.loop.stages else _check_ppo(rehearsal)),
+        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
+        *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
 
 
 def learned_from(run: ResolvedRun) -> list[str]:
     """Return in plain sentences what a run by PPO learns from."""
-    config = run.config
-    schedule = config.schedule.resolved(run.protocol.turns, tuple(config.agents))
-    frozen = [name for name in run.speakers if not config.agents[name].trainable]
-    return learns_from(config.reward, config.advantage, config.branching, schedule, config.ppo, frozen)
+    config, turns = run.config, run.protocol.turns
+    schedule = config.schedule.resolved(turns, run.agents)
+    told = [who_learns(schedule, run.learners, run.speakers, turns, config.updates)] if run.learners else []
+    return [*told, *learns_from(config.reward, config.advantage, config.branching, config.ppo)]
 
 
-def _check_ppo(rehearsal: Rehearsal) -> list[str]:
-    """Check what PPO reads and a loop does not: its groups, its batch, and its options."""
-    run = rehearsal.run
-    return [
-        *narrow_sampling(run),
-        *_small_data(run.config, run.task),
-        *refuse(lonely_groups(rehearsal)),
-        *refuse(method_warnings(run)),
-    ]
+def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield what PPO reads and a loop does not: its groups and its options."""
+    if not rehearsal.run.config.loop.stages:
+        yield from lonely_groups(rehearsal.grouping())
+        yield from method_warnings(rehearsal.run)
 
 
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
@@ -243,15 +250,17 @@ PARTS = (_training, cluster.check, _writing, _placement, choice.check, model_che
 """What is checked without data, tokenizers and tools, in this order."""
 
 
-def _faults(run: ResolvedRun, tools: OfferedTools) -> Iterator[Fault]:
+def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool) -> Iterator[Fault]:
     """Yield what is wrong with a run before it is rehearsed, and warnings of a task of the user's own.
 
     Raises:
         ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
     """
-    for part in PARTS:
-        yield from part(run)
-    _ = run.splits, tools.tokenizers
+    yield from each((*PARTS, servers.check) if ask_servers else PARTS, run)
+    unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
+    yield from unread
+    if unread:
+        return  # the rest reads them
     yield from own_task_warnings(run)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)

@@ -1,88 +1,41 @@
 """Play a few questions with made-up words, to find what the text of a configuration does not show. No model is loaded.
 
 The first question is played three times: in silence, with right answers and legal moves, and with words that say who
-says them. From these plays it shows whether groups have one row, which would stop a run at its first update, whether
-prompts show an agent what others said, and whether somebody has the roles that rules pay. More questions are played in
-silence to measure the prompts (:class:`Measured`).
+says them. From these plays it shows whether prompts show an agent what others said, and whether somebody has the roles
+that rules pay. More questions are played in silence to measure the prompts (:class:`Measured`), and to see whether
+groups have one row (:mod:`maporl.training.lonely`), which would stop a run at its first update.
 """
 
 import difflib
-import random
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from maporl.advantages.baselines import baseline_of
-from maporl.advantages.estimator import GroupOfOne, estimate_all
-from maporl.advantages.returns import return_of
-from maporl.advantages.transforms import build_transforms
 from maporl.config.parse import entry_name
 from maporl.config.schema import AgentSection, Config
-from maporl.engines.base import Engine, Reply, Request
+from maporl.engines.base import Request
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault
 from maporl.protocols.program import Program
 from maporl.protocols.propose import in_place_of_question
-from maporl.rewards.build import scores_others
-from maporl.rewards.counterfactual import set_contributions
-from maporl.rewards.credit import assign_credit
 from maporl.rewards.rules import build_rules
-from maporl.rollout.branching import BRANCHINGS, play_branched
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
+from maporl.rollout.made_up import MOST_STEPS, Players, Script, first_steps, rightness, silence
 from maporl.run import ResolvedRun
-from maporl.schedules import Plan
 from maporl.team.loading import context_length
-from maporl.training.samples import samples_by_policy, turn_batch, untrained_columns
-from maporl.types import Dialogue, Example, Grade, Stop
+from maporl.training.lonely import Grouping
+from maporl.types import Dialogue
 from trl_ext.chat.encoding import Tokenizer
-from trl_ext.ppo.options import GREEDY, Decoding
+from trl_ext.ppo.options import GREEDY
 from trl_ext.process import distributed
 
-MOST_STEPS = 128
-"""The steps of a dialogue that are rehearsed.
-
-Where each prompt holds all earlier ones, the work grows with their square.
-"""
-MOST = 256
-"""The dialogues of a rehearsal. More of them show nothing new, and a check takes seconds."""
-FEW = 8
-"""The dialogues of a rehearsal in environments, of which each may be a session on a server."""
 UPDATES = 1_000
 """The updates whose plans are looked at."""
 DECIDE = frozenset({"router"})
 """Roles whose words only decide who speaks next, so that nobody need be shown them."""
-Script = Callable[[Request], str]
-
-
-class Players(Engine):
-    """An engine that says what a script says. It keeps what it was asked, and how many tokens each prompt has.
-
-    Args:
-        script: what is said to each request.
-        tokenizers: those of the agents whose prompts are counted. An agent without one, such as a person, is not
-            measured.
-    """
-
-    def __init__(self, script: Script, tokenizers: Mapping[str, Tokenizer] | None = None):
-        self.script, self.tokenizers = script, tokenizers or {}
-        self.requests: list[Request] = []
-        self.prompts: list[tuple[Request, int]] = []
-
-    def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
-        """Return one reply of one token for each request."""
-        self.requests += requests
-        for request in (request for request in requests if request.ask.agent in self.tokenizers):
-            prompt = request.transcript.add_messages(request.messages, self.tokenizers[request.ask.agent], frozenset())
-            request.transcript.add_completion(request.utterance, [], ended=False)
-            self.prompts.append((request, len(prompt)))
-        said = [Reply(self.script(r), prompt_ids=[0], response_ids=[0], stop=Stop.EOS) for r in requests]
-        for reply in said:
-            reply.tokens = [(character, 0.0) for character in reply.text]
-        return said
 
 
 @dataclass(frozen=True)
@@ -122,10 +75,19 @@ class Rehearsal:
 
     def driver(self, players: Players) -> RolloutDriver:
         """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
+        common_seed = self.run.config.branching.common_seed
+        protocol, engines = self.run.protocol.at_update(1).in_rehearsal(), {"players": players}
+        decoding = self.run.config.ppo.decoding  # a program may ask for it
+        return RolloutDriver(
+            self.run.task, protocol, self.specs(), engines, decoding, None, common_seed, world=self.world
+        )
+
+    def specs(self) -> dict[str, SpeakerSpec]:
+        """Return what a driver needs to know of the agents, for whom an engine called ``players`` answers."""
         agents = self.run.config.agents
         learning = frozenset(name for name, agent in agents.items() if agent.weights and agent.trainable)
         sampling = {name: self.run.sampling.of(name, training=True) for name in self.run.speakers}
-        specs = {
+        return {
             name: SpeakerSpec(
                 "players",
                 (name,),
@@ -137,43 +99,28 @@ class Rehearsal:
             )
             for name in self.run.speakers
         }
-        common_seed = self.run.config.branching.common_seed
-        protocol, engines = self.run.protocol.at_update(1).in_rehearsal(), {"players": players}
-        decoding = self.run.config.ppo.decoding  # a program may ask for it
-        return RolloutDriver(self.run.task, protocol, specs, engines, decoding, None, common_seed, world=self.world)
+
+    def grouping(self) -> Grouping:
+        """Return what decides with what each row of an update is compared."""
+        config = self.run.config
+        schedule = config.schedule.resolved(self.run.protocol.turns, tuple(config.agents))
+        return Grouping(
+            task=self.run.task,
+            protocol=self.run.protocol.at_update(1).in_rehearsal(),
+            specs=self.specs(),
+            decoding=config.ppo.decoding,
+            world=self.world,
+            branching=config.branching,
+            reward=config.reward,
+            advantage=config.advantage,
+            plans=[schedule.plan(update) for update in range(1, min(config.updates, UPDATES) + 1)],
+            questions=config.questions_per_update() * distributed.size(),
+        )
 
     def _play(self, script: Script) -> Play:
         players = Players(script)
         [dialogue], ended = first_steps(self.driver(players), [self.run.task[0]])
         return Play(dialogue, players.requests, ended)
-
-
-def first_steps(driver: RolloutDriver, examples: Sequence[Example]) -> tuple[list[Dialogue], bool]:
-    """Play a dialogue on each example, up to :data:`MOST_STEPS` steps. Return them, and whether all of them ended.
-
-    Raises:
-        ConfigError: the protocol or an environment fails.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a program that fails on made-up words says so in the outcome
-        episodes = driver.opened(examples)
-        for _ in range(MOST_STEPS):
-            if going := [episode for episode in episodes if not episode.over]:
-                driver.step(going)
-        ended = all(episode.over for episode in episodes)
-        driver.release()
-    return [episode.dialogue for episode in episodes], ended
-
-
-def silence(request: Request) -> str:
-    """Say nothing."""
-    return ""
-
-
-def rightness(request: Request) -> str:
-    """Return a legal move of a game, or the right answer."""
-    moves = request.ask.tags.get("moves")
-    return random.Random(request.label).choice(moves) if moves else request.example.answer
 
 
 def _marks() -> Script:
@@ -484,71 +431,3 @@ def _unread(config: Config, requests: Sequence[Request]) -> Iterator[Fault]:
                 "unknown: add them, or shorten the protocol's texts",
                 severity="warning",
             )
-
-
-def lonely_groups(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield an error if rows of an update have no others to be compared with, and a warning if that depends on the
-    words.
-
-    It is an error where it happens with empty answers, and with right answers and legal moves too.
-    """
-    config = rehearsal.run.config
-    if return_of(config.advantage).per_token or config.advantage.singleton == "zero":
-        return
-    empty = _group_of_one(rehearsal, rehearsal.silent, silence)
-    right = _group_of_one(rehearsal, rehearsal.right, rightness)
-    if empty is not None and right is not None:
-        yield Fault.of(empty)
-    for how, error in {"with empty or illegal answers": empty, "with right answers": right}.items():
-        if error is not None:
-            yield Fault.of(ValueError(f"{error} This happens to dialogues {how}."), "warning")
-
-
-def _group_of_one(rehearsal: Rehearsal, play: Play, script: Script) -> GroupOfOne | None:
-    """Return the error of a group with a single member in an update, or None. ``play`` is a dialogue of ``script``."""
-    config, task, world = rehearsal.run.config, rehearsal.run.task, rehearsal.world
-    if not play.ended:
-        return None  # it is not known what else would be said
-    orders = [u.order for u in play.dialogue.utterances]
-    each = BRANCHINGS[config.branching.how].dialogues(
-        config.branching, [orders.count(o) for o in dict.fromkeys(orders)]
-    )
-    questions = config.questions_per_update() * distributed.size()
-    few = world.environments or rehearsal.run.protocol.waits
-    played = min(questions, (FEW if few else MOST) // each)
-    if played == 0 or (played < questions and "prompt" not in config.advantage.key):
-        return None  # groups are larger than what could be played here
-    examples = [task[number % len(task)] for number in range(played)]
-    driver = rehearsal.driver(Players(script))
-    dialogues = play_branched(driver, examples, config.branching, lambda some: [0.0] * len(some))
-    everything = [*dialogues, *(ablation for dialogue in dialogues for ablation in dialogue.ablations)]
-    for utterance in (u for d in everything for u in d.utterances):
-        if utterance.answers:
-            utterance.grade = utterance.grade or Grade(utterance.text, None, "a rehearsal")
-        scored = utterance.rewards.keys() & config.reward.sources.keys() or scores_others(config.reward, utterance)
-        if utterance.answers or scored:
-            utterance.rewards["score"] = 0.0
-    set_contributions(dialogues)
-    assign_credit(dialogues, tuple(driver.specs), config.reward)
-    schedule = config.schedule.resolved(driver.protocol.turns, tuple(config.agents))
-    plans = {str(plan): plan for plan in map(schedule.plan, range(1, min(config.updates, UPDATES) + 1))}
-    try:
-        for plan in plans.values():
-            _compare(config, dialogues, plan, driver.specs)
-    except GroupOfOne as error:
-        return error
-    return None
-
-
-def _compare(config: Config, dialogues: list[Dialogue], plan: Plan, specs: Mapping[str, SpeakerSpec]) -> None:
-    """Compute advantages as an update does, with rewards of 0."""
-    learning = {policy: None for spec in specs.values() for policy in spec.policies if policy in spec.learning}
-    samples = samples_by_policy(dialogues, learning, plan, 1)  # type: ignore[arg-type]  # the critic reads no prompt here
-    columns = [sample.columns for some in samples.values() for sample in some]
-    if not columns:
-        return
-    if any(transform.needs_untrained_rows for transform in build_transforms(config.advantage)):
-        columns += untrained_columns(dialogues, {entry.name for entry in columns})
-    zeros = [0.0] * len(columns)
-    value = zeros if baseline_of(config.advantage).needs_critic else None
-    estimate_all(turn_batch(columns, zeros, value), config.advantage, scaled=False)

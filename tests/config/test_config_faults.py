@@ -1,14 +1,19 @@
 """What was expected of a value, by the type of pydantic's fault, in the words of this package."""
 
+import dataclasses
 import enum
+import re
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
+from maporl.config.faults import SHORT, _places, _section
 from maporl.config.numbers import Finite, Natural, section
-from maporl.config.parse import validated
+from maporl.config.parse import parse_config, validated
+from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from maporl.protocols import build_protocol
 
 Size = enum.Enum("Size", {"SMALL": "small", "LARGE": "large"})
 
@@ -50,3 +55,39 @@ def test_a_fault_says_what_was_expected(hint, value, message):
     with pytest.raises(ConfigError) as raised:
         validated(kind, {"key": value}, "run.yaml")
     assert str(raised.value) == f"run.yaml: key: {message}"
+
+
+def targets(place):
+    """The dataclass and the field that a place of a key names, below a configuration."""
+    kind = Config
+    *sections, key = place.replace("NAME.", "").split(".")
+    for name in sections:
+        kind = _section(kind, ("agents", "ann") if name == "agents" else (name,))
+    return {field.name for field in dataclasses.fields(kind)}, key
+
+
+def test_short_words_lead_to_keys_that_exist_and_are_none_themselves():
+    for word, places in SHORT.items():
+        assert word not in _places()
+        for place in places:
+            names, key = targets(place)
+            assert key in names, place
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": 1e-4}, "unknown key 'lr'; did you mean 'training.learning_rate'?"),
+        ({"training": {"lr": 1e-4}}, "unknown key 'training.lr'; did you mean 'learning_rate'?"),
+        ({"agents": {"ann": {"lora": {"rank": 8}}}}, "unknown key 'agents.ann.lora.rank'; did you mean 'r'?"),
+        ({"rank": 8}, "unknown key 'rank'; did you mean 'agents.NAME.lora.r'?"),
+    ],
+)
+def test_words_of_other_programs_get_the_key_that_is_meant(values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config(values, "run.yaml")
+
+
+def test_a_slip_in_an_option_of_a_part_gets_its_nearest():
+    with pytest.raises(ConfigError, match=r"unknown key 'anwser'; did you mean 'answer'\?"):
+        build_protocol({"name": "orchestrate", "anwser": "Answer."}, ("ann", "bob", "eve"), "run.yaml")

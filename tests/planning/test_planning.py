@@ -357,6 +357,37 @@ def test_the_command_prints_a_plan_or_json(tmp_path):
     assert CliRunner().invoke(app, ["plan", str(file), "--cluster", "8"]).exit_code == 2
 
 
+def test_an_answer_that_is_longer_than_the_longest_is_refused(tmp_path):
+    config = from_dict(values_of(tmp_path), "test")
+    with pytest.raises(ConfigError, match=r"^--answer 65: .* ppo\.response_length: 64; give fewer tokens, or set ppo"):
+        groups_of(config, answer=65)
+    assert groups_of(config, answer=64)[0].work.answer == 64
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_what_is_recommended_is_what_is_written(tmp_path, monkeypatch, depth):
+    """A placement that the configuration cannot have is told beside it, with what it would need."""
+    monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
+    ahead = {"training": {"async_depth": depth}, "ppo": {"engine_tis_cap": 2.0, "response_length": 64}} if depth else {}
+    file, new = tmp_path / "x.yaml", tmp_path / "new.yaml"
+    file.write_text(json.dumps(values_of(tmp_path, cluster={"backend": "ray"}, **ahead)))
+    command = ["plan", str(file), "--cluster", "8xH200", "--question", "20000"]
+    lines = CliRunner().invoke(app, [*command, "--write", str(new)]).output.splitlines()
+    (marked,) = (line for line in lines if "(recommended)" in line)
+    section = next(line for line in lines if line.startswith("# with --backend ray, "))
+    assert marked.split(":")[0] == f"apart{f' with async_depth {depth}' if depth else ''}"
+    assert f"apart and async_depth {depth}: " in section
+    assert section.split()[-4] == marked.split(": ")[1].split()[0], "seconds"
+    config = load(new)
+    assert {group.sharing for group in config.cluster.groups.values()} == {"apart"}
+    assert config.training.async_depth == depth
+    if not depth:
+        (less,) = (line for line in lines if "(less, but the configuration has " in line)
+        assert "sleep" in less or "async_depth" in less
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    assert found["recommended"] == {"sharing": "apart", "async_depth": depth}
+
+
 def test_the_section_that_is_written_runs_on_ray(tmp_path, monkeypatch):
     monkeypatch.setattr("maporl.backends.ray_cluster.version", lambda name: "2.60.0")
     values = values_of(tmp_path, cluster={"backend": "ray", "batching": "flow"})

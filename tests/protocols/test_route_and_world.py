@@ -11,12 +11,13 @@ from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
 from maporl.errors import refuse
+from maporl.rollout.made_up import Players
 from maporl.run import ResolvedRun
 from maporl.types import Act, Example, Result, Utterance
 from maporl.validation import rehearsal
 from maporl.validation.load import from_dict
 from maporl.validation.preflight import check_run
-from maporl.validation.rehearsal import Players, Rehearsal
+from maporl.validation.rehearsal import Rehearsal
 
 QUESTION = Example("1", "Who wrote Emma?", "Jane Austen")
 TEAM = ("ann", "bob", "cy")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import time
 
@@ -94,6 +95,16 @@ def test_a_busy_server_is_asked_again_when_it_said_and_is_not_ejected(caplog):
     with caplog.at_level("INFO"):
         assert asking.scores(CHATS, TRUTHS) == [0.25] * 10
     assert "next in 1.0 s" in caplog.text and asking.take_counts()["ejected"] == 0
+
+
+def test_an_outage_that_many_requests_meet_is_told_in_one_line_and_its_end_in_another(caplog):
+    fake = Fake(*[500] * 12, "good")
+    asking = client(fake, batch_size=1, concurrency=8, on_failure="wait", retries=1)
+    assert asking.scores(CHATS, TRUTHS) == [0.25] * 10
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    told, again = [line for line in warned if "sha256" not in line]
+    assert "answered 500" in told and told.endswith("nothing more is told of it until it answers")
+    assert re.search(rf"{fake.url} answers again after \d+ s, in which 12 requests failed", again)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +232,7 @@ def test_a_server_killed_and_restarted_while_a_team_trains_changes_nothing(tmp_p
         shaken = train("shaken")
         wait_for(lambda: len(updates("shaken")) >= 3)
         server.kill()
-        wait_for(lambda: "attempt 2, next in" in shaken.output()[1])
+        wait_for(lambda: ", next in" in shaken.output()[1])
         before = len(updates("shaken"))
         assert 3 <= before < 12 and shaken.poll() is None
         time.sleep(0.5)

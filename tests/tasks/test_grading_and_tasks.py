@@ -220,7 +220,16 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
         ("", "holds no rows"),
         ('{"question": "?", "answer": ""}', r"row 1 \(gsm8k-0\) has no answer; remove the row or fill it in"),
         ('{"question": "?", "answer": null}', r"row 1 \(gsm8k-0\) has no answer"),
-        ('{"answer": "3"}', "row 1 .* has no question"),
+        (
+            '{"answer": "3"}',
+            "no column 'question'; it has answer: set task.question_column: the one with the questions",
+        ),
+        (
+            '{"problem": "?", "final": "3", "level": 1}',
+            "no column 'question' and no column 'answer'; it has problem, final, level: set task.question_column: "
+            "problem and task.answer_column: final",
+        ),
+        ('{"question": "?", "anwser": "3"}', "no column 'answer'; .*: set task.answer_column: anwser"),
         ("{broken", "line 1 is not JSON"),
         (
             json.dumps({"question": "?", "answer": "5" * 10_001}),

@@ -137,7 +137,7 @@ def test_rows_come_from_files_of_four_kinds(folder, ending):
         ({"source": "broken.parquet"}, "broken.parquet: cannot be read as parquet (ArrowInvalid"),
         ({"source": "broken.json"}, "broken.json: is not JSON"),
         ({"source": "numbers.json"}, "numbers.json: line 1: expected an object with a field for each column, got int"),
-        ({"source": "unnamed.csv"}, "prompts: row 0: expected a column 'prompt', got ['question']"),
+        ({"source": "unnamed.csv"}, "unnamed.csv: no column 'prompt'; it has question: set task.prompt_column: question"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named_in_one_line(folder, options, message):

@@ -187,8 +187,8 @@ def test_a_text_is_a_users_message_or_with_another_template_the_bare_text(family
         ([{"prompt": "  "}], "row 0: the prompt is empty"),
         ([{"prompt": None}], "row 0: expected a text or a list of messages as prompt, got None"),
         ([{"prompt": []}], "row 0: expected a text or a list of messages"),
-        ([{"prompt": ["1+1="]}], "row 0: expected messages with a role and a text as content, got '1"),
-        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "a text as content"),
+        ([{"prompt": ["1+1="]}], "row 0: its prompt cannot be read: message 1 is '1.1=' of type str, expected a dict"),
+        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "message 1 has a content of type list, expected a text"),
         ([{"prompt": [{"role": "assistant", "content": "1"}]}], r"the last message must be the user's, .* got 'assistant'"),
     ],
 )  # fmt: skip

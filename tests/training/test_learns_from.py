@@ -10,21 +10,18 @@ from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTra
 from maporl.config.parse import recipe_files
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, ChargeSection, PenaltySection
 from maporl.run import ResolvedRun
-from maporl.schedules import Freeze, Schedule, Span
 from maporl.training.learns_from import learns_from
 from maporl.validation.load import load
 from maporl.validation.preflight import learned_from
 from trl_ext.ppo.options import PPOOptions
 
 
-def told(reward=None, advantage=None, branching=None, schedule=None, ppo=None, frozen=()):
+def told(reward=None, advantage=None, branching=None, ppo=None):
     return learns_from(
         reward or RewardSection(),
         advantage or AdvantageConfig(),
         branching or BranchingSection(),
-        schedule or Schedule(),
         ppo or PPOOptions(kl_coef=0.0),
-        frozen,
     )
 
 
@@ -40,8 +37,8 @@ def test_every_part_that_pays_or_fines_is_named_with_its_numbers():
     assert told(reward, ppo=ppo) == [
         "score: label + 0.1 x format - 0.5 x near",
         "credit of an answer: the team's mean score in the last turn",
-        "bonus: persuaded by a right majority 1, right against a wrong one 0, wrong while the others become right 0.5, "
-        "right while they do 2, with a minus where right and wrong change places (mode: paper, right: 0.5, wrong: 0.5)",
+        "bonus: +1 where a right majority persuades an agent; +0.5 for a wrong answer from which the others become right; "
+        "+2 where it persuades the others and is right; the opposite moves cost as much",
         "fines of an answer: fewer than 50 tokens 0.1, no final answer 0.1, it repeats itself 0.1; off its credit alone",
         "fines of calls: each call 0.2; off the credit of what called",
         "fine: 1 off the credit of what does not end by itself",
@@ -52,25 +49,18 @@ def test_every_part_that_pays_or_fines_is_named_with_its_numbers():
     ]
 
 
-def test_rules_comparisons_and_what_does_not_learn_are_told():
+def test_rules_and_comparisons_are_told():
     reward = RewardSection(sources={"label": 1.0, "nll": 0.0}, rules=("last", {"cost": {"per_token": 0.002}}))
     advantage = AdvantageConfig(
         returns="utterance", baseline="loo", scale="none", key=("prompt", "agent"), post=("drop_zeros",)
     )
-    schedule = Schedule(
-        opening=[Span(20, [2])], cycle=[Span(40, [1, 2])], freeze=[Freeze("ann", 1, 10)], critic_warmup=3
-    )
-    assert told(reward, advantage, BranchingSection(group=8), schedule=schedule, frozen=["cy"]) == [
+    assert told(reward, advantage, BranchingSection(group=8)) == [
         "score: label (for rules alone: nll)",
         "credit, rule 1: last (to: all). Every utterance gets the score of the last utterance that has one",
         "credit, rule 2: cost (per_token: 0.002). Subtracts per_token for every sampled token, but at most most in all",
         "compared: utterance with loo, the mean of the *other* rows of the group (RLOO, arXiv 2402.14740)",
         "group: the same prompt, agent; a question has 8 dialogues",
         "then: drop_zeros. " + told(reward, advantage)[-1].removeprefix("then: drop_zeros. "),
-        "not trained: cy",
-        "turns that learn: first turn 2 for 20 updates, then turn 1 and 2 for 40 updates, repeated",
-        "not trained: ann in updates 1 to 10",
-        "only critics learn in the first 3 updates",
     ]
 
 

@@ -142,6 +142,17 @@ class TextForMessages(Protocol):
         yield [Ask("a", "a text")]
 
 
+class Said:
+    """As OpenAI's client returns it."""
+
+    role, content = "assistant", "4"
+
+
+class ObjectOfAClient(Protocol):
+    def play(self, example, agents):
+        yield [Ask("a", [Said()])]
+
+
 class Unpacks(Protocol):
     def play(self, example, agents):
         first, second, third = agents
@@ -161,7 +172,11 @@ class _Task:
     [
         (YieldsAnAsk, "its play yielded Ask.*expected a list of Ask"),
         (ReturnsAList, "its play returned list, expected a generator"),
-        (TextForMessages, "messages='a text', expected a list of messages"),
+        (TextForMessages, "what it asks agent 'a' cannot be read: expected a list of messages, as .*, got 'a text'"),
+        (
+            ObjectOfAClient,
+            r"message 1 is an object of a client, test_part_types\.Said, and no dict; write \{'role': mes",
+        ),
         (Unpacks, r"its play failed: .*test_part_types.py, line \d+: ValueError: not enough values to unpack"),
     ],
 )

@@ -5,6 +5,7 @@ import importlib
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import processes
@@ -37,8 +38,9 @@ from maporl import (
 from maporl.cli.main import app
 from maporl.config import parse_config, read_yaml
 from maporl.config.imports import FINGERPRINTS
-from maporl.config.schema import AdvantageConfig, BranchingSection
+from maporl.config.schema import AdvantageConfig, BranchingSection, PenaltySection
 from maporl.engines.scripted import ScriptedEngine
+from maporl.errors import ConfigError
 from maporl.hub import pull
 from maporl.hub.pack import pack
 from maporl.protocols import build_protocol
@@ -102,6 +104,30 @@ def assert_trained(folder):
     """The final weights are others than those at the start, so that comparing them says something."""
     was, now = weights(folder, "initial"), weights(folder)
     assert all(not torch.equal(was[name]["lm_head.weight"], own["lm_head.weight"]) for name, own in now.items())
+
+
+# -- what is refused when a trainer is made ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "alone"),
+    [(1, ("prompt", "agent", "turn"), True), (2, ("prompt", "agent", "turn"), False), (1, ("prompt", "agent"), False)],
+)
+def test_a_group_of_one_is_refused_when_the_trainer_is_made(team, tmp_path, group, key, alone):
+    """By what the protocol really asks: two turns of an agent are company for each other."""
+    more = {
+        "advantage": AdvantageConfig(returns="utterance", baseline="mean", key=key),
+        "branching": BranchingSection(group=group),
+    }
+    with pytest.raises(ConfigError, match=r"^trainer: advantage: .* a single member") if alone else nullcontext():
+        trainer_of(tmp_path / "run", team(), more=more, kl_coef=0.0)
+    assert not alone or not (tmp_path / "run").exists()
+
+
+def test_a_fine_that_every_answer_would_get_is_refused_when_the_trainer_is_made(team, tmp_path):
+    reward = RewardSection(penalties=PenaltySection(min_tokens=50))
+    with pytest.raises(ConfigError, match=r"^trainer: reward\.penalties\.min_tokens: .* of ann, bob have at most 3"):
+        trainer_of(tmp_path / "run", team(), more={"reward": reward})
 
 
 # -- what is left, and what works on it ---------------------------------------------------------------------------

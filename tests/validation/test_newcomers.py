@@ -23,6 +23,7 @@ from maporl.cli.main import app
 from maporl.config.parse import parse_config, read_values, to_yaml
 from maporl.config.recipes import recipe_files
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
+from maporl.config.schema import TinySection
 from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError, install_command, refuse
 from maporl.playground.tiny_versions import tiny_version
@@ -33,10 +34,12 @@ from maporl.run import ResolvedRun
 from maporl.runs.train import train
 from maporl.team import model_checks
 from maporl.team.team import Team
+from maporl.tiny import build_tiny_tokenizer
+from maporl.training.lonely import lonely_groups
 from maporl.types import Ask
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
-from maporl.validation.rehearsal import Rehearsal, findings, lonely_groups
+from maporl.validation.rehearsal import Rehearsal, findings
 
 TINY = {"alphabet": "0123456789+=;", "hidden_size": 32, "layers": 1, "heads": 2}
 BASE = {
@@ -210,7 +213,7 @@ TOGETHER = {
 
 
 def rehearsed(changes):
-    return refuse(lonely_groups(Rehearsal(ResolvedRun(from_dict({**BASE, **changes})))))
+    return refuse(lonely_groups(Rehearsal(ResolvedRun(from_dict({**BASE, **changes}))).grouping()))
 
 
 @pytest.mark.parametrize("case", LONE)
@@ -242,7 +245,7 @@ def test_no_recipe_is_alarmed(name, tmp_path):
     run = ResolvedRun(from_dict(tiny_version(name, str(tmp_path / "run")), name))
     world = TeamTools.from_config(run.config, run.agents).world
     rehearsal = Rehearsal(run, world)
-    assert [*findings(rehearsal), *lonely_groups(rehearsal)] == []
+    assert [*findings(rehearsal), *lonely_groups(rehearsal.grouping())] == []
     world.close()
 
 
@@ -671,3 +674,132 @@ def test_a_file_may_extend_a_recipe_by_its_name(tmp_path):
     (tmp_path / "other.yaml").write_text("extends: gropo\n")
     with pytest.raises(ConfigError, match="gropo: no such configuration file"):
         read_values(tmp_path / "other.yaml")
+
+
+# -- what a run will train, and what contradicts itself ----------------------------------------------------------------
+
+
+def check_lines(changes):
+    return check_run(from_dict({**BASE, **changes}))
+
+
+def line_of(begins, changes):
+    (line,) = (line for line in check_lines(changes) if line.startswith(begins))
+    return line.removeprefix(begins)
+
+
+EVE = {"agents": {"ann": {"tiny": TINY}, "bob": {"tiny": TINY}, "eve": {"tiny": TINY, "trainable": False}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "ann and bob in all turns"),
+        ({"protocol": {**BASE["protocol"], "turns": 1}}, "ann and bob"),
+        (EVE, "ann and bob in all turns; eve plays and never learns"),
+        ({"schedule": {"train_first_turn": False}}, "ann and bob in turn 2"),
+        (
+            {"schedule": {"round_robin": {"every": 2}}, "updates": 5},
+            "updates 1 to 2: ann in all turns; updates 3 to 4: bob in all turns; update 5: ann in all turns",
+        ),
+        (
+            {"schedule": {"critic_warmup": 1, "freeze": [{"agent": "bob", "first": 2, "last": 9}]}, "updates": 9},
+            "update 1: only the critics of ann and bob in all turns; updates 2 to 9: ann in all turns",
+        ),
+        (
+            {"schedule": {"swap": {"agents": ["ann", "bob"], "every": 5}}},
+            "ann and bob in all turns; ann and bob exchange their weights every 5 updates",
+        ),
+        (
+            {"schedule": {"cycle": [{"updates": 1, "turns": [1]}, {"updates": 1, "turns": [2]}]}},
+            "update 1: ann and bob in turn 1; update 2: ann and bob in turn 2; update 3: ann and bob in turn 1; update 4: "
+            "ann and bob in turn 2; update 5: ann and bob in turn 1; update 6: ann and bob in turn 2; and so on",
+        ),
+    ],
+)
+def test_the_check_says_who_learns_in_which_turns(changes, told):
+    assert line_of("learning: ", changes) == told
+
+
+def test_the_check_warns_of_what_no_update_reaches():
+    late = {
+        "updates": 3,
+        "schedule": {"round_robin": {"every": 3}, "curriculum": [{"update": 4, "task": {"largest": 5}}]},
+        "training": {**BASE["training"], "warmup_steps": 3},
+    }
+    warned = [line for line in check_lines(late) if line.startswith("warning: ")]
+    assert [line.split(";")[0] for line in warned] == [
+        "warning: schedule: bob learns in none of the 3 updates",
+        "warning: schedule.curriculum: its stage from update 4 on is never reached in 3 updates",
+        "warning: training.warmup_steps: the learning rate rises for 3 updates, and the run has 3, so it is never reached",
+    ]
+
+
+def test_the_check_says_what_bonuses_and_fines_are():
+    reward = {"bonus": {"alpha": [0.3, 0, 0, 0.1]}, "penalties": {"min_tokens": 2, "repetition": 0, "call": 0.5}}
+    assert line_of("bonus: ", {"reward": reward}) == (
+        "+0.3 where a right majority persuades an agent; +0.1 where it persuades the others and is right; the opposite "
+        "moves cost as much"
+    )
+    assert line_of("fines of an answer: ", {"reward": reward}) == (
+        "fewer than 2 tokens 0.1, no final answer 0.1, it does not end by itself 0.1; off its credit alone"
+    )
+    eos = {"ppo": {**BASE["ppo"], "missing_eos_penalty": 1.0}}
+    assert line_of("fine: ", {"reward": reward, **eos}) == "1 off the credit of what does not end by itself"
+    assert not [line for line in check_lines({}) if line.startswith(("bonus: ", "fine"))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"reward": {"penalties": {"min_tokens": 50}}},
+            "answers of fewer than 50 tokens are fined, and those of ann, bob have at most 4, so each of them would be",
+        ),
+        (
+            {
+                "reward": {"penalties": {"min_tokens": 4}},
+                "agents": {"ann": {"tiny": TINY, "sampling": {"max_tokens": 3}}, "bob": {"tiny": TINY}},
+            },
+            "those of ann have at most 3",
+        ),
+        (
+            {"reward": {"sources": {"brevity": 1.0}, "brevity": {"tokens": 3}, "penalties": {"min_tokens": 3}}},
+            "answers of fewer than 3 tokens are fined, and only shorter ones than 3 earn brevity",
+        ),
+        (
+            {"reward": {"penalties": {}}, "ppo": {**BASE["ppo"], "stop_token": "none"}},
+            "answers that do not end by themselves are fined, and with ppo.stop_token: none no answer does",
+        ),
+    ],
+)
+def test_a_fine_that_every_answer_would_get_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_dict({**BASE, **changes})
+    at_the_limit = {"reward": {"penalties": {"min_tokens": 4}}}
+    assert from_dict({**BASE, **at_the_limit}).reward.penalties.min_tokens == 4
+
+
+def test_faults_of_several_parts_are_listed_together():
+    wrong = {
+        "reward": {"sources": {"nobody": 1.0}},
+        "protocol": {**BASE["protocol"], "turns": 1},
+        "schedule": {"train_first_turn": False},
+        "ppo": {**BASE["ppo"], "num_mini_batches": 3},
+    }
+    with pytest.raises(ConfigError, match=r"^run\.yaml: ppo\.num_mini_batches: ") as refusal:
+        from_dict({**BASE, **wrong}, "run.yaml")
+    assert [note.split(": ")[2] for note in refusal.value.__notes__] == ["schedule.train_first_turn", "reward.sources"]
+
+
+def test_the_folder_of_a_run_is_checked_as_its_configuration(tmp_path):
+    config = from_dict({**BASE, "output_dir": str(tmp_path / "run"), "updates": 1})
+    train(config, resume=False, quiet=True)
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "run")])
+    assert checked.exit_code == 0, checked.output
+    assert checked.output.splitlines() == [*check_run(config), "ok"]
+
+
+def test_a_line_break_is_a_token_of_a_tiny_model_also_where_several_stand_together():
+    tokenizer = build_tiny_tokenizer(TinySection(alphabet="ab\n"))
+    assert tokenizer.encode("a\n\nb\n") == [3, 5, 5, 4, 5]

@@ -25,6 +25,7 @@ from trl_ext.models.adapters import base_state, changes_base, initialisation, le
 from trl_ext.models.adapters import fault as adapter_fault
 from trl_ext.models.attention import fault
 from trl_ext.models.forward import base_of
+from trl_ext.process import hub
 from trl_ext.process.random_states import forked_rng, number_of
 
 ADAPTER_OPTIONS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -61,9 +62,10 @@ def read_pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
             one line.
     """
     try:
-        if "config" not in options:
-            check_bounds(source)
-        return kind.from_pretrained(source, trust_remote_code=False, **options)
+        with hub.asking(source):
+            if "config" not in options:
+                check_bounds(source)
+            return kind.from_pretrained(source, trust_remote_code=False, **options)
     except WeightsError:
         raise
     except Exception as error:  # the libraries raise nearly every kind of error for a damaged file
@@ -119,7 +121,8 @@ def _config_file(source: str | Path) -> Path | None:
         file = Path(source) / "config.json"
         return file if file.is_file() else None
     try:
-        path = cached_file(str(source), "config.json", _raise_exceptions_for_missing_entries=False)
+        with hub.asking(source):
+            path = cached_file(str(source), "config.json", _raise_exceptions_for_missing_entries=False)
     except Exception:  # the hub does not have it or cannot be asked, which whoever reads the model says
         return None
     return None if path is None else Path(path)
@@ -263,10 +266,11 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
         options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
     try:
-        if isinstance(model, PeftModel):
-            model.load_adapter(source, **options)
-        else:
-            model = PeftModel.from_pretrained(model, source, **options)
+        with hub.asking(source):
+            if isinstance(model, PeftModel):
+                model.load_adapter(source, **options)
+            else:
+                model = PeftModel.from_pretrained(model, source, **options)
     except Exception as error:  # as for models
         raise WeightsError(_one_line(error, source)) from error
     leave_meta(model, name)
@@ -287,7 +291,8 @@ def check_adapter_source(source: str) -> PeftConfig:
         options = _json_of(_adapter_file(source, ADAPTER_OPTIONS), source)
         _adapter_file(source, ADAPTER_WEIGHTS)  # without it, PEFT would read pickled weights
         safe = isinstance(options, dict) and options.get("megatron_config") is None
-        config = PeftConfig.from_pretrained(source) if safe else None
+        with hub.asking(source):
+            config = PeftConfig.from_pretrained(source) if safe else None
     except WeightsError:
         raise
     except Exception as error:  # as for models
@@ -303,7 +308,8 @@ def check_adapter_source(source: str) -> PeftConfig:
 
 def _adapter_file(source: str | Path, name: str) -> Path:
     """Return the path of an adapter's file: in its folder, or in the cache of the hub."""
-    return Path(str(cached_file(str(source), name)))
+    with hub.asking(source):
+        return Path(str(cached_file(str(source), name)))
 
 
 def load_adapter_weights(model: PeftModel, name: str, source: str | Path) -> None:
@@ -417,5 +423,7 @@ def _one_line(error: Exception, source: str | Path) -> str:
             f"{source}: needs code from its own folder, and such code is never run here; use a model of an "
             "architecture that transformers has, or build it in Python and pass it on"
         )
+    if missing := hub.not_cached(source, error):
+        return missing
     first = " ".join(text.split("\n")[0 if "size mismatch" not in text else 1 :][:1] or [""]).strip()
     return f"{str(source)!r} could not be loaded ({type(error).__name__}: {first[:300]})"

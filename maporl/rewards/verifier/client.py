@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tenacity
@@ -109,6 +110,48 @@ class Servers:
             self._failures[url] = 0
 
 
+@dataclass
+class Outage:
+    """A server that does not answer: since when, the log level at which that was told, and how many requests failed."""
+
+    since: float
+    told: int = 0
+    again: int = 0
+
+
+class Outages:
+    """Tells of each outage of a server once, and once that it is over, however many requests wait for it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._lock = clock, threading.Lock()
+        self._by_url: dict[str, Outage] = {}
+        self._ended: dict[str, float] = {}
+
+    def failed(self, url: str, begun: float) -> None:
+        """Take note that a request failed that was sent at ``begun``. One that is older than an answer says nothing."""
+        with self._lock:
+            if begun >= self._ended.get(url, begun):
+                self._by_url.setdefault(url, Outage(begun)).again += 1
+
+    def tell(self, url: str, level: int, message: str) -> None:
+        """Log ``message`` if there is an outage of which nothing was logged at ``level`` or above."""
+        with self._lock:
+            outage = self._by_url.get(url)
+            if outage is None or level <= outage.told:
+                return
+            outage.told = level
+        logger.log(level, "%s; nothing more is told of it until it answers", message)
+
+    def over(self, url: str) -> None:
+        """Log that a server answers again, if an outage of it was told."""
+        with self._lock:
+            outage, self._ended[url] = self._by_url.pop(url, None), self._clock()
+        if outage is not None and outage.told:
+            seconds = self._ended[url] - outage.since
+            told = "verifier server %s answers again after %.0f s, in which %d requests failed"
+            logger.log(outage.told, told, shown_url(url), seconds, outage.again)
+
+
 class Counted:
     """Counts for the metrics what asking a verifier takes. Several threads may count."""
 
@@ -163,7 +206,7 @@ class VerifierClient(Counted):
                 raise ConfigError(f"{URLS_VARIABLE}: expected http://HOST:PORT, got {url!r}")
         token = os.environ.get(TOKEN_VARIABLE, "")
         self._http = {url: HttpClient(url, section.timeout, token, TOKEN_VARIABLE) for url in self.urls}
-        self._servers = Servers(self.urls)
+        self._servers, self._outages = Servers(self.urls), Outages()
         self._ask = {"maporl": self._ask_maporl, "vllm": self._ask_vllm}[section.api]
         self._vllm = VLLM(section) if section.api == "vllm" else None
         self.identity = Identity(section.on_change)
@@ -207,22 +250,25 @@ class VerifierClient(Counted):
         error = state.outcome.exception() if state.outcome else None
         sleep = state.next_action.sleep if state.next_action else 0.0
         level = logging.WARNING if state.attempt_number >= self.section.retries else logging.INFO
-        logger.log(level, "%s; attempt %d, next in %.1f s", error, state.attempt_number, sleep)
+        url = getattr(error, "url", "")
+        self._outages.tell(url, level, f"{error}; attempt {state.attempt_number}, next in {sleep:.1f} s")
 
     def _attempt(
         self, request_id: str, chats: Sequence[list[Message]], references: Sequence[str | None]
     ) -> Sequence[Outcome]:
-        url = self._servers.take()
+        url, begun = self._servers.take(), time.monotonic()
         self.count("requests")
         try:
             outcomes = self._ask(url, request_id, chats, references)
         except HttpFailure as error:
             if not error.passing:
                 raise VerifierFailure(url, str(error)) from error
+            self._outages.failed(url, begun)
             if not error.retry_after and self._servers.eject(url):
                 self.count("ejected")
             raise Unavailable(url, str(error), error.retry_after) from error
         self._servers.restore(url)
+        self._outages.over(url)
         return outcomes
 
     def _ask_maporl(
