@@ -25,7 +25,8 @@ class Protocol:
     """The base class of protocols. A protocol is a frozen dataclass of options with a generator :meth:`play`.
 
     ``play(example, agents)`` **yields a list of Ask, receives the list of Utterance that answers it, and returns the
-    outcome**. It knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
+    outcome**. ``example.question`` has the task's instruction, which asks for the form of a final answer, and
+    ``example.bare_question`` is the question without it, for an agent that does not answer. A protocol knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
     groups everything that they ask for into one call per policy.
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
