@@ -65,7 +65,7 @@ trainer = MultiAgentPPOTrainer(
     PlanThenSolve(),
     eval_task=Arithmetic(largest=9, split="eval"),
 )
-print(*maporl.check(trainer), sep="\n")  # what `maporl check` prints for a configuration
+maporl.check(trainer)  # prints what `maporl check` prints for a configuration
 trainer.train()
 for policy, (everything, learned) in team.count_parameters().items():
     print(f"{policy}: {learned:,} of {everything:,} parameters are its own and learn")

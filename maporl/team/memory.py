@@ -184,7 +184,8 @@ def adapter_parameters(section: AgentSection) -> int:
     Raises:
         WeightsError: the saved one cannot be used here.
     """
-    options = check_adapter_source(section.adapter) if section.adapter is not None else lora_config(section.lora or LoraSection())
+    new = section.adapter is None
+    options = lora_config(section.lora or LoraSection()) if new else check_adapter_source(str(section.adapter))
     return _adapter_parameters(
         section.model, section.tiny, json.dumps(options.to_dict(), sort_keys=True, default=sorted)
     )

@@ -120,9 +120,20 @@ def check_run(config: Config) -> list[str]:
     Raises:
         ConfigError: the run cannot start. It says what is wrong in any part that is read before the run is rehearsed.
     """
-    run = ResolvedRun(config)
-    tools = OfferedTools(run)
-    task_warnings = refuse(_faults(run, tools))
+    return check_resolved(ResolvedRun(config))
+
+
+def check_resolved(run: ResolvedRun, has_trainer: bool = False) -> list[str]:
+    """Check a run as :func:`check_run` does, whose parts a Python program may have made.
+
+    ``has_trainer`` says that its trainer exists. Its arguments are not built a second time then, because that would
+    take the devices from it.
+
+    Raises:
+        ConfigError: the run cannot start, as for :func:`check_run`.
+    """
+    config, tools = run.config, OfferedTools(run)
+    task_warnings = refuse(_faults(run, tools, has_trainer))
     task, held_out, world = run.task, run.held_out, tools.world
     rehearsal = Rehearsal(run, world)
     check_any_agent(rehearsal)
@@ -233,14 +244,14 @@ PARTS = (_training, cluster.check, _writing, _placement, choice.check, model_che
 """What is checked without data, tokenizers and tools, in this order."""
 
 
-def _faults(run: ResolvedRun, tools: OfferedTools) -> Iterator[Fault]:
+def _faults(run: ResolvedRun, tools: OfferedTools, has_trainer: bool) -> Iterator[Fault]:
     """Yield what is wrong with a run before it is rehearsed, and warnings of a task of the user's own.
 
     Raises:
         ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
     """
     for part in PARTS:
-        yield from part(run)
+        yield from _options(run.config.training) if part is _training and has_trainer else part(run)
     _ = run.splits, tools.tokenizers
     yield from own_task_warnings(run)
     check_reward_functions(run)
