@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from trl_ext.errors import is_users
 
 _WORD = r"[^\W\d]\w*"
 _IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
@@ -37,9 +38,6 @@ FINGERPRINTS = "module_fingerprints.json"
 """The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
-_ROOT = Path(__file__).parents[2]
-_OTHERS = (_ROOT / "maporl", _ROOT / "trl_ext", *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
-"""The folders of code that is not the user's."""
 _INSTALLED = {Path(path).resolve() for path in sysconfig.get_paths().values()}
 
 Part = TypeVar("Part")
@@ -94,7 +92,8 @@ def program_name() -> str | None:
     """Return the module's name of the program that runs as ``__main__``, if another process can import it.
 
     To import a file means to run it. So it must have ``if __name__ == "__main__":``, with what only the program does
-    below it. It is None for a notebook, and for a file whose name is no module's name or that of another module.
+    below it. It is None for a notebook, for a file whose name cannot be a module's, and
+    where another module has the name already.
     """
     main = sys.modules.get("__main__")
     file = _file(main)
@@ -297,18 +296,11 @@ def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
     in_folders = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    users = [f for f in frames if is_users(f.filename)]
+    users = [f for f in frames if not f.filename.startswith("<") and is_users(f.filename)]
     for frame in [*reversed(in_folders), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
-
-
-def is_users(file: str) -> bool:
-    """Return whether a source file belongs neither to maporl, nor to Python, nor to an installed package."""
-    path = Path(file)
-    others = [path.is_relative_to(folder) for folder in _OTHERS]
-    return not (file.startswith("<") or "site-packages" in path.parts or any(others))
 
 
 def _own(name: Any) -> str:

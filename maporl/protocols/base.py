@@ -25,9 +25,11 @@ class Protocol:
     """The base class of protocols. A protocol is a frozen dataclass of options with a generator :meth:`play`.
 
     ``play(example, agents)`` **yields a list of Ask, receives the list of Utterance that answers it, and returns the
-    outcome**. ``example.question`` has the task's instruction, which asks for the form of a final answer, and
-    ``example.bare_question`` is the question without it, for an agent that does not answer. A protocol knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
+    outcome**. It knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
     groups everything that they ask for into one call per policy.
+
+    ``example.question`` is what agents are asked, with the task's instruction, which asks for the form of a final
+    answer. ``example.bare_question`` is the question without it, for an agent that plans, hints or checks.
 
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
     the same utterances must ask for the same again. It must draw everything random from ``example.id``,

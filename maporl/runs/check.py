@@ -20,6 +20,7 @@ from maporl.training.description import describe
 from maporl.training.parts import RunParts
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import check_resolved
+from trl_ext.errors import short_trace
 from trl_ext.models.forward import base_of
 
 
@@ -53,6 +54,7 @@ class MadeRun(ResolvedRun):
         return self.tools or super().open_tools()
 
 
+@short_trace
 def check(trainer: MultiAgentPPOTrainer) -> None:
     """Print what ``maporl check`` prints, for a trainer that was made in Python, before it trains.
 
@@ -66,7 +68,7 @@ def check(trainer: MultiAgentPPOTrainer) -> None:
     with TemporaryDirectory(prefix="maporl-check-") as folder:
         saved = SavedTeam(parts.team.agents, parts.team.policies_of, folder, folder, False, parts.engine_options)
         values = describe(parts, saved)
-        shown = {}
+        shown: dict[str, str] = {}
         for name, speaking in parts.team.policies_of.items():
             shown |= _write_shape(values["agents"][name], speaking[0], folder)
         lines = check_resolved(MadeRun.of(parts, values), has_trainer=True)

@@ -294,9 +294,7 @@ def _load_policy(
 def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, section: AgentSection) -> PeftModel:
     """Add the adapter of a policy to its base model, or to the other adapters on it."""
     if _is_part(policy, base):
-        raise ConfigError(
-            f"agents.{agent}: {policy!r} {_TAKEN}; give it another name, or set agents.{agent}.policy"
-        )
+        raise ConfigError(f"agents.{agent}: {policy!r} {_TAKEN}; give it another name, or set agents.{agent}.policy")
     if section.adapter is not None:
         try:
             return read_adapter(base, section.adapter, policy, section.trainable)
@@ -319,7 +317,11 @@ def _is_part(policy: str, base: PreTrainedModel | PeftModel) -> bool:
 def on_one_base(
     model: PreTrainedModel, tokenizer: Tokenizer, agents: Sequence[str | Agent], lora: PeftConfig | None
 ) -> list[Agent]:
-    """Return the agents with an adapter each on ``model``; see :meth:`maporl.Team.on_one_base`."""
+    """Return the agents with an adapter each on ``model``; see :meth:`maporl.Team.on_one_base`.
+
+    Raises:
+        ValueError: an agent brings a model or an adapter of its own, or its name is that of a part of the model.
+    """
     if isinstance(agents, str):
         raise ValueError(f"agents: expected a list of names or of Agent, got {agents!r:.80}; write [{agents!r:.80}]")
     options = lora_config(LoraSection()) if lora is None else lora
@@ -331,8 +333,8 @@ def on_one_base(
             continue
         if agent.model is not None or agent.adapter is not None or agent.by_turn:
             raise ValueError(
-                f"agent {agent.name!r}: it brings a model, an adapter or turns of its own; leave them out here, or pass "
-                "all agents to Team"
+                f"agent {agent.name!r}: it brings a model, an adapter or turns of its own; leave them out here, or "
+                "pass all agents to Team"
             )
         policy = agent.policy or agent.name
         if policy not in getattr(shared, "peft_config", {}):

@@ -19,6 +19,7 @@ from maporl.team.loading import load_agents, load_tokenizers, on_one_base
 from maporl.team.saving import save_team
 from maporl.team.weights import load_trained_weights
 from trl_ext.chat.encoding import Tokenizer, check_tokenizer
+from trl_ext.errors import short_trace
 from trl_ext.files.paths import fault_of_name
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checks import check_apart, check_policy_model
@@ -57,6 +58,7 @@ class Team:
                 self.policies_of[agent.name] = tuple(speaking)
 
     @classmethod
+    @short_trace
     def on_one_base(
         cls,
         model: PreTrainedModel,
@@ -220,6 +222,7 @@ class Team:
             counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts
 
+    @short_trace
     def save(self, folder: str | Path) -> None:
         """Save the team in a new folder: all policies, their tokenizers, and a ``config.yaml`` with the agents.
 
@@ -235,6 +238,7 @@ class Team:
         save_team(self.agents, self.policies_of, Path(folder))
 
     @classmethod
+    @short_trace
     def from_config(cls, config: Config, weights: bool = True) -> "Team":
         """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
 
@@ -249,6 +253,7 @@ class Team:
             return cls(load_agents(config, tokenizers, weights))
 
     @classmethod
+    @short_trace
     def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
         """Load the trained team of a run's folder, or of a hub repository that ``maporl push`` made.
 

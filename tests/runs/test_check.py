@@ -31,7 +31,9 @@ def test_it_prints_what_the_command_prints_for_the_same_run(trainer, tmp_path, c
     maporl.check(made)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "task toy_sum: 80 questions, 20 held out"
-    assert printed[1] == "agents: ann (LlamaForCausalLM of 13,376 parameters), bob (Qwen3ForCausalLM of 13,392 parameters)"
+    assert (
+        printed[1] == "agents: ann (LlamaForCausalLM of 13,376 parameters), bob (Qwen3ForCausalLM of 13,392 parameters)"
+    )
     assert f"run: 2 updates of 4 questions into {tmp_path}/run" in printed and printed[-1] == "ok"
     made.train()
     command = CliRunner().invoke(app, ["check", str(tmp_path / "run/config.yaml"), "--set", f"output_dir={tmp_path}/x"])
