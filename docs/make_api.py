@@ -93,7 +93,7 @@ GROUPS: list[tuple[str, str, str]] = [
     (
         "Run a configuration",
         "`configs/ppo/base.yaml` shows every key of a configuration with its default and a comment.",
-        "load from_dict train build_trainer build_player Config AgentSection EvaluationSection RunFolder "
+        "load from_dict check train build_trainer build_player Config AgentSection EvaluationSection RunFolder "
         "ConfigError UserError RunError maporl.protocols.turns_of",
     ),
     (

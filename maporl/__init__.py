@@ -122,6 +122,7 @@ _EXPORTS = {
     "write_report": "maporl.report.page",
     "read_run": "maporl.report.read",
     "Run": "maporl.report.read",
+    "check": "maporl.runs.check",
     "build_player": "maporl.runs.build",
     "build_trainer": "maporl.runs.build",
     "train": "maporl.runs.train",

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from trl_ext.errors import UserError, one_line
+from trl_ext.errors import NOT_USERS, UserError, one_line
 
 __all__ = ["ConfigError", "Fault", "RunError", "UserError", "each", "install_command", "one_line", "refuse", "refused"]
 
 
 Run = TypeVar("Run")
+
+
+NOT_USERS |= {Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "reward_server"}
 
 
 class ConfigError(UserError, ValueError):

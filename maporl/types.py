@@ -133,14 +133,27 @@ class Call:
     result: Result | None = None
 
 
+IN_PLAY = frozenset({"rollout", "draw", "bare_question"})
+"""What ``meta`` of the :class:`Example` that a protocol plays has besides what the task gives it."""
+
+
 @dataclass(frozen=True)
 class Example:
-    """One question with its right answer."""
+    """One question with its right answer.
+
+    In a protocol, ``question`` is what agents are asked: the task's question with its instruction, which asks for the
+    form that grading reads.
+    """
 
     id: str
     question: str
     answer: str
     meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def bare_question(self) -> str:
+        """The question as the data have it, without the task's instruction: for an agent that does not answer it."""
+        return self.meta.get("bare_question", self.question)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ sys.path.append(
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("MAPORL_TRACEBACK", "1")  # whole traces, for whoever reads a failure
 
 import pytest
 from processes import leave_files_to_the_system

@@ -32,6 +32,15 @@ def train(
             ),
         ),
     ] = False,
+    updates: Annotated[
+        int | None,
+        typer.Option(
+            "--updates",
+            min=1,
+            help="How many updates; with --resume, more than the run had make it longer.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and parameter counts only.")
     ] = False,
@@ -40,6 +49,7 @@ def train(
 ) -> None:
     """Train a team by PPO, or in rounds if the configuration has loop.stages. Writes everything into output_dir, and
     never overwrites a run."""
+    set_ = set_ if updates is None else [*(set_ or ()), f"updates={updates}"]
     settings = load_config(values, config, _with_backend(set_, backend))
     if dry_run:
         return _dry_run(settings)

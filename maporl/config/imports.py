@@ -6,6 +6,7 @@ the configuration is read. Reading values (:mod:`maporl.config.parse`) imports n
 configuration can be refused before any of it runs.
 """
 
+import ast
 import dataclasses
 import difflib
 import importlib
@@ -18,6 +19,7 @@ import sysconfig
 import traceback
 from collections import UserDict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any, TypeVar
 from maporl.config.loops import RowsStage
 from maporl.config.schema import Config
 from maporl.errors import ConfigError
+from trl_ext.errors import is_users
 
 _WORD = r"[^\W\d]\w*"
 _IMPORT = re.compile(rf"(?!.*\.py:){_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
@@ -35,9 +38,6 @@ FINGERPRINTS = "module_fingerprints.json"
 """The file of a run's folder with the hashes of the user's own modules."""
 _FOLDERS: set[Path] = set()
 """The folders of all configurations that this process has imported modules for."""
-_ROOT = Path(__file__).parents[2]
-_OTHERS = (_ROOT / "maporl", _ROOT / "trl_ext", *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
-"""The folders of code that is not the user's."""
 _INSTALLED = {Path(path).resolve() for path in sysconfig.get_paths().values()}
 
 Part = TypeVar("Part")
@@ -74,12 +74,13 @@ def is_import(name: Any) -> bool:
 def import_name(part: Any) -> str | None:
     """Return the name ``MODULE:OBJECT`` of a class or a function; the inverse of :func:`look_up`.
 
-    It is None for what another process cannot import: what a script, a notebook or a function defines, a lambda, and a
-    module that is not in a file.
+    It is None for what another process cannot import: what a notebook or a function defines, a lambda, a module that is
+    not in a file, and what a script defines that would run again (:func:`program_name`).
     """
     module, path = str(getattr(part, "__module__", None)), str(getattr(part, "__qualname__", ""))
-    name = f"{module}:{path}"
-    if not is_import(name) or module in ("__main__", "__mp_main__") or _file(sys.modules.get(module)) is None:
+    known_as = program_name() if module == "__main__" else module
+    name = f"{known_as}:{path}"
+    if known_as in (None, "__mp_main__") or not is_import(name) or _file(sys.modules.get(module)) is None:
         return None
     try:
         return name if attrgetter(path)(sys.modules[module]) is part else None
@@ -87,14 +88,46 @@ def import_name(part: Any) -> str | None:
         return None
 
 
+def program_name() -> str | None:
+    """Return the module's name of the program that runs as ``__main__``, if another process can import it.
+
+    To import a file means to run it. So it must have ``if __name__ == "__main__":``, with what only the program does
+    below it. It is None for a notebook, for a file whose name cannot be a module's, and
+    where another module has the name already.
+    """
+    main = sys.modules.get("__main__")
+    file = _file(main)
+    if file is None or not _is_guarded(file):
+        return None
+    spec = getattr(main, "__spec__", None)
+    name = file.stem if spec is None else spec.name  # python -m gives it a spec
+    other = _file(sys.modules.get(name))
+    return name if is_import(f"{name}:_") and other in (None, file) and name not in sys.builtin_module_names else None
+
+
+@cache
+def _is_guarded(file: Path) -> bool:
+    """Return whether a program has a part of its own that an import leaves out."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return False
+    tests = [ast.unparse(statement.test) for statement in statements if isinstance(statement, ast.If)]
+    return any(test in ("__name__ == '__main__'", "'__main__' == __name__") for test in tests)
+
+
 def import_folder(name: str) -> str | None:
     """Return the folder in which the module of ``MODULE:OBJECT`` was found, or None if it is an installed one.
 
     Another process that imports the name must look in this folder.
     """
-    top = name.partition(":")[0].partition(".")[0]
-    spec = getattr(sys.modules.get(top), "__spec__", None)
-    root = None if spec is None else _root(spec)
+    module = name.partition(":")[0]
+    if module == program_name():
+        file = _file(sys.modules["__main__"])
+        root = None if file is None else file.parents[module.count(".")]
+    else:
+        spec = getattr(sys.modules.get(module.partition(".")[0]), "__spec__", None)
+        root = None if spec is None else _root(spec)
     if root is None:
         return None
     return None if root in _INSTALLED or "site-packages" in root.parts else str(root)
@@ -170,6 +203,8 @@ def module_files(config: Config) -> dict[str, Path]:
     """Return the file of each module that this process has imported from the folders of ``config``, by its name."""
     tops = {name for name in sys.modules if "." not in name and import_folder(name) in config.pythonpath}
     files = {name: _file(module) for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+    if (program := program_name()) is not None and import_folder(program) in config.pythonpath:
+        files[program] = _file(sys.modules["__main__"])
     return {name: file for name, file in files.items() if file is not None}
 
 
@@ -190,7 +225,8 @@ def look_up(name: Any, known: Mapping[str, Part], where: str, base: type | None 
     if not is_import(name):
         raise ConfigError(f"{where}: {unknown(name, known)}; {_own(name)}")
     module, _, path = name.partition(":")
-    part: Any = sys.modules[module] if module in sys.modules and module != "__main__" else _import(module, [], where)
+    imported = module in sys.modules and module not in ("__main__", program_name())
+    part: Any = sys.modules[module] if imported else _import(module, [], where)
     for attribute in path.split("."):
         try:
             part = getattr(part, attribute)
@@ -261,18 +297,11 @@ def told(error: BaseException, folders: Sequence[Path] = ()) -> str:
         return f"{error.filename}, line {error.lineno}: {words}"
     frames = traceback.extract_tb(error.__traceback__)
     in_folders = [f for f in frames if any(folder in Path(f.filename).parents for folder in folders)]
-    users = [f for f in frames if is_users(f.filename)]
+    users = [f for f in frames if not f.filename.startswith("<") and is_users(f.filename)]
     for frame in [*reversed(in_folders), *reversed(users), *reversed(frames)]:
         if not frame.filename.startswith("<"):
             return f"{frame.filename}, line {frame.lineno}: {words}"
     return words
-
-
-def is_users(file: str) -> bool:
-    """Return whether a source file belongs neither to maporl, nor to Python, nor to an installed package."""
-    path = Path(file)
-    others = [path.is_relative_to(folder) for folder in _OTHERS]
-    return not (file.startswith("<") or "site-packages" in path.parts or any(others))
 
 
 def _own(name: Any) -> str:
@@ -287,6 +316,8 @@ def _import(module: str, folders: Sequence[Path], where: str) -> ModuleType:
     """Import a module, with ``folders`` at the front of Python's path for as long as this takes."""
     if module == "__main__":
         raise ConfigError(f"{where}: the module __main__ is another program in each process; name the file's own name")
+    if module == program_name():
+        return sys.modules["__main__"]  # a second import would make a second class of each
     top = module.partition(".")[0]
     spec = _spec(top, folders)
     if spec is None:
@@ -355,6 +386,9 @@ def _root(spec: ModuleSpec) -> Path | None:
 
 def _file(module: ModuleType | None) -> Path | None:
     spec = getattr(module, "__spec__", None)
+    if spec is None and module is not None and module is sys.modules.get("__main__"):  # a script has a file alone
+        name = getattr(module, "__file__", None)
+        return None if name is None else Path(name).resolve()
     return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from maporl.config.imports import is_users
 from maporl.event_loop import wait
 from maporl.text import printable
+from trl_ext.errors import is_users
 from trl_ext.process.waits import Threads, check
 
 LAST_LINES = 20
@@ -250,7 +250,7 @@ def _told(error: BaseException) -> str:
     """
     here = str(Path(__file__))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != here]
-    if own := [frame for frame in frames[:-1] if is_users(frame.filename)]:
+    if own := [f for f in frames[:-1] if not f.filename.startswith("<") and is_users(f.filename)]:
         frames = [*own, frames[-1]]
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return printable("\n".join("".join(lines).rstrip().splitlines()[-LAST_LINES:]))

@@ -28,6 +28,9 @@ class Protocol:
     outcome**. It knows nothing about engines, tokens or batches. The rollout driver advances all dialogues together and
     groups everything that they ask for into one call per policy.
 
+    ``example.question`` is what agents are asked, with the task's instruction, which asks for the form of a final
+    answer. ``example.bare_question`` is the question without it, for an agent that plans, hints or checks.
+
     A dialogue can be forked; a fork replays the protocol on what was said so far. Therefore a protocol that receives
     the same utterances must ask for the same again. It must draw everything random from ``example.id``,
     ``example.meta["rollout"]`` and ``example.meta["draw"]``. The last is another text whenever the question is asked

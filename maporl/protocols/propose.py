@@ -13,7 +13,7 @@ from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template, seats
 from maporl.tasks.grading.answers import LONGEST_LABEL
-from maporl.types import Act, Ask, Example, Grade, Utterance, user_says
+from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import option
 
 PROPOSE = "Write a question that is hard but can be answered. Put it between <question> and </question>."
@@ -289,7 +289,9 @@ class Propose(Protocol):
         if quality is None:
             _leave_out(proposal)
             return "refused"
-        meta = {name: value for name, value in example.meta.items() if name not in ("document", "draw")}
+        meta = {
+            name: value for name, value in example.meta.items() if name not in ("document", "draw", "bare_question")
+        }
         made = replace(example, question=question, answer=answer, meta=meta)
         if self.vouch == "tool":
             made = yield from self._found(proposal, made, example)
@@ -373,7 +375,7 @@ class Propose(Protocol):
     def _about(self, example: Example) -> dict[str, Any]:
         """Return what the tool that checks questions is told of the example."""
         if missing := [name for name in self.check_about if name not in example.meta]:
-            keys = sorted(example.meta.keys() - {"draw", "rollout"})  # which every question has
+            keys = sorted(example.meta.keys() - IN_PLAY)  # which every question has
             raise ConfigError(
                 f"protocol.check_about: question {example.id} has no {missing[0]!r} in its meta, but {keys}; name one "
                 "of these, or use a task that gives it"

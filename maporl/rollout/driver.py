@@ -293,7 +293,11 @@ class RolloutDriver:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def _play(self, example: Example, prompt: int, rollout: int) -> Play:
-        meta = example.meta | {"rollout": 0 if self.common_seed else rollout, "draw": self._key(prompt)}
+        meta = example.meta | {
+            "rollout": 0 if self.common_seed else rollout,
+            "draw": self._key(prompt),
+            "bare_question": example.question,
+        }
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
         self._plays.append(must_be_play(play, self.where))
         return self._plays[-1]

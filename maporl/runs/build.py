@@ -27,6 +27,7 @@ from maporl.team.weights import check_initial, has_weights, load_unless_received
 from maporl.training.home import TeamHome, home_of
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import training_arguments
+from trl_ext.errors import short_trace
 from trl_ext.files.atomic import new_folder
 from trl_ext.files.manifest import write_manifest
 from trl_ext.files.paths import below
@@ -36,6 +37,7 @@ from trl_ext.process import distributed
 from trl_ext.process.devices import reuse_memory
 
 
+@short_trace
 def build_trainer(
     config: Config, team: Team | None = None, quiet: bool = False, backend: TeamHome | None = None
 ) -> MultiAgentPPOTrainer:
@@ -95,6 +97,7 @@ def trainer_of(
     )
 
 
+@short_trace
 def build_player(config: Config, checkpoint: Path | None = None) -> Player:
     """Build the player of a configuration.
 

@@ -7,10 +7,11 @@ from typing import Any
 from maporl.config import Config, parse_config, read_yaml, to_yaml
 from maporl.config.imports import FINGERPRINTS
 from maporl.run import ResolvedRun
-from maporl.storage.run_folder import RunExists, has_final
+from maporl.storage.run_folder import RunExists, RunFolder, has_final
 from maporl.tasks.base import tasks_by_name
 from maporl.training.run_record import AFTER, CONFIG, module_fingerprints, rest_of
 from trl_ext.files.atomic import replace_file
+from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.files.lock import holds_something
 from trl_ext.files.manifest import CheckpointError
@@ -32,15 +33,20 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
         saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
         moved = _with_on_change(replace(saved, pythonpath=config.pythonpath, cluster=config.cluster), config)
+        longer = config.updates > saved.updates and not config.loop.stages
+        if longer:
+            moved = replace(moved, updates=config.updates)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
-                f"{folder}: its run was started with another configuration ({changed}); resume with the same one. A "
-                "run cannot be extended: to train longer, start another run, in another output_dir, from its weights: "
-                f"agents.NAME.model={folder}/final/NAME"
+                f"{folder}: its run was started with another configuration ({changed}); resume with the same one, in "
+                "which updates alone may be more. To train with other options, start another run, in another "
+                f"output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
             )
-        if has_ended(folder, config):
+        if longer:
+            _make_room(folder)
+        elif has_ended(folder, config):
             return
     else:
         must_be_free(folder)
@@ -57,6 +63,21 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     remember_data(folder, data)
     if modules:
         remember_data(folder, modules, FINGERPRINTS)
+
+
+def _make_room(folder: Path) -> None:
+    """Set aside what a run had at its end, because it is made longer.
+
+    Raises:
+        CheckpointError: it has no checkpoint from which it could go on.
+    """
+    if not numbered_checkpoints(folder):
+        raise CheckpointError(
+            f"{folder}: cannot be made longer, because it has no checkpoint (training.save_steps was 0); start another "
+            f"run, in another output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
+        )
+    if has_final(folder):  # the trainer would do it too, and a process that is killed before must find no end
+        RunFolder(folder).set_results_aside()
 
 
 def has_ended(folder: Path, config: Config) -> bool:

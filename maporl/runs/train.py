@@ -12,11 +12,13 @@ from maporl.runs.claim import claim, must_be_free, must_hold_run
 from maporl.runs.loop import run_loop
 from maporl.storage.run_folder import FINAL, has_final
 from maporl.training.run_record import AFTER, BEFORE, read_evaluation, record_evaluation, release
+from trl_ext.errors import short_trace
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.process import distributed
 
 
+@short_trace
 def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation | None, Evaluation | None]:
     """Run ``config`` to its end, and return the evaluations before and after training.
 

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftConfig, PeftModel
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from maporl.config import Config
+from maporl.config.engines import has_weights
 from maporl.config.schema import AgentSection, LoraSection
 from maporl.errors import ConfigError, Fault, one_line, refuse
 from maporl.protocols import policy_names
@@ -306,25 +308,60 @@ def _load_policy(
 
 def _add_adapter(base: PreTrainedModel | PeftModel, agent: str, policy: str, section: AgentSection) -> PeftModel:
     """Add the adapter of a policy to its base model, or to the other adapters on it."""
-    parts = {part for name, _ in base_of(base).named_parameters() for part in name.split(".")}
-    # PEFT's containers have adapters for keys, and refuse those that they have for attributes
-    taken = parts | {"base_model", "base_layer"} | {*dir(nn.ModuleDict()), *dir(nn.ParameterDict())}
-    if policy in taken or policy.startswith("lora_"):
-        raise ConfigError(
-            f"agents.{agent}: {policy!r} is also the name of a part of its model, and PEFT would take one for the "
-            f"other; give it another name, or set agents.{agent}.policy"
-        )
+    if _is_part(policy, base):
+        raise ConfigError(f"agents.{agent}: {policy!r} {_TAKEN}; give it another name, or set agents.{agent}.policy")
     if section.adapter is not None:
         try:
             return read_adapter(base, section.adapter, policy, section.trainable)
         except WeightsError as error:
             raise ConfigError(f"agents.{agent}.adapter: {error}") from error
-    return add_adapter(base, policy, lora_config(section))
+    return add_adapter(base, policy, lora_config(section.lora or LoraSection()))
 
 
-def lora_config(section: AgentSection) -> LoraConfig:
-    """Return what PEFT needs to know of an agent's new LoRA."""
-    lora = section.lora or LoraSection()
+_TAKEN = "is also the name of a part of its model, and PEFT would take one for the other"
+
+
+def _is_part(policy: str, base: PreTrainedModel | PeftModel) -> bool:
+    """Return whether an adapter of this name would be taken for a part of its model."""
+    parts = {part for name, _ in base_of(base).named_parameters() for part in name.split(".")}
+    # PEFT's containers have adapters for keys, and refuse those that they have for attributes
+    taken = parts | {"base_model", "base_layer"} | {*dir(nn.ModuleDict()), *dir(nn.ParameterDict())}
+    return policy in taken or policy.startswith("lora_")
+
+
+def on_one_base(
+    model: PreTrainedModel, tokenizer: Tokenizer, agents: Sequence[str | Agent], lora: PeftConfig | None
+) -> list[Agent]:
+    """Return the agents with an adapter each on ``model``; see :meth:`maporl.Team.on_one_base`.
+
+    Raises:
+        ValueError: an agent brings a model or an adapter of its own, or its name is that of a part of the model.
+    """
+    if isinstance(agents, str):
+        raise ValueError(f"agents: expected a list of names or of Agent, got {agents!r:.80}; write [{agents!r:.80}]")
+    options = lora_config(LoraSection()) if lora is None else lora
+    shared: Any = model
+    placed = []
+    for agent in (Agent(given) if isinstance(given, str) else given for given in agents):
+        if not has_weights(agent.engine):
+            placed.append(agent)
+            continue
+        if agent.model is not None or agent.adapter is not None or agent.by_turn:
+            raise ValueError(
+                f"agent {agent.name!r}: it brings a model, an adapter or turns of its own; leave them out here, or "
+                "pass all agents to Team"
+            )
+        policy = agent.policy or agent.name
+        if policy not in getattr(shared, "peft_config", {}):
+            if _is_part(policy, shared):
+                raise ValueError(f"agent {agent.name!r}: {policy!r} {_TAKEN}; give it another name, or policy=")
+            shared = add_adapter(shared, policy, deepcopy(options))
+        placed.append(replace(agent, policy=policy, tokenizer=tokenizer, adapter=policy))
+    return [replace(agent, model=shared) if has_weights(agent.engine) else agent for agent in placed]
+
+
+def lora_config(lora: LoraSection) -> LoraConfig:
+    """Return what PEFT needs to know of a new LoRA."""
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, task_type="CAUSAL_LM")
 
 

@@ -10,7 +10,7 @@ from peft import PeftConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from maporl.config.engines import ENGINES
-from maporl.config.schema import AgentSection, Config, TinySection
+from maporl.config.schema import AgentSection, Config, LoraSection, TinySection
 from maporl.errors import ConfigError
 from maporl.protocols import policy_names
 from maporl.run import ResolvedRun
@@ -184,7 +184,8 @@ def adapter_parameters(section: AgentSection) -> int:
     Raises:
         WeightsError: the saved one cannot be used here.
     """
-    options = check_adapter_source(section.adapter) if section.adapter is not None else lora_config(section)
+    new = section.adapter is None
+    options = lora_config(section.lora or LoraSection()) if new else check_adapter_source(str(section.adapter))
     return _adapter_parameters(
         section.model, section.tiny, json.dumps(options.to_dict(), sort_keys=True, default=sorted)
     )

@@ -6,18 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
 from maporl.config import Config
 from maporl.config.engines import has_weights
 from maporl.decoding import TeamSampling
 from maporl.hub.pull import check_complete, read_team
 from maporl.team.agents import Agent, Policy, Voice
-from maporl.team.loading import load_agents, load_tokenizers
+from maporl.team.loading import load_agents, load_tokenizers, on_one_base
 from maporl.team.saving import save_team
 from maporl.team.weights import load_trained_weights
-from trl_ext.chat.encoding import check_tokenizer
+from trl_ext.chat.encoding import Tokenizer, check_tokenizer
+from trl_ext.errors import short_trace
 from trl_ext.files.paths import fault_of_name
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checks import check_apart, check_policy_model
@@ -54,6 +56,32 @@ class Team:
                 for name in dict.fromkeys(p.name for p in speaking):
                     self.policies[name].agents.append(agent.name)
                 self.policies_of[agent.name] = tuple(speaking)
+
+    @classmethod
+    @short_trace
+    def on_one_base(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        agents: Sequence[str | Agent],
+        lora: PeftConfig | None = None,
+    ) -> "Team":
+        """Return a team whose agents have an adapter each, all on one ``model`` in memory.
+
+        The base does not change. Before training all agents answer alike, because a new LoRA begins as the identity.
+
+        Args:
+            model: the base model.
+            tokenizer: its tokenizer, which all agents use.
+            agents: their names in speaking order, or :class:`maporl.Agent` without a model, for a role or a system
+                prompt. Those that name one ``policy`` share an adapter.
+            lora: what each adapter is. By default the LoRA of a configuration: rank 16, alpha 32, all linear layers.
+
+        Raises:
+            ValueError: an agent brings a model or an adapter of its own, or its name is that of a part of the model.
+            WeightsError: the adapters' initialisation would change the base that they share.
+        """
+        return cls(on_one_base(model, tokenizer, agents, lora))
 
     def _policy(self, agent: Agent) -> Policy:
         """Return the policy of an agent, or of one of its turns. The first call builds it."""
@@ -194,6 +222,7 @@ class Team:
             counts[policy.name] = (everything, sum(p.numel() for p in trained) if policy.trainable else 0)
         return counts
 
+    @short_trace
     def save(self, folder: str | Path) -> None:
         """Save the team in a new folder: all policies, their tokenizers, and a ``config.yaml`` with the agents.
 
@@ -209,6 +238,7 @@ class Team:
         save_team(self.agents, self.policies_of, Path(folder))
 
     @classmethod
+    @short_trace
     def from_config(cls, config: Config, weights: bool = True) -> "Team":
         """Load or build the agents of a configuration. All tokenizers are checked before any model is loaded.
 
@@ -223,6 +253,7 @@ class Team:
             return cls(load_agents(config, tokenizers, weights))
 
     @classmethod
+    @short_trace
     def from_pretrained(cls, name: str | Path, overrides: Sequence[str] = ()) -> "Team":
         """Load the trained team of a run's folder, or of a hub repository that ``maporl push`` made.
 

@@ -37,6 +37,8 @@ from trl_ext.ppo.options import PPOOptions
 MOST = 100
 """An option with more entries than this, such as a list of examples, is not written into a configuration."""
 _HERE = ("maporl", "trl_ext")
+_GUARD = "; put what its script does below if __name__ == '__main__':, and name the file as a module"
+"""What makes a class of a script one that another process can import."""
 _UNNAMED = (
     "adam_beta1",
     "adam_epsilon",
@@ -136,6 +138,8 @@ class _Description:
             name = self._imported(kind)
         if name is None:
             why = "which no other process can import" if dataclasses.is_dataclass(part) else "which is not a dataclass"
+            if dataclasses.is_dataclass(part) and kind.__module__ == "__main__" and "." not in kind.__qualname__:
+                why += _GUARD
             self.only_in_python[key] = f"{_called(part)}, {why}"
         options = {}
         for option in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from maporl.config import Config, parse_config, to_yaml
-from maporl.config.imports import FINGERPRINTS, module_files
+from maporl.config.imports import FINGERPRINTS, is_import, module_files
 from maporl.config.safe_yaml import parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
@@ -158,7 +158,7 @@ class RunRecord:
         both = [name for name in PARTS if isinstance(was, dict) and name in was and name in now]
         for name in both:
             old, new = _settled(was[name] or {}), _settled(now[name] or {})
-            if changed := [key for key in old if key in new and old[key] != new[key]]:
+            if changed := [key for key in old if key in new and not _equal(old[key], new[key])]:
                 raise CheckpointError(
                     f"{self.folder}: its run had another {name}.{changed[0]} ({old[changed[0]]!r:.80}, and now "
                     f"{new[changed[0]]!r:.80}); resume with the same, or begin another run from its weights "
@@ -268,6 +268,24 @@ def _settled(section: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(verifier, dict):
         return section
     return section | {"verifier": {key: value for key, value in verifier.items() if key != "on_change"}}
+
+
+def _equal(was: Any, now: Any) -> bool:
+    """Return whether two values of a description are equal. A class that once ran as ``__main__.X`` is ``MODULE:X``."""
+    if was == now or "__main__." not in json.dumps([was, now]):
+        return bool(was == now)
+    return _without_modules(was) == _without_modules(now)
+
+
+def _without_modules(value: Any) -> Any:
+    """Return ``value`` with the names of classes and functions in place of ``__main__.X`` and ``MODULE:X``."""
+    if isinstance(value, dict):
+        return {_without_modules(key): _without_modules(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_modules(entry) for entry in value]
+    if not isinstance(value, str):
+        return value
+    return value.partition(":")[2] if is_import(value) else value.removeprefix("__main__.")
 
 
 def read_evaluation(text: str, file: Path) -> Evaluation:

@@ -34,6 +34,7 @@ from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
 from maporl.training.samples import TeamUpdateBatch
 from maporl.training.untrained import UntrainedCounter
 from maporl.types import Dialogue
+from trl_ext.errors import short_trace
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import Saved
 from trl_ext.learning.learners import Learning
@@ -146,6 +147,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
+    @short_trace
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Metrics:  # type: ignore[override]
         """Run all updates and return the last update's metrics.
 
@@ -225,6 +227,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
 
     # -- evaluating ---------------------------------------------------------------------------------------------------
 
+    @short_trace
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
         """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.

@@ -36,6 +36,7 @@ from maporl.training.run_record import RunRecord
 from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
+from trl_ext.errors import short_trace
 from trl_ext.learning.metrics import Clock
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction
@@ -86,6 +87,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         ConfigError: a reward source, an engine or the protocol cannot be built.
     """
 
+    @short_trace
     def __init__(
         self,
         args: MultiAgentPPOConfig,

@@ -7,8 +7,10 @@ from maporl.config import Config, parse_config, read_values
 from maporl.config.imports import with_imports
 from maporl.engines.choice import choose_engines
 from maporl.validation.check import check
+from trl_ext.errors import short_trace
 
 
+@short_trace
 def load(path: str | Path, overrides: list[str] | None = None, trains: bool = True) -> Config:
     """Read and check the configuration in ``path``.
 
@@ -24,6 +26,7 @@ def load(path: str | Path, overrides: list[str] | None = None, trains: bool = Tr
     return from_dict(read_values(path, overrides), str(path), trains)
 
 
+@short_trace
 def from_dict(values: dict[str, Any], where: str = "configuration", trains: bool = True) -> Config:
     """Build and check a configuration from plain values (see :func:`load`).
 

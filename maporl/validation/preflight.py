@@ -64,6 +64,11 @@ def _training(run: ResolvedRun) -> Iterator[Fault]:
     yield from list(_options(run.config.training)) or refused(lambda: training_arguments(run.config))
 
 
+def _options_alone(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield as :func:`_training` does, and build no arguments of a trainer that exists."""
+    yield from _options(run.config.training)
+
+
 def _options(training: TrainingOptions) -> Iterator[Fault]:
     """Yield options that transformers would only refuse during training, and packages that one needs and lacks."""
     yield from _schedule(training)
@@ -131,10 +136,17 @@ def check_run(config: Config, ask_servers: bool = True) -> list[str]:
     return check_resolved(ResolvedRun(config), ask_servers)
 
 
-def check_resolved(run: ResolvedRun, ask_servers: bool = True) -> list[str]:
-    """As :func:`check_run`, for a run whose parts may be built already, such as those of a trainer made in Python."""
+def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool = False) -> list[str]:
+    """Check a run as :func:`check_run` does, whose parts a Python program may have made.
+
+    ``has_trainer`` says that its trainer exists. Its arguments are not built a second time then, because that would
+    take the devices from it.
+
+    Raises:
+        ConfigError: the run cannot start, as for :func:`check_run`.
+    """
     config, tools = run.config, OfferedTools(run)
-    task_warnings = refuse(_faults(run, tools, ask_servers))
+    task_warnings = refuse(_faults(run, tools, ask_servers, has_trainer))
     task, held_out, world = run.task, run.held_out, tools.world
     rehearsal = Rehearsal(run, world)
     check_any_agent(rehearsal)
@@ -250,13 +262,14 @@ PARTS = (_training, cluster.check, _writing, _placement, choice.check, model_che
 """What is checked without data, tokenizers and tools, in this order."""
 
 
-def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool) -> Iterator[Fault]:
+def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_trainer: bool) -> Iterator[Fault]:
     """Yield what is wrong with a run before it is rehearsed, and warnings of a task of the user's own.
 
     Raises:
         ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
     """
-    yield from each((*PARTS, servers.check) if ask_servers else PARTS, run)
+    parts = [_options_alone if part is _training and has_trainer else part for part in PARTS]
+    yield from each((*parts, servers.check) if ask_servers else parts, run)
     unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
     yield from unread
     if unread:

@@ -1,17 +1,19 @@
 """Protocols besides debate, played by scripts: who speaks when, sees what, and what is credited."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from maporl import Arithmetic
+from maporl import GSM8K, Arithmetic
 from maporl.config.schema import RewardSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.errors import ConfigError
-from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Refine
+from maporl.protocols import CallReturn, Chain, Collaboration, Forum, PlayGame, Protocol, Refine
 from maporl.rewards import assign_credit, build_sources, score_dialogues
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import Episodes
-from maporl.types import Example
+from maporl.types import Ask, Example, user_says
 from maporl.validation.load import from_dict
 from trl_ext.ppo.options import GREEDY
 
@@ -221,3 +223,21 @@ def test_the_check_warns_of_prompts_that_a_tiny_model_cannot_read(tmp_path):
     assert lines("{observation}") == []
     (warning,) = lines("x{observation}y")
     assert "agents.ann.tiny.alphabet: its prompts have characters that it lacks, 'xy'" in warning
+
+
+@dataclass(frozen=True)
+class Planned(Protocol):
+    """A planner reads the bare question, and a solver the question with the task's instruction."""
+
+    def play(self, example, agents):
+        (plan,) = yield [Ask(agents[0], user_says(example.bare_question), answers=False)]
+        yield [Ask(agents[1], user_says(f"{plan.text}|{example.question}"), parents=(plan.id,))]
+
+
+def test_a_protocol_has_the_question_with_the_instruction_and_without_it(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"question": "How many?", "answer": "#### 4"}\n')
+    task = GSM8K(source=str(file), instruction="{question} Answer: <number>")
+    dialogue, prompts = play(Planned(), {"ann": ["count"], "bob": ["Answer: 4"]}, task=task, example=task[0])
+    assert prompts == [("ann", "How many?"), ("bob", "count|How many? Answer: <number>")]
+    assert dialogue.example == task[0] and task[0].bare_question == "How many?"

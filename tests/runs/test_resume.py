@@ -13,8 +13,10 @@ import torch
 from notebook_runs import names
 from stopping import StopAfter
 from tiny_run import assert_same_end, config_of, end_of, start
+from typer.testing import CliRunner
 
 from maporl import Arithmetic
+from maporl.cli.main import app
 from maporl.errors import RunError
 from maporl.report.read import read_run
 from maporl.run import ResolvedRun
@@ -89,6 +91,33 @@ def test_a_damaged_newest_checkpoint_is_set_aside_each_time_it_is_needed(calm, e
         assert [p.name for p in list_checkpoints(ended)] == [f"checkpoint-{n}" for n in (1, 2, 3, 4)]
         assert steps(ended / "metrics.jsonl.abandoned") == [4] * number, "nothing that was recorded is lost"
     assert "resumes after update 3; what came later was set aside: " in caplog.text
+
+
+def test_an_ended_run_goes_on_if_it_is_given_more_updates(calm, ended, capfd):
+    rates = [record["lr"] for record in read_run(calm).updates()]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    words = ["train", str(ended / "config.yaml"), "--resume", "-q", "--updates"]
+    refused = CliRunner().invoke(app, [*words, "3"])
+    assert refused.exit_code == 1 and "was 'updates: 4', is 'updates: 3'" in refused.output, refused.output
+    assert "in which updates alone may be more" in refused.output and names(ended) == names(calm)
+    done = CliRunner().invoke(app, [*words, "5"])
+    assert done.exit_code == 0, done.output
+    assert "made longer, to 5 updates in place of 4" in done.output
+    assert [record["step"] for record in read_run(ended).updates()] == [1, 2, 3, 4, 5]
+    assert read_run(ended).updates()[-1]["lr"] == pytest.approx(0.01 / 5)
+    assert (ended / "final").is_dir() and {"final.abandoned", "evaluation_after.json.abandoned"} <= set(names(ended))
+    assert (ended / "evaluation_after.json").is_file() and "updates: 5" in (ended / "config.yaml").read_text()
+    again = CliRunner().invoke(app, [*words, "5"])
+    assert again.exit_code == 0 and "its run has ended; nothing is left to train" in again.output
+
+
+def test_a_run_without_a_checkpoint_is_not_made_longer(ended):
+    for folder in list_checkpoints(ended):
+        shutil.rmtree(folder)
+    before = names(ended)
+    with pytest.raises(CheckpointError, match="cannot be made longer, because it has no checkpoint"):
+        run.train(config_of(ended, UPDATES + 1, EVALUATION, save_total_limit=9), resume=True, quiet=True)
+    assert names(ended) == before
 
 
 @pytest.mark.parametrize("left", ["nothing", "no manifest", "a file"])

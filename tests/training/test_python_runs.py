@@ -486,6 +486,61 @@ def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run
         again.train(resume_from_checkpoint=True)
 
 
+SCRIPT = """
+from maporl import Agent, MultiAgentPPOTrainer, Team
+from notebook_runs import args, ALPHABET, READABLE
+from maporl import TinySection, build_tiny_model, build_tiny_tokenizer
+import torch
+"""
+GUARDED = """
+if __name__ == "__main__":
+    import sys
+
+    section = TinySection(hidden_size=32, layers=1, alphabet=ALPHABET)
+    torch.manual_seed(0)
+    team = Team.on_one_base(build_tiny_model(section, tok := build_tiny_tokenizer(section)), tok, ["ann", "bob"])
+    talk = Talk(turns=2, later="{others};{question}", quote="{text}")
+    own = args(sys.argv[1], save_strategy="steps", save_steps=1)
+    MultiAgentPPOTrainer(own, team, Sums(largest=9), talk, Sums(largest=9, split="eval"), READABLE).train()
+"""
+
+
+def test_a_class_of_a_script_is_found_again_under_the_name_of_its_file(team, tmp_path, monkeypatch):
+    (folder := tmp_path / "code").mkdir()
+    (folder / "my_script.py").write_text(MINE + SCRIPT + GUARDED)
+    run = tmp_path / "run"
+    done = processes.run([folder / "my_script.py", run], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = config_of(run)
+    assert written["only_in_python"] == {} and written["pythonpath"] == [str(folder)]
+    assert (written["task"]["name"], written["protocol"]["name"]) == ("my_script:Sums", "my_script:Talk")
+    assert list(json.loads((run / FINGERPRINTS).read_text())) == ["my_script"]
+    evaluated = maporl("eval", run, "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    monkeypatch.syspath_prepend(str(folder))
+    mine = importlib.import_module("my_script")
+    for once in ("my_script:", "__main__."):  # what was written, and what a script without the line leaves
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("my_script:", once))
+        section = TinySection(hidden_size=32, layers=1, alphabet=ALPHABET)
+        model, tokenizer = Team.from_pretrained(run).policies["ann"].model.unload(), build_tiny_tokenizer(section)
+        talk = mine.Talk(turns=2, later="{others};{question}", quote="{text}")
+        parts = (mine.Sums(largest=9), talk, mine.Sums(largest=9, split="eval"), {"reward": READABLE})
+        again = trainer_of(run, Team.on_one_base(model, tokenizer, ["ann", "bob"]), *parts, save_strategy="steps")
+        again.train(resume_from_checkpoint=True)
+
+
+def test_a_script_that_would_run_again_is_not_imported(tmp_path):
+    asked = "from maporl.config.imports import import_name\nprint(import_name(Sums))\n"
+    for name, text, printed in (
+        ("my_plain_script", asked, "None\n"),
+        ("my-script", f"if __name__ == '__main__':\n    {asked.replace(chr(10), '; ')}\n", "None\n"),
+        ("my_other_script", f"if __name__ == '__main__':\n    {asked.replace(chr(10), '; ')}\n", "my_other_script:Sums\n"),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(MINE + text)
+        assert processes.run([tmp_path / f"{name}.py"], cwd=tmp_path).stdout == printed, name
+
+
 def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
     trainer_of(tmp_path / "run", team(), eval_task=TASK, updates=2, eval_questions=60).train()
     assert "eval_task" in config_of(tmp_path / "run")["only_in_python"]

@@ -94,8 +94,13 @@ def deciding_options(args: Any) -> dict[str, Any]:
     return options
 
 
+def is_longer(was: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Return whether a run whose learning rate depends on the number of updates has more of them than before."""
+    return now.get("num_total_batches", 0) > was.get("num_total_batches", float("inf"))
+
+
 def check_options(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Check that a resumed run has the deciding options of its checkpoint ``folder``.
+    """Check that a resumed run has the deciding options of its checkpoint ``folder``. It may be longer.
 
     Only names that both have are compared, because another version may have other options.
 
@@ -103,7 +108,7 @@ def check_options(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> Non
         CheckpointError: an option differs. The message names all that do.
     """
     changed = [name for name in now if name in was and was[name] != now[name]]
-    if changed:
+    if changed and not (changed == ["num_total_batches"] and is_longer(was, now)):
         differences = ", ".join(f"{name} was {was[name]!r} and is {now[name]!r}" for name in changed)
         raise CheckpointError(
             f"{folder}: was made with other options ({differences}); resume with the same ones, or begin another run "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_ext.errors import UserError
@@ -100,6 +101,14 @@ class Trained:
             CheckpointError: the files cannot be read, or they are not those of these weights.
         """
         load_optimizer(self.strategy, folder, self.scheduler)
+        if isinstance(self.scheduler, LambdaLR):  # the rate of a run that is longer now is that of its new length
+            rates = [
+                base * factor(self.scheduler.last_epoch)
+                for base, factor in zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+            ]
+            for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            self.scheduler._last_lr = rates
 
 
 def flat(groups: list[dict]) -> list[nn.Parameter]:

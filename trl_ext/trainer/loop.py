@@ -11,6 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from trl_ext.errors import short_trace
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
@@ -103,6 +104,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
+    @short_trace
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs) -> Metrics:  # type: ignore[override]
         """Run all updates and return the last update's metrics.
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings, ended
+from trl_ext.errors import short_trace
 from trl_ext.learning.checks import check_apart, check_module, check_policy_model
 from trl_ext.learning.config import PPOv2Config, check_args
 from trl_ext.learning.home import Home
@@ -89,6 +90,7 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         WorldError: the processes are not those that the launcher started.
     """
 
+    @short_trace
     def __init__(
         self,
         args: PPOv2Config,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from transformers import SchedulerType
+
 from trl_ext.files.atomic import flush
 from trl_ext.files.checkpoints import (
     check_space,
@@ -20,7 +22,7 @@ from trl_ext.files.checkpoints import (
 from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.files.manifest import CheckpointError, verify
 from trl_ext.files.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
-from trl_ext.learning.arguments import check_options, deciding_options
+from trl_ext.learning.arguments import check_options, deciding_options, is_longer
 from trl_ext.learning.checkpoint import CheckpointWriter, Saved, SavingLost, load_checkpoint, read_state
 from trl_ext.learning.learners import Learning
 from trl_ext.process import distributed
@@ -148,6 +150,15 @@ class Resuming:
             return
         state = load_checkpoint(folder, self.learning, self.checkpoint_others())
         self.restore_state(state)
+        if is_longer(state["options"], deciding_options(args)) and distributed.is_main():
+            print(
+                f"{self.folder}: made longer, to {args.num_total_batches} updates in place of "
+                f"{state['options']['num_total_batches']}; from update {self.state.global_step + 1} on the learning "
+                f"rate is that of schedule {SchedulerType(args.lr_scheduler_type).value} over "
+                f"{args.num_total_batches} updates",
+                file=sys.stderr,
+                flush=True,
+            )
         why = DAMAGED if wanted is True else ABANDONED
         distributed.on_main(lambda: self._leave_branch(folder, why, state.get("records", {})))
 
