@@ -51,10 +51,9 @@ def learned(before: Evaluation | None, after: Evaluation) -> str:
         name = "reward/score" if "reward/score" in after.rewards else next(iter(after.rewards), None)
         if name is None:
             return "held out: nothing was graded"
-        was = before.rewards.get(name) if before else None
-        return (
-            f"held out: {name} {'' if was is None else f'{was:.4g} before, '}{after.rewards[name]:.4g} after training"
-        )
+        earlier = before.rewards.get(name) if before else None
+        told = "" if earlier is None else f"{earlier:.4g} before, "
+        return f"held out: {name} {told}{after.rewards[name]:.4g} after training"
     final, first = after.final(), after.turns[0].team
     was = f"{before.final().value:.1%} before, " if before and before.turns and before.final().total else ""
     line = f"held out: {was}{final.value:.1%} of the last answers right after training"

@@ -102,7 +102,7 @@ def entry(one: Recorded, number: int = 0, traced: bool = True) -> dict[str, Any]
         "game": game is not None,
         "outcome": outcome_of(dialogue),
         "flags": flags_of(dialogue),
-        "said": [_utterance(u, traced) for u in dialogue.utterances],
+        "said": [_utterance(u, traced) | {"credited": credited(u, dialogue.utterances)} for u in dialogue.utterances],
     }
 
 
@@ -204,6 +204,10 @@ def flags_of(dialogue: Dialogue) -> list[str]:
     return [name for name in FLAGS if name in flags]
 
 
+LEAST_PART = 0.005
+"""The share of a credit below which a part of it is rounding."""
+
+
 def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
     grade = u.grade or Grade(None, None, "")
     return {
@@ -223,6 +227,32 @@ def _utterance(u: Utterance, traced: bool) -> dict[str, Any]:
         "trace": _trace(u.trace) if traced and u.trace is not None and len(u.text) <= LONGEST else None,
         "compared": compared_with(u),
     }
+
+
+def credited(u: Utterance, said: Sequence[Utterance]) -> str | None:
+    """Where an utterance's credit came from, in a sentence. None where it is not recorded."""
+    credit = u.rewards.get("credit")
+    if u.trace is None or credit is None or finite(credit) is None:
+        return None
+    speakers = {v.id: "its own score" if v is u else f"{v.agent}'s score in turn {v.turn + 1}" for v in said}
+    parts = [f"{part:.2f} from {speakers[number]}" for number, part in u.trace.earned if number in speakers]
+    rest = credit - sum(part for _, part in u.trace.earned)
+    for name, value in u.rewards.items():
+        kind, _, what = name.partition("/")
+        told = {
+            "bonus": f"{value:+.2f} bonus",
+            "penalty": f"fined {-value:g} ({what.replace('_', ' ')})",
+            "charge": f"charged {-value:.2f} for {what}",
+            "missing_eos": f"fined {-value:g} (no end)",
+        }
+        if kind in told and value:
+            parts.append(told[kind])
+            rest -= value
+    if not parts:
+        return None
+    if abs(rest) > LEAST_PART * max(1.0, abs(credit)):
+        parts.append(f"{rest:+.2f} by the rules")
+    return visible(f"Credit {credit:.2f}: {', '.join(parts)}.")
 
 
 _COLUMNS = {

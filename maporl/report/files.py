@@ -60,6 +60,18 @@ def read_config(file: Path) -> dict[str, Any]:
     return content
 
 
+MOST_CHARACTERS = 20_000
+"""The most that is read of a file of sentences. A longer one is none that a run has written."""
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a small text file; none if it is missing."""
+    if not is_there(file):
+        return []
+    with file.open(encoding="utf-8", errors="replace") as text:
+        return text.read(MOST_CHARACTERS).splitlines()
+
+
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 

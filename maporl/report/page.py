@@ -106,7 +106,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "result": result(run),
         "exhibits": exhibits(run),
         "setup": setup(run),
-        "learns_from": [visible(text) for text in learns_from(run)],
+        "learns_from": [visible(text) for text in run.learns_from or learns_from(run)],
         "how_drawn": how_drawn(run).strip(),
         "tables": [] if is_game(run) else [table for table in tables if table is not None],
         "told": [{"title": title, "text": parts[title]} for title in TOLD if title in parts],

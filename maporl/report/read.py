@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation
-from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation
-from maporl.storage.run_folder import has_final
+from maporl.report.files import is_there, read_config, read_crossplay, read_evaluation, read_lines
+from maporl.storage.run_folder import LEARNS_FROM, has_final
 from maporl.types import Dialogue, Stop, from_record
 from trl_ext.files.jsonl import DamagedRecord, whole_lines
 
@@ -47,8 +47,9 @@ class Recorded:
 @dataclass
 class Run:
     """The records of a run folder. ``dialogues`` are those that are kept; ``recorded`` counts all that were read.
-    ``crossplay`` is the latest cross-play that the run took part in. ``damaged`` names in sentences what could not be
-    read of the records: it is left out of all the rest.
+    ``crossplay`` is the latest cross-play that the run took part in. ``learns_from`` says what the team learns from, as
+    the run recorded it. ``damaged`` names in sentences what could not be read of the records: it is left out of all the
+    rest.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Run:
     after: Evaluation | None = None
     finished: bool = False
     crossplay: CrossPlay | None = None
+    learns_from: tuple[str, ...] = ()
     damaged: list[str] = field(default_factory=list)
 
     @property
@@ -143,6 +145,7 @@ class RunReader:
             self._held_out.get("after"),
             has_final(self.folder),
             self._whole(read_crossplay, CROSSPLAY),
+            tuple(read_lines(self.folder / LEARNS_FROM)),
             [_left_out(self.folder / name, faults) for name, faults in self._damaged.items() if faults],
         )
 

@@ -35,7 +35,7 @@ from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.check import check_kinds, critics_options, fitting
 from maporl.training.distillation import Distillation
-from maporl.training.learns_from import learns_from, who_learns
+from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
 from maporl.training.role_gradients import RoleGradients
 from trl_ext.learning.config import check_args
@@ -228,7 +228,7 @@ class RunParts:
 
     def learns_from(self) -> list[str]:
         """Return in plain sentences what the run learns from (:func:`maporl.training.learns_from.learns_from`)."""
-        turns, updates = self.protocol.turns, self.args.num_total_batches
+        turns, updates = self.protocol.turns, self.args.num_total_batches or MOST_UPDATES
         schedule = self.schedule.resolved(turns, tuple(self.team.agents))
         told = who_learns(schedule, tuple(self.learning_roles()), self.speakers, turns, updates)
         return [told, *learns_from(self.reward, self.advantage, self.branching, self.args)]

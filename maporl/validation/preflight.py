@@ -183,7 +183,7 @@ def learned_from(run: ResolvedRun) -> list[str]:
     """Return in plain sentences what a run by PPO learns from."""
     config, turns = run.config, run.protocol.turns
     schedule = config.schedule.resolved(turns, run.agents)
-    told = [who_learns(schedule, run.learners, run.speakers, turns, config.updates)] if run.learners else []
+    told = [who_learns(schedule, tuple(run.learners), run.speakers, turns, config.updates)] if run.learners else []
     return [*told, *learns_from(config.reward, config.advantage, config.branching, config.ppo)]
 
 

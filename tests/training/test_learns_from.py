@@ -9,6 +9,8 @@ import pytest
 from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTrainer, Protocol, RewardSection, Team
 from maporl.config.parse import recipe_files
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, ChargeSection, PenaltySection
+from maporl.report.page import payload
+from maporl.report.read import read_run
 from maporl.run import ResolvedRun
 from maporl.training.learns_from import learns_from
 from maporl.validation.load import load
@@ -95,6 +97,11 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
+def ones(dialogues, task):
+    """1 for each answer."""
+    return [[1.0 if u.answers else None for u in d.utterances] for d in dialogues]
+
+
 def words(dialogues, task):
     """10 words for a check; nothing else is counted."""
     return [[10.0 if u.role == "critic" else None for u in d.utterances] for d in dialogues]
@@ -106,7 +113,9 @@ def crew(folder, tiny, reward, **options):
         output_dir=str(folder), total_episodes=4, per_device_train_batch_size=4, response_length=3, report_to=[],
         use_cpu=True, save_strategy="no", **options,
     )  # fmt: skip
-    return MultiAgentPPOTrainer(args, team, Arithmetic(largest=9), Crew(), reward=reward, sources={"words": words})
+    return MultiAgentPPOTrainer(
+        args, team, Arithmetic(largest=9), Crew(), reward=reward, sources={"words": words, "ones": ones}
+    )
 
 
 def test_a_trainer_in_python_says_what_it_learns_from_and_records_whose_score_paid(tmp_path, tiny, capsys):
@@ -126,6 +135,19 @@ def test_a_trainer_in_python_says_what_it_learns_from_and_records_whose_score_pa
         for u in json.loads(line)["utterances"]:
             parts = sum(part for _, part in u["trace"]["earned"])
             assert u["rewards"]["credit"] == pytest.approx(parts + u["rewards"].get("charge/words", 0.0), abs=1e-3)
+
+
+def test_the_page_says_what_a_run_learns_from_and_where_each_credit_came_from(tmp_path, tiny):
+    charges = {"words": ChargeSection(weight=0.01, roles=("critic",))}
+    reward = RewardSection(sources={"label": 0.0, "ones": 1.0}, discount=1.0, charges=charges)
+    crew(tmp_path / "run", tiny, reward, disable_tqdm=True).train()
+    content = payload([read_run(tmp_path / "run")])
+    assert content["runs"][0]["learns_from"] == (tmp_path / "run/learns_from.txt").read_text().splitlines()
+    plan, draft, check, answer = content["dialogues"][0]["said"]
+    assert plan["credited"] == draft["credited"].replace("its own score", "sol's score in turn 1")
+    assert draft["credited"] == "Credit 1.00: 0.50 from its own score, 0.50 from sol's score in turn 2."
+    assert check["credited"] == "Credit 0.90: 1.00 from sol's score in turn 2, charged 0.10 for words."
+    assert answer["credited"] == "Credit 1.00: 1.00 from its own score."
 
 
 def test_a_source_that_takes_the_place_of_a_shared_credit_is_named_with_the_remedy(tmp_path, tiny, caplog):

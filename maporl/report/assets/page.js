@@ -238,6 +238,7 @@
       ${u.calls.map((call) => html`<${Called} call=${call} />`)}
       ${u.restated != null && html`<div class="quiet">restated: ${u.restated}</div>`}
       ${(u.notes || []).map((note) => html`<div class="quiet">${note}</div>`)}
+      ${u.credited && html`<div class="quiet">${u.credited}</div>`}
       ${u.compared && html`<div class="quiet">${u.compared}</div>`}
       <dl class="terms">${Object.entries(u.rewards).map(([name, value]) => html`<div title=${rewards[name] || ""}><dt>${name}</dt><dd>${written(value)}</dd></div>`)}</dl>
       <details><summary>What <bdi>${u.agent}</bdi> was told</summary>${u.heard.map(([role, content]) => html`<div class="quiet">${role}</div><div class="text" dir="auto">${content}</div>`)}</details>
