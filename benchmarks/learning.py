@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95% points of Student's t for so many seeds."""
+from maporl.runs.sharing import T_975 as T95
 
 
 @dataclass

@@ -22,6 +22,7 @@ from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.report.read import Run, read_run
 from maporl.validation.load import from_dict
+from trl_ext.files.atomic import replace_file
 from trl_ext.process.waits import until
 
 SHARED, APART = "shared", "apart"
@@ -186,6 +187,6 @@ def write(output: Path, found: Mapping[tuple[str, int], Measured]) -> list[Path]
         "compared": compared(found),
     }
     files = [output / "sharing.json", output / "sharing.md"]
-    files[0].write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    files[1].write_text(page(found), encoding="utf-8")
+    replace_file(files[0], json.dumps(numbers, indent=1) + "\n")
+    replace_file(files[1], page(found))
     return files

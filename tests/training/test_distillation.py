@@ -13,10 +13,10 @@ from trl_ext.ppo import maths
 
 
 def trainer_of(folder, **distill):
-    values = tiny_version("grpo", str(folder))
+    """The recipe team_opd with tiny models, two dialogues for each question, and other options of its teacher."""
+    values = tiny_version("team_opd", str(folder))
     values |= {"warm_start": {"steps": 0}, "branching": {"group": 2}, "protocol": {"name": "debate", "turns": 2}}
-    values["reward"] |= {"distill": distill, "sources": {"label": 1.0}}
-    values["advantage"] = {}
+    values["reward"] = {"distill": values["reward"]["distill"] | distill}
     return build_trainer(from_dict(values), quiet=True)
 
 
@@ -27,7 +27,7 @@ def logprobs_alone(policy, prompt, response, temperature):
     return maths.token_logprobs(logits, torch.tensor(response), temperature).tolist()
 
 
-def test_a_token_of_a_first_answer_earns_what_the_policy_thinks_of_it_once_it_was_shown_the_dialogue(tmp_path):
+def test_team_opd_pays_a_first_answer_for_what_the_policy_thinks_once_it_was_shown_the_dialogue(tmp_path):
     trainer = trainer_of(tmp_path, weight=0.5)
     batch = played(trainer)
     for name, rows in batch.token_batches.items():
@@ -54,7 +54,7 @@ def test_a_token_of_a_first_answer_earns_what_the_policy_thinks_of_it_once_it_wa
 
 
 def test_another_agent_teaches_where_it_first_speaks(tmp_path):
-    trainer = trainer_of(tmp_path, teacher="bob")
+    trainer = trainer_of(tmp_path, teacher="bob", weight=1.0)
     batch = played(trainer)
     assert batch.metrics["ann/distill/share"] == 0.5 and batch.metrics["bob/distill/share"] == 0.0
     (rows, samples) = batch.token_batches["ann"], batch.samples["ann"]
@@ -92,7 +92,6 @@ def test_teachers_that_cannot_read_the_pupils_are_refused(tmp_path):
     section = trainer.parts.reward.distill
     with pytest.raises(ConfigError, match="'ann' reads other tokens than policy 'bob'"):
         Distillation(type(section)(teacher="ann"), trainer.team)
-    values = tiny_version("grpo", str(tmp_path)) | {"cluster": {"backend": "ray"}}
-    values["reward"]["distill"] = {}
+    values = tiny_version("team_opd", str(tmp_path)) | {"cluster": {"backend": "ray"}}
     with pytest.raises(ConfigError, match=r"reward.distill: its teacher is asked in the trainer's own process"):
         from_dict(values)
