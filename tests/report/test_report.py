@@ -95,10 +95,10 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     failed = failures(run)
     assert failed["scope"] == "10 held-out questions after training"
     assert [(line["text"], line["keys"]) for line in failed["lines"]] == [
-        ("Nobody is right at the end on 2 of 10 questions (20%).", ["after/q8", "after/q9"]),
-        ("On 1 of 10 questions (10%) one agent is right at the end and another is wrong.", ["after/q7"]),
-        ("On 1 of 10 questions (10%) an agent gave up a right answer on the way.", ["after/q7"]),
-        ("Of 5 wrong last answers, 2 (40%) could not be read.", ["after/q9"]),
+        ("Nobody is right at the end on 2 of 10 questions (20.0%).", ["after/q8", "after/q9"]),
+        ("On 1 of 10 questions (10.0%) one agent is right at the end and another is wrong.", ["after/q7"]),
+        ("On 1 of 10 questions (10.0%) an agent gave up a right answer on the way.", ["after/q7"]),
+        ("Of 5 wrong last answers, 2 (40.0%) could not be read.", ["after/q9"]),
     ]
     [table] = failed["groups"]
     assert (table["title"], table["column"]) == ("Length of the right answer", "characters")
@@ -176,7 +176,7 @@ def test_common_distances_of_wrong_numbers_are_named(tmp_path):
     off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
     off.append(debate("odd", (("--5", False), ("x", False)), (("--5", False), ("x", False))))
     lines = {line["text"]: line["keys"] for line in failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]}
-    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100%) are off by 10, on 4 questions."] == [
+    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100.0%) are off by 10, on 4 questions."] == [
         f"after/q{n}" for n in range(4)
     ]
 

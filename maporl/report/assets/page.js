@@ -124,7 +124,7 @@
       for (const side of i && !apart ? [1] : [0, 1]) {
         const right = side ? t.after : t.before;
         marks.push(html`<rect x=${x(i, side)} y=${top} width=${bar} height=${right * scale} fill="rgb(var(--up))" /><rect x=${x(i, side)} y=${top + right * scale} width=${bar} height=${(t.all - right) * scale} fill="rgb(var(--down))" />
-          <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? Math.round((100 * right) / t.all) : 0}% right</text>`);
+          <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? percent(right / t.all) : percent(0)} right</text>`);
       }
     });
     const words = turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} corrected, ${t.right_to_wrong} spoiled, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ") + (apart ? " Each pair of turns counts only the dialogues that went on." : "");
