@@ -895,7 +895,7 @@ def test_health_tells_a_collapse_from_a_policy_that_has_learned(tmp_path):
     healthy = "Nothing in these numbers calls for a change."
     fell = health_of(tmp_path / "fell", {}, *[calm] * 3, *[still] * 3)
     assert "Its entropy fell from 0.90 to 0.01 nats per token. It has collapsed (below 0.05 nats, without" in fell
-    assert health_of(tmp_path / "calm", {}, calm, calm) == healthy, "norms above max_grad_norm are no fault"
+    assert health_of(tmp_path / "calm", {}, calm, calm) == healthy, "norms above max_grad_norm do no harm"
     assert health_of(tmp_path / "always", {}, still, still) == healthy, "it never fell"
 
     def with_metrics(name, scores, accuracy):

@@ -172,7 +172,7 @@
     return html`<article class="exhibit"><${Title}>${one.title}<//><p>${one.told}</p>
       <div class="quiet">${one.where}</div><div class="asked"><span class="text" dir="auto">${one.question}</span>${one.label && html`<span class="quiet">right answer: <strong dir="auto">${one.label}</strong></span>`}</div>
       <ol class="talk">${one.lines.map((l) => html`<li class=${(agents.indexOf(l.agent) % 2 ? "other" : "") + (l.changed ? " changed" : "") + (l.correct == null ? "" : l.correct ? " is-right" : " is-wrong")}>
-        <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
+        <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}${l.changed ? ", changed" : ""}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
         <div class="text" dir="auto">${l.text || html`<span class="quiet">(nothing)</span>`}</div>${l.answer != null && html`<div class="quiet">${one.game ? "move" : "answer"}: <strong dir="auto">${l.answer}</strong></div>`}</li>`)}</ol>
       ${open && html`<button onClick=${open}>open the whole dialogue${one.more > 0 ? `, ${one.more} more utterances` : ""}</button>`}</article>`;
   }
@@ -208,7 +208,7 @@
     if (!texts.has(d)) texts.set(d, [d.question, d.label, d.id, d.kind || "", ...d.said.map((u) => [u.agent, u.text, ...u.calls.flatMap((call) => [call.line, call.result || ""])].join(" "))].join("\n").toLowerCase());
     return texts.get(d);
   };
-  const place = (when) => (when === "after" ? "held out, after" : when === "before" ? "held out, before" : "update " + when);
+  const place = (when) => (when === "after" ? "held out, after" : when === "before" ? "held out, before" : "training, update " + when);
   const mark = (correct) => (correct == null ? "·" : correct ? "✓" : "✗");
 
   function Answer({ text, trace, shade }) {
