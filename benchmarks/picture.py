@@ -46,9 +46,13 @@ def main() -> None:
         ):
             chromium.add_argument(flag)
         chromium.add_argument("--disable-component-update")
-        chromium.add_argument(f"--window-size={WIDTH},{options.height}")
+        chromium.add_argument("--hide-scrollbars")
         chromium.add_argument(f"--user-data-dir={profile}")
         browser = webdriver.Chrome(options=chromium, service=webdriver.ChromeService(shutil.which("chromedriver")))
+        size = {"width": WIDTH, "height": options.height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window's size has its frame in it
+        light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
         browser.get(f"{page.resolve().as_uri()}#{options.at}")
         WebDriverWait(browser, 10).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
         time.sleep(1)  # until the charts are drawn
@@ -57,9 +61,7 @@ def main() -> None:
     named = PngInfo()
     named.add_text(VERSION, page_version())
     with Image.open(options.picture) as picture:
-        picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=256).save(
-            options.picture, pnginfo=named, optimize=True
-        )
+        picture.convert("RGB").save(options.picture, pnginfo=named, optimize=True)
 
 
 if __name__ == "__main__":

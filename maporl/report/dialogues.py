@@ -7,7 +7,7 @@ from typing import Any
 
 from maporl.evaluation.metrics import unanswered
 from maporl.report.charts import finite
-from maporl.report.language import counted, listed
+from maporl.report.language import counted
 from maporl.report.read import Recorded, Run, When
 from maporl.text import LONGEST, visible
 from maporl.types import Call, Dialogue, Grade, Stop, Trace, TurnEnd, Utterance, is_program
@@ -277,13 +277,13 @@ def compared_with(u: Utterance) -> str | None:
         for name, value in group["key"].items()
     ]
     questions = counted(group["questions"], "question")
-    those = f"{counted(group['utterances'], 'utterance')} on {questions} of this update"
     what = {
-        "baseline": f"Its credit was compared (baseline {group['name']})",
-        "scale": f"Its advantages were scaled together (scale {group['name']})",
+        "baseline": f"whose credits are compared (baseline {group['name']})",
+        "scale": f"whose advantages are scaled together (scale {group['name']})",
     }[group["by"]]
-    in_common = f" with {listed(said)}" if said else ""
-    return visible(f"{what} with those of {those}{in_common}. Their mean credit is {group['credit']:.3f}.")
+    in_common = f" ({', '.join(said)})" if said else ""
+    those = f"{counted(group['utterances'], 'utterance')} on {questions} of this update"
+    return visible(f"One of {those}{in_common}, {what}. Their mean credit is {group['credit']:.3f}.")
 
 
 def _notes(u: Utterance) -> list[str]:

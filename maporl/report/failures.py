@@ -47,7 +47,7 @@ def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]
     total = len(played)
 
     def of(part: list[Recorded]) -> str:
-        return f"{len(part)} of {total} {unit}s ({len(part) / total:.0%})"
+        return f"{len(part)} of {total} {unit}s ({len(part) / total:.1%})"
 
     flags = [set(flags_of(one.dialogue)) for one in played]
     nobody, some, spoiled = (
@@ -65,13 +65,13 @@ def _lines(played: list[Recorded], unit: str) -> list[tuple[str, list[Recorded]]
     cut = [one for one, u, _ in wrong if u.stop == Stop.LENGTH]
     for cases, what in ((unread, "could not be read"), (cut, "reached the length limit")):
         if cases:
-            share = f"{len(cases)} ({len(cases) / len(wrong):.0%})"
+            share = f"{len(cases)} ({len(cases) / len(wrong):.1%})"
             lines.append((f"Of {counted(len(wrong), 'wrong last answer')}, {share} {what}.", _once(cases)))
     distances = [(one, d) for one, _, grade in wrong if (d := _distance(grade, one.dialogue.example))]
     for distance, n in Counter(d for _, d in distances).most_common(3):
         if n >= max(3, 0.1 * len(distances)):
             cases = [one for one, d in distances if d == distance]
-            share = f"{n} ({n / len(distances):.0%})"
+            share = f"{n} ({n / len(distances):.1%})"
             told = (
                 f"Of {counted(len(distances), 'wrong last answer')} that are whole numbers, {share} are off by "
                 f"{distance}"

@@ -208,8 +208,8 @@ def test_an_utterance_says_which_others_it_was_compared_with():
              "questions": 1, "credit": 0.25}  # fmt: skip
     u = utterance(0, "ann", 1, "2", True, trace=Trace(["a"], [-0.5], [1.0], None, group))
     assert compared_with(u) == (
-        "Its credit was compared (baseline mean) with those of 8 utterances on 1 question of this update with the same "
-        "question, agent ann and turn 2. Their mean credit is 0.250."
+        "One of 8 utterances on 1 question of this update (the same question, agent ann, turn 2), whose credits are "
+        "compared (baseline mean). Their mean credit is 0.250."
     )
     u.trace = Trace(["a"], [-0.5], [1.0])
     assert compared_with(u) is None

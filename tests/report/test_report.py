@@ -95,10 +95,10 @@ def test_the_page_says_what_the_team_learned_and_where_it_fails(tmp_path):
     failed = failures(run)
     assert failed["scope"] == "10 held-out questions after training"
     assert [(line["text"], line["keys"]) for line in failed["lines"]] == [
-        ("Nobody is right at the end on 2 of 10 questions (20%).", ["after/q8", "after/q9"]),
-        ("On 1 of 10 questions (10%) one agent is right at the end and another is wrong.", ["after/q7"]),
-        ("On 1 of 10 questions (10%) an agent gave up a right answer on the way.", ["after/q7"]),
-        ("Of 5 wrong last answers, 2 (40%) could not be read.", ["after/q9"]),
+        ("Nobody is right at the end on 2 of 10 questions (20.0%).", ["after/q8", "after/q9"]),
+        ("On 1 of 10 questions (10.0%) one agent is right at the end and another is wrong.", ["after/q7"]),
+        ("On 1 of 10 questions (10.0%) an agent gave up a right answer on the way.", ["after/q7"]),
+        ("Of 5 wrong last answers, 2 (40.0%) could not be read.", ["after/q9"]),
     ]
     [table] = failed["groups"]
     assert (table["title"], table["column"]) == ("Length of the right answer", "characters")
@@ -176,7 +176,7 @@ def test_common_distances_of_wrong_numbers_are_named(tmp_path):
     off = [debate(f"q{n}", (("12", False), ("12", False)), (("12", False), ("12", False))) for n in range(4)]
     off.append(debate("odd", (("--5", False), ("x", False)), (("--5", False), ("x", False))))
     lines = {line["text"]: line["keys"] for line in failures(read_run(write_run(tmp_path / "run", after=off)))["lines"]}
-    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100%) are off by 10, on 4 questions."] == [
+    assert lines["Of 8 wrong last answers that are whole numbers, 8 (100.0%) are off by 10, on 4 questions."] == [
         f"after/q{n}" for n in range(4)
     ]
 
@@ -895,7 +895,7 @@ def test_health_tells_a_collapse_from_a_policy_that_has_learned(tmp_path):
     healthy = "Nothing in these numbers calls for a change."
     fell = health_of(tmp_path / "fell", {}, *[calm] * 3, *[still] * 3)
     assert "Its entropy fell from 0.90 to 0.01 nats per token. It has collapsed (below 0.05 nats, without" in fell
-    assert health_of(tmp_path / "calm", {}, calm, calm) == healthy, "norms above max_grad_norm are no fault"
+    assert health_of(tmp_path / "calm", {}, calm, calm) == healthy, "norms above max_grad_norm do no harm"
     assert health_of(tmp_path / "always", {}, still, still) == healthy, "it never fell"
 
     def with_metrics(name, scores, accuracy):

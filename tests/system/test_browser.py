@@ -311,7 +311,8 @@ def test_the_first_screen_is_the_result(browser, report, screen):
         apart = one[3] <= other[1] + 1 or other[3] <= one[1] + 1 or one[2] <= other[0] + 1 or other[2] <= one[0] + 1
         assert apart, (one, other)
     assert (
-        browser.find_elements(By.CSS_SELECTOR, ".talk .changed .who")[0].text.replace("\n", " ") == "ann turn 2 ✓ right"
+        browser.find_elements(By.CSS_SELECTOR, ".talk .changed .who")[0].text.replace("\n", " ")
+        == "ann turn 2, changed ✓ right"
     )
     no_complaints(browser)
 

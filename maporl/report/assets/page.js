@@ -124,7 +124,7 @@
       for (const side of i && !apart ? [1] : [0, 1]) {
         const right = side ? t.after : t.before;
         marks.push(html`<rect x=${x(i, side)} y=${top} width=${bar} height=${right * scale} fill="rgb(var(--up))" /><rect x=${x(i, side)} y=${top + right * scale} width=${bar} height=${(t.all - right) * scale} fill="rgb(var(--down))" />
-          <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? Math.round((100 * right) / t.all) : 0}% right</text>`);
+          <text x=${x(i, side) + bar / 2} y="14" text-anchor="middle">turn ${i + side + 1}</text><text x=${x(i, side) + bar / 2} y=${top + high + 18} text-anchor="middle">${t.all ? percent(right / t.all) : percent(0)} right</text>`);
       }
     });
     const words = turns.map((t, i) => `Turn ${i + 1} to ${i + 2}: ${t.wrong_to_right} corrected, ${t.right_to_wrong} spoiled, ${t.stayed_right} stayed right, ${t.stayed_wrong} stayed wrong.`).join(" ") + (apart ? " Each pair of turns counts only the dialogues that went on." : "");
@@ -172,7 +172,7 @@
     return html`<article class="exhibit"><${Title}>${one.title}<//><p>${one.told}</p>
       <div class="quiet">${one.where}</div><div class="asked"><span class="text" dir="auto">${one.question}</span>${one.label && html`<span class="quiet">right answer: <strong dir="auto">${one.label}</strong></span>`}</div>
       <ol class="talk">${one.lines.map((l) => html`<li class=${(agents.indexOf(l.agent) % 2 ? "other" : "") + (l.changed ? " changed" : "") + (l.correct == null ? "" : l.correct ? " is-right" : " is-wrong")}>
-        <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
+        <div class="who"><span><strong><bdi>${l.agent}</bdi></strong>${l.role && html` (<bdi>${l.role}</bdi>)`} <span class="quiet">${l.when}${l.changed ? ", changed" : ""}</span></span> ${told(l) && html`<span class=${"badge " + (l.correct == null ? "" : l.correct ? "right" : "wrong")}>${told(l)}</span>`}</div>
         <div class="text" dir="auto">${l.text || html`<span class="quiet">(nothing)</span>`}</div>${l.answer != null && html`<div class="quiet">${one.game ? "move" : "answer"}: <strong dir="auto">${l.answer}</strong></div>`}</li>`)}</ol>
       ${open && html`<button onClick=${open}>open the whole dialogue${one.more > 0 ? `, ${one.more} more utterances` : ""}</button>`}</article>`;
   }
@@ -208,7 +208,7 @@
     if (!texts.has(d)) texts.set(d, [d.question, d.label, d.id, d.kind || "", ...d.said.map((u) => [u.agent, u.text, ...u.calls.flatMap((call) => [call.line, call.result || ""])].join(" "))].join("\n").toLowerCase());
     return texts.get(d);
   };
-  const place = (when) => (when === "after" ? "held out, after" : when === "before" ? "held out, before" : "update " + when);
+  const place = (when) => (when === "after" ? "held out, after" : when === "before" ? "held out, before" : "training, update " + when);
   const mark = (correct) => (correct == null ? "·" : correct ? "✓" : "✗");
 
   function Answer({ text, trace, shade }) {
