@@ -1,14 +1,18 @@
-"""``maporl recipes list | show | try``: the published methods that come as configurations."""
+"""``maporl recipes list | find | show | try``: the published methods that come as configurations."""
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from maporl.cli.common import echo, load_libraries
 from maporl.config.command_line import command
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(
     help="Published methods as configurations: what there is, where it comes from, a quick try.",
@@ -22,10 +26,10 @@ SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)|.*/stage_\d+/(r
 
 
 By = Annotated[
-    Literal["need", "credit", "loop", "protocol"] | None,
+    Literal["need", "credit", "loop", "protocol"],
     typer.Option(
         help=(
-            "Order by what you need (need), what answers are compared with (credit), how policies take turns to learn "
+            "Order by what you have (need), what answers are compared with (credit), how policies take turns to learn "
             "(loop), or who speaks when (protocol)"
         )
     ),
@@ -34,23 +38,54 @@ By = Annotated[
 
 @app.command("list")
 @command
-def list_(by: By = None) -> None:
-    """All recipes, with their status and the cost of an update in updates of plain PPO."""
+def list_(by: By = "need") -> None:
+    """All recipes by what you have, with what each is preferred for, and the cost of an update in updates of plain
+    PPO."""
+    from maporl.cli.common import Screen
+    from maporl.config.recipes import NEEDS, by_axis, families
+
+    screen = Screen(markup=False, highlight=False)
+    for choice, names in (families() if by == "need" else by_axis(by)).items():
+        start = f"; start with {names[0]}" if by == "need" else ""
+        screen.print(f"{NEEDS[choice][0] if by == 'need' else choice}{start}", style="bold")
+        screen.print(_table(names), "")
+
+
+@app.command()
+@command
+def find(
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORDS", help='What it is about, such as "planner coder tests".')
+    ],
+    most: Annotated[int, typer.Option("--most", min=1, help="How many to show.")] = 8,
+) -> None:
+    """Find recipes by words of their names, titles, agents and notes, best first."""
+    from maporl.cli.common import Screen
+    from maporl.config.recipes import find as search
+
+    found = search(" ".join(words))[:most]
+    screen = Screen(markup=False, highlight=False)
+    screen.print(_table([one.name for one in found], [", ".join(one.words) for one in found]))
+    screen.print(f"maporl recipes show {found[0].name}   prints its card and its file")
+    screen.print(f"maporl recipes try {found[0].name}   runs it with tiny models")
+
+
+def _table(names: Sequence[str], words: Sequence[str] | None = None) -> "Table":
+    """Return a table of recipes for 80 columns, with the ``words`` that each has if they were looked for."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from maporl.cli.common import Screen
-    from maporl.config.recipes import by_axis, card_of, recipe_files
+    from maporl.config.recipes import card_of
 
-    screen = Screen()
-    for choice, names in (by_axis(by) if by else {None: list(recipe_files())}).items():
-        table = Table(title=choice, title_justify="left")
-        table.add_column("recipe", no_wrap=True)
-        for column in ("status", "cost", "method"):
-            table.add_column(column)
-        for name in names:
-            card = card_of(name)
-            table.add_row(name, card.status, card.cost_in_words, card.title)
-        screen.print(table)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("prefer it when", ratio=1)
+    table.add_column("recipe", no_wrap=True)
+    for column in ("status", "cost") if words is None else ("has",):
+        table.add_column(column)
+    for number, name in enumerate(names):
+        card = card_of(name)
+        table.add_row(card.prefer, name, *((card.status, card.cost_in_words) if words is None else (words[number],)))
+    return table
 
 
 @app.command()

@@ -3,7 +3,9 @@
 They are ordinary YAML files (``configs/ppo/recipes``) with a block ``recipe:`` that says where the method comes from.
 """
 
-from dataclasses import field
+import math
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -78,6 +80,7 @@ Axis = Literal["need", "credit", "loop", "protocol"]
 NEEDS = {
     "one policy": ("One model, and questions with labels", "grpo_single"),
     "labels": ("A team, and questions with labels", "grpo"),
+    "no labels": ("A team, and questions without labels", "comas"),
     "rows": ("A team and labels, and you would rather train on rows or pairs, by SFT or DPO", "malt"),
     "tools": ("Tools that agents call, documents that they search, or programs that tests run", "matpo_search"),
     "a judge": ("A judge or a verifier that scores what agents say", "mappa"),
@@ -116,7 +119,9 @@ def _need(values: dict[str, Any]) -> str:
         return "a game"
     if protocol == "propose":
         return "a proposer"
-    if sources.keys() & {"judge", "arena", "annotator", "verifier", "peer"}:
+    if sources.keys() & {"majority", "peer"}:
+        return "no labels"
+    if sources.keys() & {"judge", "arena", "annotator", "verifier"}:
         return "a judge"
     if "loop" in values:
         return "rows"
@@ -142,21 +147,107 @@ def _loop(values: dict[str, Any]) -> str:
     return "on-policy" + "".join(f", {key}" for key in turns)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A recipe that was found, the words of the query that it has, in their order, and how well it fits."""
+
+    name: str
+    words: tuple[str, ...]
+    score: float
+
+
+WEIGHTS = {"name": 4.0, "title": 3.0, "prefer": 3.0, "tags": 2.0, "notes": 1.0}
+"""How much a word counts, by where a recipe has it. Tags are its agents, their roles, and what it chooses on each
+:data:`Axis`; notes are the paper and what the card says is exact and differs."""
+_NO_WORDS = frozenset(
+    {"a", "an", "and", "are", "as", "at", "by", "for", "from", "in", "is", "it", "its", "no", "not", "of", "on", "or"}
+    | {"the", "to", "who", "with"}
+)
+_ENDINGS = ("ers", "ing", "er", "ed", "s")
+
+
+def find(query: str) -> list[Found]:
+    """Return the recipes that have words of ``query``, best first.
+
+    A word is found in another form too: "tests" in "tester". Those that have more of the words come first, then those
+    that have them in a more telling place, where a word counts less the more recipes have it, and then by name.
+
+    Raises:
+        ConfigError: no recipe has any of the words.
+    """
+    asked = list(dict.fromkeys(_words(query)))
+    texts = {name: {place: set(_words(text)) for place, text in _texts(name).items()} for name in recipe_files()}
+    places = {
+        name: {word: [p for p, has in words.items() if any(_alike(word, other) for other in has)] for word in asked}
+        for name, words in texts.items()
+    }
+    common = {word: sum(bool(where[word]) for where in places.values()) for word in asked}
+    found = []
+    for name, where in places.items():
+        score = sum(WEIGHTS[p] * math.log(1 + len(texts) / common[word]) for word in asked for p in where[word])
+        if has := tuple(word for word in asked if where[word]):
+            found.append(Found(name, has, score))
+    if not found:
+        raise ConfigError(
+            f"recipes find: no recipe has a word of {query!r:.80}; try who plays (planner, judge), what they do "
+            "(debate, search, code) or what you have (labels, a verifier), or see: maporl recipes list"
+        )
+    return sorted(found, key=lambda one: (-len(one.words), -one.score, one.name))
+
+
+def _texts(name: str) -> dict[str, str]:
+    """Return the texts of a recipe in which words are looked for, by their place in :data:`WEIGHTS`."""
+    card, values = card_of(name), read_yaml(recipe_file(name))
+    roles = [str((section or {}).get("role", "")) for section in values["agents"].values()]
+    axes = axes_of(name)
+    tags = [*values["agents"], *roles, *axes.values(), NEEDS[axes["need"]][0], values.get("task", {}).get("name", "")]
+    notes = f"{card.paper} {card.exact} {card.differs}"
+    return {"name": name, "title": card.title, "prefer": card.prefer, "tags": " ".join(tags), "notes": notes}
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _NO_WORDS]
+
+
+def _alike(word: str, other: str) -> bool:
+    """Return whether two words are forms of one.
+
+    >>> _alike("tests", "tester"), _alike("coder", "code"), _alike("planner", "plan"), _alike("art", "arena")
+    (True, True, True, False)
+    """
+    short, long = sorted((_stem(word), _stem(other)), key=len)
+    return word == other or (len(short) >= 3 and long.startswith(short) and len(long) - len(short) <= 1)
+
+
+def _stem(word: str) -> str:
+    ending = next((e for e in _ENDINGS if word.endswith(e) and len(word) - len(e) >= 3), "")
+    return word.removesuffix(ending)
+
+
 def index_page() -> str:
     """Return the paper index as Markdown: every recipe with its source. ``docs/recipes.md`` is this text."""
     lines = [
         "# Recipes: an index of papers",
         "",
-        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen. `maporl recipes show NAME` prints "
-        "it, with the files that it",
-        "extends: a variant of another recipe has only what differs.",
-        "`maporl recipes try NAME` runs three updates of it, or two rounds, with tiny models, shows their rewards and "
-        "leaves a page.",
-        '`maporl train NAME KEY=VALUE ...` runs it. To change one axis, change one line. A setting that "Exact" does not name, such',  # noqa: E501
-        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',  # noqa: E501
-        'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',  # noqa: E501
-        '"Corrected" says what an earlier form of the recipe did wrongly although its card called it right, and until when.',  # noqa: E501
-        "(`python -m maporl.config.recipes` writes this page.)",
+        "Each recipe is one file in `configs/ppo/recipes/` that fits on one screen.",
+        "",
+        "```text",
+        'maporl recipes find "planner coder tests"',
+        "maporl recipes list",
+        "maporl recipes show cory",
+        "maporl recipes try cory",
+        "```",
+        "",
+        "`find` looks for words in names, titles, agents and notes. `list` orders recipes by what you have, and",
+        "`--by credit`, `loop` or `protocol` by what an answer is compared with, how policies take turns to learn, or who",
+        "speaks when. `show` prints the card and the file. `try` runs three updates, or two rounds, with tiny models and",
+        "leaves a page. `maporl train NAME KEY=VALUE ...` runs it.",
+        "",
+        "## What do you have?",
+        "",
+        "| you have | start with | others |",
+        "|---|---|---|",
+        *map(_need_row, NEEDS),
         "",
         'Status is "exact" where the formulas were read in the paper or its code and tests pin them, "reconstructed" where a part of them was',  # noqa: E501
         'not available and was filled in, and "inspired" where only the idea is the paper\'s. Cost is the number of tokens that pass through',  # noqa: E501
@@ -164,21 +255,15 @@ def index_page() -> str:
         "critic on its trunk, a",
         "reference, one epoch. A token that is trained counts three times. `python benchmarks/recipe_costs.py` counts "
         "it with tiny models.",
-        "`maporl recipes list --by need` (or `credit`, `loop`, `protocol`) lists recipes by what you need for them, "
-        "by what an answer is",
-        "compared with, by how policies take turns to learn, and by who speaks when.",
         "",
-        "## Where to start",
-        "",
-        "| you have | start with | need | other recipes |",
-        "|---|---|---|---|",
-        *map(_need_row, NEEDS),
-        "",
+        *(line for need in NEEDS for line in _family(need)),
         "## All recipes",
         "",
-        "| recipe | status | cost | need | credit | loop | protocol | prefer it when |",
-        "|---|---|---|---|---|---|---|---|",
-        *map(_index_row, recipe_files()),
+        'A variant of another recipe has only what differs. To change one axis, change one line. A setting that "Exact" does not name, such',  # noqa: E501
+        'as a length or a learning rate, may differ from the paper without being listed. "Inert" names options that have no effect',  # noqa: E501
+        'in this recipe, and says why: changing one of them, and nothing else, changes nothing. "Checked by" names the tests that pin a recipe\'s numbers.',  # noqa: E501
+        '"Corrected" says what an earlier form of the recipe did wrongly although its card called it right, and until when.',  # noqa: E501
+        "(`python -m maporl.config.recipes` writes this page.)",
         "",
     ]
     for name in recipe_files():
@@ -206,10 +291,31 @@ def index_page() -> str:
     return "\n".join(lines)
 
 
+def families() -> dict[str, list[str]]:
+    """Return the recipes by what a user has (:data:`NEEDS`), in its order: the one to start with, and then by name."""
+    by_need = by_axis("need")
+    return {need: [start, *(name for name in by_need[need] if name != start)] for need, (_, start) in NEEDS.items()}
+
+
 def _need_row(need: str) -> str:
-    (words, start), others = NEEDS[need], by_axis("need")[need]
-    links = ", ".join(f"[`{name}`](#{name})" for name in others if name != start)
-    return f"| {words} | [`{start}`](#{start}) | {need} | {links} |"
+    words, start = NEEDS[need]
+    return f"| [{words}](#{_anchor(words)}) | [`{start}`](#{start}) | {len(families()[need]) - 1} |"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+
+
+def _family(need: str) -> list[str]:
+    """Return the section of a family: its recipes, with what they are preferred for first."""
+    return [
+        f"### {NEEDS[need][0]}",
+        "",
+        "| prefer it when | recipe | status | cost | credit | loop | protocol |",
+        "|---|---|---|---|---|---|---|",
+        *map(_index_row, families()[need]),
+        "",
+    ]
 
 
 def _bases(name: str) -> list[str]:
@@ -219,9 +325,9 @@ def _bases(name: str) -> list[str]:
 
 
 def _index_row(name: str) -> str:
-    card = card_of(name)
-    cells = (f"[`{name}`](#{name})", card.status, card.cost_in_words, *axes_of(name).values(), card.prefer)
-    return f"| {' | '.join(cells)} |"
+    card, axes = card_of(name), axes_of(name)
+    chosen = (axes[axis] for axis in ("credit", "loop", "protocol"))
+    return f"| {' | '.join((card.prefer, f'[`{name}`](#{name})', card.status, card.cost_in_words, *chosen))} |"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from maporl.rewards.labels import (
     is_judgement,
     is_verdict,
     label,
+    majority,
     near,
     readable,
     tokens,
@@ -93,6 +94,7 @@ SOURCES = Parts(
         "near": _function(near, answers_only=True),
         "f1": _function(f1, answers_only=True),
         "faithful": "maporl.methods.prover_verifier:build",
+        "majority": _function(majority, answers_only=True),
         "verdict": _function(verdict),
         "critical_steps": _function(critical_steps),
         "tokens": _function(tokens),
@@ -110,7 +112,7 @@ SOURCES = Parts(
 """Builds each source: ``(reward section, voices) -> source``. ``voices`` are what it may ask of the team's models. The
 source of one method alone is in :mod:`maporl.methods`, and its module is imported when the source is built."""
 
-ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "brevity", "verifier", "judge", "arena"})
+ANSWERS_ONLY = frozenset({"label", "format", "near", "f1", "majority", "brevity", "verifier", "judge", "arena"})
 """The sources of :data:`SOURCES` that score answers only (:attr:`RewardSource.answers_only`). ``maporl check`` must
 know it without building them, because some load a model."""
 

@@ -1,11 +1,13 @@
 """Reward sources that need no model: right or wrong, readable, near, of the same words, brief. Imports no torch."""
 
+from collections import Counter
 from fractions import Fraction
 
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
-from maporl.tasks.grading.numbers import number
+from maporl.tasks.grading.answers import final_answer
+from maporl.tasks.grading.numbers import canonical, number
 from maporl.tasks.grading.spans import token_f1
 from maporl.types import Dialogue, Utterance
 
@@ -62,6 +64,41 @@ def verdict(dialogues: list[Dialogue], task: Task) -> Values:
     """
     grade_answers(dialogues, task)
     return [[_true_verdict(d, u) for u in d.utterances] for d in dialogues]
+
+
+def majority(dialogues: list[Dialogue], task: Task) -> Values:
+    """Return 1 for an answer that agrees with the majority of a question's last answers, and 0 otherwise. It reads no
+    label (TTRL, arXiv 2504.16084; of a debate: MACA, arXiv 2509.15172).
+
+    The voters are the answers of the last turn of all dialogues on the question in this update. An answer without a
+    final answer votes for nothing and earns 0. If n answers have equally many votes, each of them earns 1/n. Agreement
+    is paid whether it is right or wrong: a team can earn it by one answer to every question.
+    """
+    grade_answers(dialogues, task)
+    votes: dict[tuple[int, str], Counter[str]] = {}
+    for d in dialogues:
+        for u in d.at(d.turns() - 1) if not d.without else ():
+            if (given := _final(u)) is not None:
+                votes.setdefault((d.prompt, d.asked(u).question), Counter())[given] += 1
+
+    def agreed(dialogue: Dialogue, utterance: Utterance) -> float | None:
+        if not utterance.answers:
+            return None
+        counts = votes.get((dialogue.prompt, dialogue.asked(utterance).question), Counter())
+        most = [answer for answer, count in counts.items() if count == max(counts.values())]
+        return 1 / len(most) if _final(utterance) in most else 0.0
+
+    return [[agreed(d, u) for u in d.utterances] for d in dialogues]
+
+
+def _final(utterance: Utterance) -> str | None:
+    """Return the final answer by which votes are counted. A task without labels has read none."""
+    if utterance.grade is not None and utterance.grade.answer is not None:
+        return utterance.grade.answer
+    if utterance.grade is not None and utterance.grade.correct is not None:
+        return None
+    written = final_answer(utterance.words())
+    return None if written is None else canonical(written)
 
 
 def is_verdict(utterance: Utterance) -> bool:

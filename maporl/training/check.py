@@ -171,6 +171,13 @@ def _branched_credit(branching: BranchingSection, reward: RewardSection, protoco
             "proposals with those to all questions of an update",
             "use how: independent or fork_first, or leave repeats out",
         )
+    if kind.judges and "majority" in reward.sources:
+        yield Fault(
+            "branching",
+            f"{how} compares the answers to each question while it is played, but reward.sources: majority needs the "
+            "last answers of all its dialogues",
+            "use how: independent or fork_first, or leave majority out",
+        )
     if not kind.final:
         return
     for key, along in _looks_along(reward).items():

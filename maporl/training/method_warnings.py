@@ -98,6 +98,14 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
     if config.reward.sources.get("label", 1.0) < 0:
         what = f"label has the weight {config.reward.sources['label']:g}, so right answers cost"
         yield Fault("reward.sources", what, severity="warning")
+    if config.reward.sources.get("majority", 0.0) > 0 and "label" not in config.reward.sources:
+        yield Fault(
+            "reward.sources",
+            "majority pays agreement, right or wrong, so that a team which gives one answer to every question earns all "
+            "of it",
+            "watch the accuracy on held-out questions that have labels, and the entropy, and stop when the accuracy falls",
+            "warning",
+        )
     plain = RewardSection()
     inert = [name for name in ("horizon", "share", "discount") if getattr(config.reward, name) != getattr(plain, name)]
     if config.reward.rules and inert:

@@ -16,7 +16,7 @@ from recipe_lengths import BRIEF, LONGER
 
 from maporl.config import files
 from maporl.config.files import recipe_folder
-from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, index_page, recipe_files
+from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, find, index_page, recipe_files
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
 from maporl.runs import train as run
@@ -108,7 +108,8 @@ def test_a_new_variant_is_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "recipe_folder", lambda: tmp_path / "recipes")
     card, page = card_of("iac_late"), index_page()
     assert card.title == "Late IAC" and card.cost is None and card.paper == card_of("iac").paper
-    assert "| [`iac_late`](#iac_late) | exact | not counted | labels | critic, turn_gae | on-policy | debate |" in page
+    row = f"| {card.prefer} | [`iac_late`](#iac_late) | exact | not counted | critic, turn_gae | on-policy | debate |"
+    assert row in page.split("### A team, and questions with labels\n")[1].split("###")[0]
     assert "A variant of [`iac`](#iac), which its file extends." in page.split("## `iac_late`")[1].split("## ")[0]
     assert load("iac_late").advantage == dataclasses.replace(load("iac").advantage, gamma=0.8)
 
@@ -131,9 +132,36 @@ def test_each_need_has_a_recipe_to_start_with():
     for need, (_, start) in NEEDS.items():
         assert axes_of(start)["need"] == need
         assert card_of(start).status == "exact"
-    needs = {"arenarl": "a judge", "comas": "a judge", "spice": "a proposer", "oni": "a game", "marlhf": "rows",
+    needs = {"arenarl": "a judge", "comas": "no labels", "debate_majority": "no labels", "spice": "a proposer", "oni": "a game", "marlhf": "rows",
              "at_grpo_code": "tools", "reseek": "tools", "mhgpo": "labels"}  # fmt: skip
     assert {name: axes_of(name)["need"] for name in needs} == needs
+
+
+def test_recipes_are_found_by_words_in_any_of_their_forms():
+    found = find("planner coder tests")
+    assert [(one.name, one.words) for one in found[:2]] == [
+        ("flow_grpo", ("planner", "coder", "tests")), ("at_grpo_code", ("coder", "tests")),
+    ]  # fmt: skip
+    assert find("PLANS, code & tested") != [] and find("planner coder tests") == found, "the same at every call"
+    assert find("debate no labels")[0].name == "debate_majority" and find("cory")[0].name == "cory"
+    counts = [len(one.words) for one in found]
+    assert counts == sorted(counts, reverse=True) and all(one.score > 0 for one in found)
+    with pytest.raises(ConfigError, match="no recipe has a word of 'zebra'"):
+        find("zebra")
+
+
+def test_lists_and_finds_are_read_in_80_columns():
+    for words in (["list"], ["list", "--by", "credit"], ["find", "planner", "coder", "tests"]):
+        lines = maporl("recipes", *words).stdout.splitlines()
+        assert max(map(len, lines)) <= 80 and "prefer it when" in "".join(lines)
+        tables = [line for line in lines if line.startswith("prefer it when")]
+        assert tables and all("recipe" in line for line in tables), "what a recipe is preferred for comes first"
+        names = [name for line in lines for name in NAMES if f" {name} " in f"{line} "]
+        assert set(names) == set(NAMES) or words[0] == "find", "no name is cut"
+    lines = " ".join(maporl("recipes", "list").stdout.split())
+    assert [lines.index(f"{words}; start with {start}") for words, start in NEEDS.values()] == sorted(
+        lines.index(f"{words}; start with {start}") for words, start in NEEDS.values()
+    )
 
 
 def test_the_commands_list_show_and_refuse():

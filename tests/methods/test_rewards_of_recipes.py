@@ -319,6 +319,29 @@ def test_recipes_compare_what_their_cards_say(tmp_path, name, script, expected):
     assert {agent for _, agent, _ in found} == {agent for _, agent, _ in expected}, "those that learn"
 
 
+def test_two_debaters_without_labels_are_paid_by_the_majority(tmp_path):
+    """Four last answers are wrong and two right, so that the recipe debate_majority pays the wrong one."""
+    said = {(0, "ann", 0): "right", (2, "ann", 1): "right", (2, "bob", 1): "right"}
+    found = paid("debate_majority", tmp_path, lambda *cell: said.get(cell, "wrong"), 3)
+    assert {cell: credit for cell, (credit, _) in found.items()} == {
+        (r, agent, t): 0.0 if (r, agent, t) in said else 1.0
+        for r in range(3)
+        for agent in ("ann", "bob")
+        for t in (0, 1)
+    }
+    ann, bob = {0.0: -1.2910, 1.0: 0.6455}, {0.0: -2.0412, 1.0: 0.4082}  # two of six, and one of six
+    for (_, agent, _), (credit, advantage) in found.items():
+        assert advantage == pytest.approx({"ann": ann, "bob": bob}[agent][credit], abs=1e-4)
+
+
+def test_a_team_that_always_agrees_earns_everything_and_is_warned_of(tmp_path):
+    """That is what debate_majority can collapse into: nothing moves it away any more."""
+    found = paid("debate_majority", tmp_path, lambda *cell: "wrong", 3)
+    assert set(found.values()) == {(1.0, 0.0)}
+    warned = check_run(from_dict(tiny_version("debate_majority", str(tmp_path / "run"))))
+    assert sum("majority pays agreement, right or wrong" in line for line in warned) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "script", "expected"),
     [

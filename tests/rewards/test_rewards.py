@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from maporl import Arithmetic
+from maporl import Arithmetic, Prompts
 from maporl.config.schema import BonusSection, EnvironmentSection, PenaltySection, RewardSection
 from maporl.environments.base import Environment
 from maporl.environments.rooms import EnvironmentSpec, Room
 from maporl.rewards import assign_credit
 from maporl.rewards.functions import CompletionReward
-from maporl.rewards.labels import Brevity, verdict
+from maporl.rewards.labels import Brevity, majority, verdict
 from maporl.types import Dialogue, Example, Grade, Stop, Utterance
 
 AGENTS = ("ann", "bob")
@@ -149,3 +149,27 @@ def test_a_reward_function_gets_the_environments_of_an_agent_but_for_lost_ones()
     CompletionReward(paid)([dialogue], Arithmetic(largest=9))
     shop, bank, _ = (room.world for room in rooms)
     assert seen == [{"shop": shop, "bank": bank}, shop, None]
+
+
+def test_a_majority_has_voters_of_all_debates_and_reads_no_label():
+    """Two dialogues on one question and one on another, without labels. A hint and an ablation have no vote."""
+
+    def debate(prompt, last, first="9", without=()):
+        texts = [("ann", 0, first), ("bob", 0, "so I do not know"), *(("ab"[n], 1, t) for n, t in enumerate(last))]
+        said = [utterance(n, agent, turn, grade=None) for n, (agent, turn, _) in enumerate(texts)]
+        for u, (_, _, text) in zip(said, texts, strict=True):
+            u.text = text
+        hint = utterance(4, "ann", 1, grade=None, answers=False)
+        return Dialogue(Example("e", f"question {prompt}", ""), [*said, hint], prompt=prompt, without=without)
+
+    task = Prompts([{"prompt": "How many?"}])
+    played = [
+        debate(0, ["Answer: 4", "4"], first="Answer: 4.0"),
+        debate(0, ["5", "4"]),
+        debate(0, ["7", "7"], without=("ann",)),
+        debate(1, ["1", "2"]),
+    ]
+    assert majority(played, task) == [
+        [1.0, 0.0, 1.0, 1.0, None], [0.0, 0.0, 0.0, 1.0, None], [0.0, 0.0, 0.0, 0.0, None], [0.0, 0.0, 0.5, 0.5, None],
+    ]  # fmt: skip
+    assert majority([debate(2, ["so", "hm it is so"], first="so what")], task) == [[0.0, 0.0, 0.0, 0.0, None]]
