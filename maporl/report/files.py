@@ -61,7 +61,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 MOST_CHARACTERS = 20_000
-"""The most that is read of a file of sentences. A longer one is none that a run has written."""
+"""The most that is read of a file of sentences. A run writes shorter ones."""
 
 
 def read_lines(file: Path) -> list[str]:

@@ -107,6 +107,24 @@ def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
     assert len((tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_the_first_team_is_checked_and_trains_with_a_tiny_model_in_place_of_the_hubs(tmp_path, monkeypatch):
+    from maporl.runs.train import train
+    from maporl.validation.load import load
+    from maporl.validation.preflight import check_run
+
+    page = ROOT / "docs/first_team.md"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(page, "python")[0], "questions.py", "exec"), {})
+    (tmp_path / "team.yaml").write_text(blocks(page, "yaml")[0])
+    tiny = "{tiny: {alphabet: 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789*?., :\\n', context: 512}}"
+    small = [f"agent_defaults={tiny}", "updates=1", "training.per_device_train_batch_size=4", "evaluation.questions=4"]
+    config = load("team.yaml", small)
+    lines = check_run(config)
+    assert "task gsm8k: 61 questions, 20 held out" in lines and "score: label" in lines
+    _, after = train(config, resume=False, quiet=True)
+    assert after.questions == 4
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda p: p.stem)
 def test_the_commands_of_a_page_exist_with_their_options(page):
     command = typer.main.get_command(app)
