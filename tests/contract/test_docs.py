@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import shlex
+import string
 from collections.abc import Mapping
 
 import click
@@ -88,8 +89,6 @@ def test_a_reader_is_shown_how_each_part_is_named():
 
 def test_the_readmes_screen_of_python_trains(tiny, tmp_path, monkeypatch):
     """As it stands there, with tiny models in place of those of the hub, and a single small update."""
-    import string
-
     import transformers
 
     monkeypatch.chdir(tmp_path)
@@ -116,7 +115,8 @@ def test_the_first_team_is_checked_and_trains_with_a_tiny_model_in_place_of_the_
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks(page, "python")[0], "questions.py", "exec"), {})
     (tmp_path / "team.yaml").write_text(blocks(page, "yaml")[0])
-    tiny = "{tiny: {alphabet: 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789*?., :\\n', context: 512}}"
+    alphabet = string.ascii_letters + string.digits + "*?., :\n"
+    tiny = json.dumps({"tiny": {"alphabet": alphabet, "context": 512}})
     small = [f"agent_defaults={tiny}", "updates=1", "training.per_device_train_batch_size=4", "evaluation.questions=4"]
     config = load("team.yaml", small)
     lines = check_run(config)
