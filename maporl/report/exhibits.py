@@ -104,17 +104,15 @@ def _clearest(changes: Iterable[Change]) -> Change | None:
 
 
 def _heard(change: Change, right: bool) -> str:
-    """Whose right or wrong answers the agent was shown in between, in words."""
+    """Whose right or wrong answers the agent was shown in between, or who else spoke to it, in words."""
     said = {u.id: u for u in change.one.dialogue.utterances}
-    names = [
-        said[parent].agent
-        for parent in change.now.parents
-        if parent in said and said[parent].agent != change.now.agent and _is(said[parent], right)
-    ]
-    if not names:
-        return ""
-    what = f"{listed(list(dict.fromkeys(names)))}\u2019s {'right' if right else 'wrong'} answer"
-    return f", was shown {what}{'s' if len(set(names)) > 1 else ''},"
+    others = [said[p] for p in change.now.parents if p in said and said[p].agent != change.now.agent]
+    answered = list(dict.fromkeys(u.agent for u in others if _is(u, right)))
+    spoke = list(dict.fromkeys(u.agent for u in others if u.grade is None or u.grade.correct is None or not u.answers))
+    if answered:
+        what = f"{listed(answered)}\u2019s {'right' if right else 'wrong'} answer"
+        return f", was shown {what}{'s' if len(answered) > 1 else ''},"
+    return f", was shown what {listed(spoke)} said," if spoke else ""
 
 
 def _is(u: Utterance, right: bool) -> bool:

@@ -107,7 +107,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "exhibits": exhibits(run),
         "setup": setup(run),
         "learns_from": [visible(text) for text in run.learns_from or learns_from(run)],
-        "how_drawn": how_drawn(run).strip(),
+        "how_drawn": how_drawn(run).strip() if run.before or run.after else "",
         "tables": [] if is_game(run) else [table for table in tables if table is not None],
         "told": [{"title": title, "text": parts[title]} for title in TOLD if title in parts],
         "story": story(run),

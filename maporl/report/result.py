@@ -124,7 +124,7 @@ def _of_answers(run: Run) -> tuple[str, list[Number]]:
             [*held_out, *trained[-2:]] if held_out else trained,
         )
     talking = talking_gain(run)
-    note = "" if talking is None else "last turn"
+    note = "last turn" if run.after is not None and len(run.after.turns) > 1 else ""
     numbers = [_share("Before training", before, note)] if before else []
     numbers.append(_share("After training", after, note))
     if talking is not None:

@@ -177,6 +177,21 @@ def test_the_two_dialogues_are_held_out_and_say_what_changed(tmp_path):
     assert worse["told"] == "bob was right in turn 1 and is wrong in turn 2." and worse["key"] == "after/q7"
 
 
+def test_who_spoke_to_an_agent_that_changed_its_answer_is_named(tmp_path):
+    draft, check, final = (
+        utterance(0, "solver", 0, *WRONG), utterance(1, "critic", 0, None, False, parents=(0,), answers=False, text="Look again."),
+        utterance(2, "solver", 1, *RIGHT, parents=(1,)),
+    )  # fmt: skip
+    check.grade = None
+    played = [Dialogue(Example("q", "1+1=", "2"), [draft, check, final])]
+    better, worse = exhibits(read_run(write_run(tmp_path / "run", before=None, after=played)))
+    assert better["told"] == "solver was wrong in turn 1, was shown what critic said, and is right in turn 2."
+    assert [(line["agent"], line["correct"]) for line in better["lines"]] == [
+        ("solver", False), ("critic", None), ("solver", True),
+    ]  # fmt: skip
+    assert worse["lines"] == [] and "No right answer became wrong in 1 held-out dialogue" in worse["told"]
+
+
 def test_what_no_held_out_dialogue_shows_is_taken_from_training_or_said_in_words(tmp_path):
     spoiled = heard("t", (RIGHT, WRONG), (WRONG, WRONG))
     run = read_run(write_run(tmp_path / "one", after=AFTER[:7], dialogues=[spoiled]))

@@ -717,13 +717,14 @@ def everything_told(run, folder=None):
     page = {**shown, "dialogues": [], "rewards": {}, "runs": [{**shown["runs"][0], "config": ""}]}
     compared = payload([record, record])
     frame(record, 80)
-    return " ".join([json.dumps(page), json.dumps(compared["summary"]), card(record, "org/team", ["ann"])]), compared
+    return " ".join([json.dumps(page), json.dumps(compared["comparison"]), card(record, "org/team", ["ann"])]), compared
 
 
 def test_a_report_without_a_configuration_claims_nothing(records):
     text, compared = everything_told(records)
     assert not [claim for claim in CLAIMS if claim in text]
-    assert compared["summary"][0]["protocol"] == compared["summary"][0]["task"] == "-" and not compared["comparable"]
+    rows = {row["key"]: row["values"] for row in compared["comparison"]["results"]}
+    assert rows["protocol"] == rows["task"] == ["\u2013", "\u2013"] and not compared["comparison"]["comparable"]
     assert told(records)["The team"] == "ann and bob."
 
 
