@@ -5,6 +5,9 @@
 PYTHON ?= python3
 # versions to install: constraints.txt has the newest that were tried, constraints-oldest.txt the oldest
 CONSTRAINTS ?= constraints.txt
+# the build of PyTorch: cpu for processors alone, cu126 and others for a version of CUDA. Without it, pip takes what PyPI has:
+# on Linux the build for the newest CUDA
+TORCH ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 # tests at a time, each on one thread: trainings that share cores wait for each other's threads. Many tests wait for processes
@@ -21,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c $(CONSTRAINTS) torch
+	$(PIP) install -c $(CONSTRAINTS) $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH)) torch
 	$(PIP) install -c $(CONSTRAINTS) -e .
 	touch $@
 

@@ -70,7 +70,8 @@ def load_config(values: list[str] | None, config: Path | None, set_: list[str] |
         got = " and ".join(map(repr, files)) or "none"
         raise ConfigError(
             f"expected one configuration file, got {got}; other words are KEY=VALUE, without spaces, for example: "
-            "configs/ppo/quickstart.yaml updates=10"
+            "configs/ppo/quickstart.yaml updates=10, and with the launcher: accelerate launch --config_file "
+            "configs/accelerate/single.yaml train_multi_agent.py --config configs/ppo/quickstart.yaml --set updates=10"
         )
     return load(files[0], [*(set_ or []), *_overrides(values)], trains)
 

@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe; see: maporl recipes list")]
+NameOrFile = Annotated[str, typer.Argument(metavar="NAME", help="A recipe, or a configuration's YAML file.")]
 SHOWN = re.compile(r"reward/[^/]+|.*/(loss/policy_avg|grad_norm)|.*/stage_\d+/(rows|loss)")
 """Metrics that ``maporl recipes try`` prints: the mean rewards, and of every policy its loss and its gradient or rows.
 """
@@ -116,7 +117,7 @@ def show(name: Name) -> None:
 
 @app.command("try")
 @command
-def try_(name: Name) -> None:
+def try_(name: NameOrFile) -> None:
     """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page.
 
     It goes to a new temporary folder.
@@ -132,8 +133,8 @@ def try_(name: Name) -> None:
     from trl_ext.process.threads import use
 
     values = tiny_version(name, "")
-    folder = tempfile.mkdtemp(prefix=f"maporl-{name}-")  # not before the name is known to be a recipe's
-    config = from_dict(values | {"output_dir": f"{folder}/{name}"}, name)
+    folder = tempfile.mkdtemp(prefix=f"maporl-{Path(name).stem}-")  # not before the name is known to be a recipe's
+    config = from_dict(values | {"output_dir": f"{folder}/{Path(name).stem}"}, name)
     for line in check_run(config):
         echo(line)
     use(threads_of(config))

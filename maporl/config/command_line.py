@@ -7,6 +7,7 @@ the fields, so that the command line can neither miss an option nor disagree abo
 import gc
 import inspect
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from io import StringIO
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
@@ -50,6 +52,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(**options: Any) -> None:
         with known_errors(options.get("quiet", False)):
+            options = with_home(options)
             for name, kind in built.items():
                 options[name] = kind(**{field.name: _read(field, options.pop(field.name)) for field in fields(kind)})
             function(**options)
@@ -64,6 +67,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def with_home(value: Any) -> Any:
+    """Return what a user typed with the home folder in every word that begins with ``~/``, as ``--output=~/runs``.
+
+    Shells write it only where such a word stands alone.
+    """
+    if isinstance(value, dict):
+        return {name: with_home(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [with_home(part) for part in value]
+    known = isinstance(value, str | Path) and str(value).startswith("~/")
+    return type(value)(os.path.expanduser(value)) if known else value
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
             nearest known keys.
     """
     _check_values(values, where)
-    values = dict(values)
+    values = with_home(values)
     values.pop("recipe", None)
     defaults = values.pop("agent_defaults", None)
     if not isinstance(defaults, dict | None):
@@ -121,6 +121,21 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
             for name, section in agents.items()
         }
     return validated(Config, values, where)
+
+
+def with_home(values: Any) -> Any:
+    """Return plain values with the home folder of this user in every text that begins with ``~/``.
+
+    A shell writes it into a word of its own, but not behind ``=``, and nobody does in a file.
+
+    >>> with_home({"output_dir": "~/runs", "updates": 3})["output_dir"] == os.path.expanduser("~/runs")
+    True
+    """
+    if isinstance(values, dict):
+        return {key: with_home(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(map(with_home, values))
+    return os.path.expanduser(values) if isinstance(values, str) and values.startswith("~/") else values
 
 
 def to_yaml(config: Config) -> str:

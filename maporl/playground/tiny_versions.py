@@ -2,6 +2,7 @@
 
 import copy
 import string
+from pathlib import Path
 from typing import Any
 
 from maporl.config.parse import read_yaml
@@ -12,12 +13,13 @@ BARE = {"intro": "", "line": "", "tags": "", "returned": "={text}", "failed": "=
 
 
 def tiny_version(name: str, output_dir: str) -> dict[str, Any]:
-    """Return the values of a recipe in a tiny version (see :func:`shrunk`).
+    """Return the values of a recipe, or of a configuration's YAML file, in a tiny version (see :func:`shrunk`).
 
     Raises:
-        ConfigError: no recipe has this name.
+        ConfigError: no recipe has this name, or the file cannot be read.
     """
-    return shrunk(read_yaml(recipe_file(name)), output_dir)
+    file = Path(name)
+    return shrunk(read_yaml(file if file.suffix in (".yaml", ".yml") else recipe_file(name)), output_dir)
 
 
 def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
@@ -124,8 +126,9 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         verifier = values["reward"]["verifier"]
         verifier.pop("model", None)
         verifier["tiny"] = tiny | {"layers": 1}
-        if "learn_every" in verifier:
-            verifier |= {"learn_every": 1, "learning_rate": 1e-3}
+        verifier |= {"learn_every": 1, "learning_rate": 1e-3}  # a random one knows nothing
+    if "min_tokens" in (values["reward"].get("penalties") or {}):
+        values["reward"]["penalties"]["min_tokens"] = 2
     if "brevity" in values["reward"]:
         values["reward"]["brevity"] = {"tokens": values["ppo"]["response_length"]}
     length = {} if "loop" in values else {"updates": 3}

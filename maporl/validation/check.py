@@ -62,8 +62,6 @@ def _output(run: ResolvedRun) -> Iterator[Fault]:
     """Yield why the output folder can be none."""
     name = run.config.output_dir
     folder = Path(name)
-    if folder.parts[:1] == ("~",):
-        yield Fault("output_dir", f"{name!r:.80}: '~' is not replaced here", "write out the folder")
     try:
         there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     except OSError as error:  # such as a name that is too long

@@ -38,10 +38,11 @@ from maporl.training.args import MultiAgentPPOConfig
 from maporl.training.learns_from import learns_from, who_learns
 from maporl.training.lonely import lonely_groups
 from maporl.training.method_warnings import method_warnings, narrow_sampling
-from maporl.validation import servers
+from maporl.validation import disk, servers
 from maporl.validation.learning import schedule_warnings
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
-from trl_ext.process.devices import accelerator, main_bytes, total_bytes
+from trl_ext.process import distributed
+from trl_ext.process.devices import accelerator, accelerators, main_bytes, total_bytes
 
 
 def training_arguments(config: Config) -> MultiAgentPPOConfig:
@@ -165,6 +166,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
             run, longest, dialogues, main_bytes() if memory.training_on_cpu(config) else total_bytes()
         ),
         str(threads_of(config)),
+        *_launch_line(config),
         *cluster.group_lines(config),
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
@@ -192,6 +194,18 @@ def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
     if not rehearsal.run.config.loop.stages:
         yield from lonely_groups(rehearsal.grouping())
         yield from method_warnings(rehearsal.run)
+
+
+def _launch_line(config: Config) -> list[str]:
+    """Return a line if this process would leave accelerators of the machine idle."""
+    idle = len(accelerators()) - 1
+    alone = config.cluster.backend == "local" and config.training.placement == "shared" and distributed.size() == 1
+    if not alone or config.training.use_cpu or idle < 1:
+        return []
+    return [
+        f"processes: 1, and this machine has {idle + 1} accelerators: to use all, accelerate launch --config_file "
+        f"configs/accelerate/multi_gpu.yaml --num_processes {idle + 1} train_multi_agent.py --config FILE"
+    ]
 
 
 def _run_lines(config: Config, dialogues: int, condition: str, task: Task) -> list[str]:
@@ -270,6 +284,7 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     """
     parts = [_options_alone if part is _training and has_trainer else part for part in PARTS]
     yield from each((*parts, servers.check) if ask_servers else parts, run)
+    yield from each((disk.check,), run)
     unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
     yield from unread
     if unread:

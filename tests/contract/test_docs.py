@@ -7,7 +7,9 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import string
+import subprocess
 from collections.abc import Mapping
 
 import click
@@ -261,3 +263,20 @@ def test_every_row_of_the_metrics_defines_something_of_its_own():
         example = re.sub("|".join(places), lambda place: places[place[0]], metric.name)
         for name in (example, f"eval_{example}"):
             assert next(row for row in metric_panels.METRICS if row.pattern.fullmatch(name)) is metric, name
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("words", "torch"),
+    [([], " torch"), (["TORCH=cpu"], " --extra-index-url https://download.pytorch.org/whl/cpu torch")],
+)
+def test_one_variable_of_the_makefile_chooses_the_build_of_pytorch(words, torch):
+    done = subprocess.run(
+        ["make", "--dry-run", "quickstart", "VENV=nowhere", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = (line for line in done.stdout.splitlines() if line.endswith(" torch"))
+    assert line.endswith(f"-c constraints.txt{torch}")

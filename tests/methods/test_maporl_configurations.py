@@ -9,8 +9,11 @@ from stand_ins import (
     small,
     stand_ins,  # noqa: F401  # fixtures
 )
+from typer.testing import CliRunner
 
+from maporl.cli.main import app
 from maporl.config.parse import read_yaml
+from maporl.playground.tiny_versions import tiny_version
 from maporl.protocols import turns_of
 from maporl.runs import train as run
 from maporl.validation import preflight as run_checks
@@ -35,6 +38,25 @@ def test_it_checks_and_runs_two_updates(path, stand_ins, tmp_path, monkeypatch):
     assert f"accuracy/turn_{turns_of(config)}" in updates[-1]
     assert any(name.endswith("grad_norm") and value > 0 for name, value in updates[-1].items())
     assert (tmp_path / "run" / "final").is_dir()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_its_head_names_how_to_run_it_tiny_and_so_it_checks(path, tmp_path):
+    head = path.read_text().split("\nextends:")[0].split("\noutput_dir:")[0]
+    assert f"maporl recipes try configs/ppo/{path.name}" in head
+    whole, tiny = from_dict(read_yaml(path)), from_dict(tiny_version(str(path), str(tmp_path / "run")))
+    assert (tiny.reward.bonus, tiny.schedule, tiny.updates) == (whole.reward.bonus, whole.schedule, 3)
+    assert {name: agent.policy_per for name, agent in tiny.agents.items()} == {
+        name: agent.policy_per for name, agent in whole.agents.items()
+    }
+    assert not [line for line in run_checks.check_run(tiny) if line.startswith("warning")]
+
+
+def test_it_runs_tiny_without_a_download(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = CliRunner().invoke(app, ["recipes", "try", str(ROOT / "configs/ppo/maporl_gsm8k_2x2_label.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "update 3: reward/" in done.output and done.output.rstrip().endswith("report.html")
 
 
 def test_the_experiments_of_the_paper_are_all_there():

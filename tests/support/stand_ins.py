@@ -64,6 +64,8 @@ def small(path, root, folder):
     )
     if values["reward"].get("verifier"):
         values["reward"]["verifier"]["model"] = str(root / "verifier")
+    if values["reward"].get("penalties"):
+        values["reward"]["penalties"]["min_tokens"] = 2
     values["ppo"] |= {"response_length": 6, "num_mini_batches": min(values["ppo"]["num_mini_batches"], 2)}
     values["training"] |= {
         "per_device_train_batch_size": 4,

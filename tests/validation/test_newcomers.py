@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -37,6 +38,7 @@ from maporl.team.team import Team
 from maporl.tiny import build_tiny_tokenizer
 from maporl.training.lonely import lonely_groups
 from maporl.types import Ask
+from maporl.validation import disk, preflight
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from maporl.validation.rehearsal import Rehearsal, findings
@@ -401,7 +403,6 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_run(tmp_path):
     for output, message in (
         ("/proc/nowhere/run", "output_dir: '/proc/nowhere/run' cannot be written: nothing can be made in '/proc'"),
         (str(tmp_path / "file/run"), "file' is a file; expected a new or empty folder"),
-        ("~/run", "'~' is not replaced here"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_run(from_dict({**BASE, "output_dir": output}))
@@ -803,3 +804,66 @@ def test_the_folder_of_a_run_is_checked_as_its_configuration(tmp_path):
 def test_a_line_break_is_a_token_of_a_tiny_model_also_where_several_stand_together():
     tokenizer = build_tiny_tokenizer(TinySection(alphabet="ab\n"))
     assert tokenizer.encode("a\n\nb\n") == [3, 5, 5, 4, 5]
+
+
+# -- disks, homes and devices ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "training", "severity"),
+    [
+        (10e9, {"save_steps": 1}, None),
+        (0.201e9, {"save_steps": 1}, "warning"),
+        (0.201e9, {"save_steps": 1, "save_total_limit": 1}, None),
+        (0.201e9, {"save_steps": 0}, None),
+        (0.1e9, {"save_steps": 0}, "error"),
+    ],
+)
+def test_a_disk_that_is_too_full_is_told_before_the_run(monkeypatch, tmp_path, free, training, severity):
+    """Two tiny models leave 0.1 MB, and 0.3 MB with their optimizers in each of 500 checkpoints; 0.2 GB are spare."""
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    changes = {"output_dir": str(tmp_path / "run"), "updates": 500, "training": {**BASE["training"], **training}}
+    run = ResolvedRun(from_dict({**BASE, **changes}))
+    faults = list(disk.check(run))
+    assert [fault.severity for fault in faults] == [severity] * (severity is not None)
+    if severity == "warning":
+        assert "500 checkpoints of " in str(faults[0]) and "set training.save_total_limit: 1" in str(faults[0])
+
+
+def test_a_tilde_is_the_home_folder_in_every_path_of_a_configuration_and_of_a_command(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = {"name": "gsm8k", "source": "~/rows.jsonl", "eval_source": "~/rows.jsonl"}
+    verifier = {"model": "~/verifier"}
+    values = {
+        **BASE,
+        "output_dir": "~/run",
+        "task": rows,
+        "reward": {"verifier": verifier},
+        "agents": {"a": {"model": "~/m"}},
+    }
+    config = parse_config(values)
+    assert (config.output_dir, config.task["source"]) == (f"{tmp_path}/run", f"{tmp_path}/rows.jsonl")
+    assert (config.agents["a"].model, config.reward.verifier.model) == (f"{tmp_path}/m", f"{tmp_path}/verifier")
+    written(tmp_path, {"output_dir": "~/run"})
+    monkeypatch.chdir("/")
+    for words in (["~/mine.yaml"], ["--config=~/mine.yaml"], ["~/mine.yaml", "--set", "output_dir=~/run"]):
+        checked = CliRunner().invoke(app, ["check", *words])
+        assert checked.exit_code == 0 and f"questions into {tmp_path}/run\n" in checked.output, checked.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"), [({}, 0), ({"use_cpu": False}, 1), ({"use_cpu": False, "placement": "split"}, 0)]
+)
+def test_accelerators_that_one_process_would_leave_idle_are_told_with_the_launcher_s_file(monkeypatch, changes, told):
+    monkeypatch.setattr(preflight, "accelerators", lambda: ["cuda:0", "cuda:1"])
+    config = from_dict({**BASE, "training": {**BASE["training"], **changes}})
+    lines = preflight._launch_line(config)
+    assert len(lines) == told and all("configs/accelerate/multi_gpu.yaml --num_processes 2" in line for line in lines)
+
+
+def test_a_command_without_its_configuration_names_the_files_of_both_launchers():
+    said = CliRunner().invoke(app, ["train"])
+    assert said.exit_code == 2
+    for name in re.findall(r"\S+\.(?:yaml|py)", said.output):
+        assert (ROOT / name).exists(), name
+    assert "--config_file configs/accelerate/single.yaml train_multi_agent.py --config configs/ppo/" in said.output
