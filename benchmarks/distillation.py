@@ -9,9 +9,9 @@ have twice the updates. In ``none, then SFT`` the team of ``none`` answers all t
 SFT trainer teaches each agent its final answers that are right: as answers to the first prompt, and to the last one.
 
 What was expected before the first run (2026-11-26): without distillation the first turn stays at 50%; with it it rises
-by 10 points or more, and the final turn loses at most 3. Before the first run with SFT (2026-11-26): it raises the first
-turn by more than distillation does, because the right final answers of the training questions are nearly all there,
-and the final turn loses at most 3 points.
+by 10 points or more, and the final turn loses at most 3. Before the first run with SFT (2026-11-26): it raises the
+first turn by more than distillation does, because the right final answers of the training questions are nearly all
+there, and the final turn loses at most 3 points.
 
 Prints, and writes after each run, the percent of right answers of the first and the final turn on held-out questions,
 and the paired differences to ``none`` of the same length.
@@ -22,7 +22,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,15 @@ TAUGHT = {
 }
 
 
+@dataclass(frozen=True)
 class FinalAnswers(Builder):
     """Each agent's right final answers, as answers to its first prompt and to its last one."""
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
-        prompts = {row.place[:2] + (row.agent,): row.prompt_ids for row, _ in said(dialogues, turn=0)}
+        prompts = {(*row.place[:2], row.agent): row.prompt_ids for row, _ in said(dialogues, turn=0)}
         right = [row for row, _ in said(dialogues, turn=1) if row.value > 0.5]
         first = [
-            replace(row, prompt_ids=prompts[row.place[:2] + (row.agent,)], place=(*row.place[:2], row.place[2] - 2))
+            replace(row, prompt_ids=prompts[(*row.place[:2], row.agent)], place=(*row.place[:2], row.place[2] - 2))
             for row in right
         ]
         return [*first, *right]
@@ -110,7 +111,7 @@ def taught(run: Path) -> dict[str, Any]:
     folder = run.parent / "taught"
     agents = {name: {"tiny": None, "model": str(run / "final" / name)} for name in ("ann", "bob")}
     values = {**TAUGHT, "agents": agents, "output_dir": str(folder), "pythonpath": [str(Path(__file__).parent)]}
-    train(load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in values.items()]), quiet=True)
+    train(load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in values.items()]), resume=False, quiet=True)
     after = read_run(folder).after
     assert after is not None
     return ended(after)
