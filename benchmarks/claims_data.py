@@ -363,8 +363,8 @@ CLAIMS = {
             Comparison(FINAL, "varied verifier", "verifier", 1),
         ),
         verifiers={"verifier": USUAL, "varied verifier": VARIED},
-        remark=lambda mean: "The varied verifier's team ends "
-        f"{mean['labels'][FINAL] - mean['varied verifier'][FINAL]:.1f} points behind the team that learns from labels.",
+        remark=lambda mean: "The mean of the varied verifier's team minus that of the team that learns from labels is "
+        f"{mean['varied verifier'][FINAL] - mean['labels'][FINAL]:+.1f} points.",
     ),
     "at_grpo": Claim(
         title="Candidates compared in one state teach more than whole games compared with each other",
