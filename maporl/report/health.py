@@ -12,8 +12,10 @@ LARGE_CLIP = 0.3
 WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
 CAPTURED = 0.7
+EQUAL_SCORES = 1e-3
 """Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
-entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy."""
+entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy.
+:data:`EQUAL_SCORES` is a standard deviation of a verifier's scores of an update, which are from 0 to 1."""
 
 
 def health(run: Run) -> list[str]:
@@ -32,7 +34,18 @@ def health(run: Run) -> list[str]:
     told = [f"{name}: {text}" for name in sorted(names) if (text := _policy(updates, name, few, limit, one_step))]
     if told:
         told.insert(0, f"Numbers are means over the last {few_updates(few)} unless a sentence says otherwise.")
-    return [*_untrained(run, updates), *told]
+    return [*_untrained(run, updates), *_verifier(updates, few), *told]
+
+
+def _verifier(updates: list[dict[str, Any]], few: int) -> list[str]:
+    """A sentence about a verifier that scores all answers alike, over the last updates."""
+    spreads = [value for record in updates if (value := finite(record.get("verifier/spread"))) is not None][-few:]
+    if not spreads or max(spreads) >= EQUAL_SCORES:
+        return []
+    return [
+        f"The verifier gave all answers nearly the same score in the last {few_updates(few)} (standard deviation at "
+        f"most {max(spreads):.1g}), so that its scores taught nothing."
+    ]
 
 
 def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:
