@@ -1,4 +1,4 @@
-"""Whether a verifier can read a run's chats is said before the run, and a verifier that is none too."""
+"""Whether a verifier can read a run's chats is said before the run, and also if it cannot be loaded."""
 
 import pytest
 from tiny_run import config_of
