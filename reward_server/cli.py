@@ -7,7 +7,7 @@ import typer
 
 from maporl.config.command_line import command, printable_messages
 from maporl.errors import install_command
-from reward_server.options import ServerError, ServerOptions
+from reward_server.options import ServerError, ServerOptions, must_be_free
 from trl_ext.process.threads import wait_briefly
 
 
@@ -44,6 +44,7 @@ def serve(
     """
     if labels == (model is not None) or labels != (task is not None):
         raise ServerError("expected either --model DIR, or --task NAME with --labels")
+    must_be_free(options.host, options.port)
     wait_briefly()  # threads that wait by spinning would take the cores from those that score
     # oneDNN keeps 1,024 primitives, each made for one shape; batches have a new shape nearly every time
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")

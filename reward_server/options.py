@@ -1,6 +1,8 @@
 """How the server listens and what it refuses; the command line is made from these fields. Imports no torch."""
 
+import errno
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,24 @@ def read_token(file: Path | None) -> str | None:
     if not token:
         raise ServerError(f"--token-file {file}: is empty; expected the token on one line")
     return token
+
+
+def must_be_free(host: str, port: int) -> None:
+    """Check that a server can listen on a port, before it loads models. Port 0 takes any that is free.
+
+    Raises:
+        ServerError: the port is taken, may not be used, or the host is not an address of this machine.
+    """
+    try:
+        with socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, reuse_port=False
+        ):
+            pass
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        what = "is taken, perhaps by another server" if taken else f"cannot be listened on ({error.strerror or error})"
+        remedy = "stop it, or choose another --port" if taken else "choose another --host or --port"
+        raise ServerError(f"--host {host} --port {port}: the port {what}; {remedy}") from None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def generate(
 
     from maporl.tasks import build_task
     from maporl.team.team import Team
+    from maporl.verifier.balance import one_sided
     from maporl.verifier.generate import Shard, generate_samples
 
     task = build_task(settings.task, "train", settings.seed)
@@ -51,6 +52,8 @@ def generate(
     dropped = ", ".join(f"{reason} {n}" for reason, n in made["dropped"].items())
     state = "complete" if made["complete"] else "other processes are still at work"
     echo(f"{output}: {made['right']} right, {made['wrong']} wrong, dropped: {dropped or 'none'}; {state}")
+    if made["complete"] and (lack := one_sided(made["right"], made["wrong"])) is not None:
+        echo(f"warning: {lack}")
 
 
 @app.command()
@@ -85,7 +88,11 @@ def balance(
     for line in [*leak.source_lines(made.samples), *made.lines()]:
         console.print(line, soft_wrap=True)
     if not made.samples:
-        raise data.DataError(f"{folder}: no question has a right and a wrong answer; nothing was written")
+        right = sum(sample.correct for sample in samples)
+        lack = balancing.one_sided(right, len(samples) - right) or balancing.SHORT
+        raise data.DataError(f"{folder}: no question has a right and a wrong answer; nothing was written. {lack}")
+    if (few := balancing.too_few(made.samples)) is not None:
+        console.print(f"warning: {few}", soft_wrap=True)
     data.write_new(output, "".join(sample.line() for sample in made.samples))
     console.print(f"{output}: {len(made.samples)} answers", soft_wrap=True)
 
@@ -101,10 +108,11 @@ def train(
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
     load_libraries()
     from maporl.cli.common import Screen
-    from maporl.verifier.card import measures_table
+    from maporl.verifier.card import measures_table, told
     from maporl.verifier.train import train_verifier
 
     record = train_verifier(file, output, options, quiet)
     console = Screen(markup=False, highlight=False)
     console.print(measures_table(record))
-    console.print(str(output), soft_wrap=True)
+    for line in (told(record), str(output)):
+        console.print(line, soft_wrap=True)

@@ -14,8 +14,10 @@ LARGE_CLIP = 0.3
 WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
 CAPTURED = 0.7
+EQUAL_SCORES = 1e-3
 """Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
-entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy."""
+entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy.
+:data:`EQUAL_SCORES` is a standard deviation of a verifier's scores of an update, which are from 0 to 1."""
 GROWN = 10
 """Gradients whose norm has grown by this factor are named."""
 SOLVED = 0.9

@@ -383,6 +383,7 @@ METRICS = (
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),
     Metric("verifier/on_right", "The verifier's mean score of answers that the task's grader finds right.", "score", VERIFIED),
     Metric("verifier/on_wrong", "The same of answers that it finds wrong. It rises where the team finds wrong answers that pay.", "score", VERIFIED),
+    Metric("verifier/spread", "Standard deviation of the verifier's scores of an update's answers. Near 0 it teaches nothing.", "score"),
     Metric("verifier/pair_loss", "Mean loss of a verifier that keeps learning, where it has learned.", "nats"),
     Metric("verifier/pairs", "Pairs of a right and a wrong answer that it learned from.", "pairs"),
     Metric("verifier/answer_loss", "Mean loss of a verifier that keeps learning from single answers, where it has learned.", "nats"),

@@ -7,9 +7,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from maporl.environments.world import World
+from maporl.report.health import EQUAL_SCORES
 from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
@@ -37,7 +38,20 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
         metrics |= engine.metrics()
     if number == 1 and distributed.is_main():
         mention_no_calls(player.tools, dialogues, metrics)
+        verifier = player.scorer.sources.get("verifier")
+        mention_equal_scores(metrics, verifier is not None and verifier.learns)
     return metrics
+
+
+def mention_equal_scores(metrics: Mapping[str, float], learns: bool) -> None:
+    """Warn of a verifier that gave all answers of the first update the same score. One that ``learns`` begins so."""
+    if not learns and metrics.get("verifier/spread", 1.0) < EQUAL_SCORES:
+        logger.warning(
+            "the verifier gave all answers of the first update nearly the same score (%.4f on average, with a standard "
+            "deviation of %.1e), so that its scores teach nothing; measure it (verifier.json, or maporl verifier "
+            "train), and see that it reads the chat template and the kind of answers that it was trained on",
+            metrics.get("reward/verifier", float("nan")), metrics["verifier/spread"],
+        )  # fmt: skip
 
 
 def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
@@ -70,15 +84,16 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
             _verdicts(dialogues),
             _programs(dialogues),
             _verified(dialogues),
+            [u.rewards["verifier"] for d in dialogues for u in d.utterances if "verifier" in u.rewards],
         )
     )
-    rewards, tools, proposals, verdicts, programs, verified = zip(*parts, strict=True)
+    rewards, tools, proposals, verdicts, programs, verified, scores = zip(*parts, strict=True)
     metrics: Metrics = defaultdict(float)
     for name, amount in chain(*(sums.items() for sums in tools)):
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
     shares |= _means([*chain(*programs), *chain(*verified)])
-    return mean_rewards(rewards) | metrics | shares
+    return mean_rewards(rewards) | metrics | shares | _spread([*chain(*scores)])
 
 
 def _tool_sums(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> Metrics:
@@ -142,6 +157,11 @@ def _verified(dialogues: Sequence[Dialogue]) -> list[tuple[str, float]]:
         for u in dialogue.utterances
         if "verifier" in u.rewards and u.grade is not None and u.grade.correct is not None
     ]
+
+
+def _spread(scores: Sequence[float]) -> Metrics:
+    """Return the standard deviation of a verifier's scores of all answers, or nothing if it scored fewer than two."""
+    return {"verifier/spread": pstdev(scores)} if len(scores) > 1 else {}
 
 
 def _means(entries: Sequence[tuple[str, float]]) -> Metrics:

@@ -101,9 +101,10 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
     if config.reward.sources.get("majority", 0.0) > 0 and "label" not in config.reward.sources:
         yield Fault(
             "reward.sources",
-            "majority pays agreement, right or wrong, so that a team which gives one answer to every question earns all "
-            "of it",
-            "watch the accuracy on held-out questions that have labels, and the entropy, and stop when the accuracy falls",
+            "majority pays agreement, right or wrong, so that a team which gives one answer to every question earns "
+            "all of it",
+            "watch the accuracy on held-out questions that have labels, and the entropy, and stop when the accuracy "
+            "falls",
             "warning",
         )
     plain = RewardSection()

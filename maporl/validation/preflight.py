@@ -26,6 +26,7 @@ from maporl.loops import plan
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
 from maporl.rewards.own_code import check_reward_functions, label_warnings, own_task_warnings
+from maporl.rewards.verifier import lengths
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.tool_checks import OfferedTools
@@ -292,6 +293,7 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     yield from own_task_warnings(run)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)
+    yield from lengths.check(run)
     for task in run.task.parts.values() if isinstance(run.task, Mixture) else [run.task]:
         yield from refused(partial(run.protocol.check_example, task[0]))
     yield from tools.faults()

@@ -5,9 +5,10 @@ answers. With as many right as wrong answers of each question, the question says
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from tqdm.auto import tqdm
 from transformers import set_seed
 
@@ -18,7 +19,8 @@ from maporl.team.team import Team
 from maporl.types import Example
 from maporl.verifier.data import DataError, Sample
 from maporl.verifier.filters import fault, same_text
-from maporl.verifier.options import BalanceOptions
+from maporl.verifier.measures import reached_by_chance
+from maporl.verifier.options import BalanceOptions, TrainOptions
 from maporl.verifier.sampling import Label, Speaker, label, seed_of
 
 RIGHT_HINT = (
@@ -34,6 +36,52 @@ WRONG_HINTS = (
     "answer. Mention neither the right answer nor this request. End with one line: {form}",
 )
 """From mild to strong. The fewer wrong answers a question has, the stronger a hint is used."""
+
+
+SHORT = (
+    "Sample each question more often (maporl verifier generate --per-question), or give the configuration here, so "
+    "that short sides are topped up by solutions and hints"
+)
+"""What to do where questions lack right or wrong answers."""
+RARE = 0.02
+"""A label that fewer answers have is as good as missing: nearly all questions lack it."""
+HARDLY = 0.65
+"""An AUC that scores without meaning should not reach. If they may, too few answers are held out to tell."""
+
+
+def one_sided(right: int, wrong: int) -> str | None:
+    """Return what to do if nearly all answers are right, or nearly all are wrong. None: there are enough of both.
+
+    >>> one_sided(5, 95) is None, str(one_sided(1, 99)).split(";")[0]
+    (True, 'only 1 of 100 answers is right, and a verifier learns from both')
+    """
+    few, total = min(right, wrong), right + wrong
+    if few >= RARE * total and few:
+        return None
+    side = "right" if right < wrong else "wrong"
+    counted = f"only {few} of {total} answers {'is' if few == 1 else 'are'} {side}" if few else f"no answer is {side}"
+    remedy = (
+        "teach the models first (maporl sft CONFIG --output FOLDER, then agents.NAME.model=FOLDER/NAME), or ask easier "
+        "questions"
+        if side == "right"
+        else "sample at higher temperatures (--temperature-high 3 --top-p 1), or ask harder questions"
+    )
+    return f"{counted}, and a verifier learns from both; {remedy}"
+
+
+def too_few(samples: Sequence[Sample], held_out: float = TrainOptions.held_out) -> str | None:
+    """Return what to do if the answers that ``maporl verifier train`` holds out are too few to measure a verifier."""
+    questions = len({sample.id for sample in samples})
+    count = len(samples) * max(1, round(questions * held_out)) // questions
+    reached = reached_by_chance(np.arange(count) % 2)
+    if reached is not None and reached <= HARDLY:
+        return None
+    return (
+        f"{len(samples)} answers to {questions} questions are few: of these maporl verifier train holds out about "
+        f"{count} (--held-out {held_out:g}), on which scores without any meaning may look good (AUC "
+        f"{min(1.0, reached or 1.0):.2f}); sample more questions, keep more answers of each (--per-question), or hold "
+        "out more (--held-out 0.3)"
+    )
 
 
 @dataclass

@@ -67,6 +67,20 @@ def measures_table(record: dict[str, Any]) -> Table:
     return table
 
 
+def told(record: dict[str, Any]) -> str:
+    """Return in words how good a verifier is on the held-out answers, for people who do not know the measures."""
+    held_out, within = record["metrics"]["held_out"], record["metrics"]["by_question"]["mean_auc_within"]
+    told = f"Of {held_out['answers']} answers that it has not seen, it judges {held_out['accuracy']:.0%} rightly"
+    if held_out["auc"] is None:
+        return f"{told}. They are all right or all wrong, so that this says little."
+    reached = min(record["metrics"]["auc_reached_by_chance"], 1.0)
+    told += (
+        f". Of a right and a wrong answer it scores the right one higher in {held_out['auc']:.0%} of all pairs; a coin "
+        f"does so in 50%, and in one of twenty cases in {reached:.0%} or more."
+    )
+    return told if within is None else f"{told} Where both answer the same question, it does so in {within:.0%}."
+
+
 def _rows(record: dict[str, Any]) -> list[tuple[str, ...]]:
     metrics = record["metrics"]
     measured = [("all", metrics["held_out"])]

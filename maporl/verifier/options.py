@@ -7,7 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from maporl.errors import ConfigError
+from yaml import YAMLError
+
+from maporl.config.parse import validated
+from maporl.config.safe_yaml import parse_yaml
+from maporl.config.schema import TinySection
+from maporl.errors import ConfigError, one_line
 from trl_ext.ppo.options import option
 
 
@@ -68,6 +73,24 @@ class BalanceOptions(SamplingOptions):
         _expect("--per-round", self.per_round, self.per_round >= 1, "at least 1")
 
 
+def read_tiny(given: str | None) -> TinySection | None:
+    """Return the tiny model that the text of ``--tiny`` describes, by the keys of an agent's ``tiny``.
+
+    Raises:
+        ConfigError: it is something else than a mapping, or a key or a value is wrong.
+    """
+    if given is None:
+        return None
+    try:
+        values = parse_yaml(given, "--tiny")
+    except YAMLError as error:
+        raise ConfigError(f"--tiny: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--tiny: expected a mapping such as '{{hidden_size: 64}}', got {given!r:.80}")
+    section: TinySection = validated(TinySection, values, "--tiny")
+    return section
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """How a verifier is trained. What is trained is kept in float32 even where the weights are in bfloat16.
@@ -76,7 +99,13 @@ class TrainOptions:
         ConfigError: a value is outside its range.
     """
 
-    model: str = option(help="A causal language model: folder or hub name.")
+    model: str | None = option(None, "A causal language model: folder or hub name.", show_default=False)
+    tiny: TinySection | None = option(
+        None,
+        "In place of --model, a tiny random model that is built without a download: '{hidden_size: 64, layers: 2}'.",
+        show_default=False,
+        read=read_tiny,
+    )
     loss: Literal["every", "last"] = option("every", "At every answer token, or at the last.")
     lora_r: int = 16
     lora_alpha: int = 32
@@ -87,10 +116,13 @@ class TrainOptions:
     held_out: float = option(0.1, "Share of the questions to evaluate on.")
     bf16: bool = option(False, "Weights in bfloat16.")
     use_cpu: bool = option(False, "Use the CPU even where there is an accelerator.")
+    save_anyway: bool = option(False, "Save a verifier that is not better than chance, or cannot be measured.")
     chat_template: str | None = option(None, "For base models: 'fallback', or a Jinja file.")
     seed: int = 0
 
     def __post_init__(self):
+        if (self.model is None) == (self.tiny is None):
+            raise ConfigError("--model, --tiny: expected one of the two")
         for name in ("lora_r", "lora_alpha", "batch_size", "longest"):
             value = getattr(self, name)
             _expect(f"--{name.replace('_', '-')}", value, value >= 1, "at least 1")

@@ -34,6 +34,7 @@ from maporl.rewards.verifier.encoding import answer_start, encode
 from maporl.rewards.verifier.model import RECORD, VerifierError, chance_of, last_outputs, token_outputs
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.loading import read_chat_template
+from maporl.tiny import build_tiny_classifier, build_tiny_tokenizer
 from maporl.verifier.card import write_card
 from maporl.verifier.data import DataError, Sample, read_samples, sha256
 from maporl.verifier.measures import (
@@ -165,6 +166,10 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
         VerifierError: the model cannot be loaded, or its tokenizer lacks what is needed.
         ConfigError: the chat template cannot be read.
     """
+    if options.tiny is not None:
+        tiny_tokenizer = build_tiny_tokenizer(options.tiny)
+        return build_tiny_classifier(options.tiny, tiny_tokenizer), tiny_tokenizer
+    assert options.model is not None  # the options have one of the two
     try:
         tokenizer = read_pretrained(AutoTokenizer, options.model)
         kind, dtype = AutoModelForSequenceClassification, _DTYPES[options.bf16]
@@ -186,13 +191,16 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
 
 
 def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: Path, quiet: bool) -> PreTrainedModel:
-    """Train a LoRA and the output layer on ``rows``, and return the model with the LoRA merged."""
+    """Train a LoRA and the output layer on ``rows``, and return the model with the LoRA merged.
+
+    A tiny random model has nothing to keep, and all its weights learn.
+    """
     lora = LoraConfig(
         r=options.lora_r, lora_alpha=options.lora_alpha, target_modules="all-linear", modules_to_save=["score"],
         task_type="SEQ_CLS",
     )  # fmt: skip
-    peft: Any = get_peft_model(model, lora)
-    for parameter in peft.parameters():
+    learning: Any = model if options.tiny is not None else get_peft_model(model, lora)
+    for parameter in learning.parameters():
         if parameter.requires_grad:  # bfloat16 would round steps of 1e-4 away
             parameter.data = parameter.data.float()
     args = TrainingArguments(
@@ -209,12 +217,13 @@ def fit(model: PreTrainedModel, rows: list[Row], options: TrainOptions, folder: 
         remove_unused_columns=False,
         disable_tqdm=quiet,
     )
-    trainer = VerifierTrainer(TokenScores(peft), args, collate, rows)  # type: ignore[arg-type]  # any sequence serves
+    trainer = VerifierTrainer(TokenScores(learning), args, collate, rows)  # type: ignore[arg-type]  # any sequence serves
     trainer.token_loss = options.loss
     if quiet:
         trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return peft.merge_and_unload().to(_DTYPES[options.bf16]).eval()
+    merged = learning if options.tiny is not None else learning.merge_and_unload()
+    return merged.to(_DTYPES[options.bf16]).eval()
 
 
 @torch.no_grad()
@@ -273,8 +282,9 @@ def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool 
     Raises:
         RunExists: ``folder`` exists and is not empty.
         FolderInUse: another process trains a verifier into ``folder``.
-        DataError: no verifier can be trained on the samples.
-        VerifierError: the base model cannot be loaded, or training diverged.
+        DataError: no verifier can be trained on the samples, or too few are held out to measure it.
+        VerifierError: the base model cannot be loaded, training diverged, or the verifier is not better than chance.
+            Then nothing is saved, unless ``options.save_anyway``.
     """
     must_be_empty(folder)
     work = folder.with_name(f".partial-training-{folder.name}")
@@ -295,29 +305,50 @@ def _train(file: Path, folder: Path, options: TrainOptions, quiet: bool, work: P
     context = context_of(model.config) or options.longest
     rows, too_long = encode_rows(samples, tokenizer, min(options.longest, context))
     train, held_out = split_by_question(rows, options.held_out, options.seed, str(file))
+    if not options.save_anyway:
+        _must_show_something(held_out, file)
     merged = fit(model, train, options, work, quiet)
     outputs = outputs_of(merged, held_out, options.batch_size)
     temperature, metrics, curves = evaluate(outputs, held_out, options.seed)
     record = {
         "temperature": temperature,
         "loss": options.loss,
-        "base_model": options.model,
+        "base_model": options.model or "a tiny random model",
         "data_sha256": sha256(file),
         "rows": {"trained_on": len(train), "held_out": len(held_out), "dropped_too_long": too_long},
         "labels": {str(bool(k)).lower(): n for k, n in sorted(Counter(row.label for row in rows).items())},
         "options": asdict(options),
         "metrics": metrics,
     }
+    if (doubt := chance_of(record)) is not None:
+        remedy = (
+            "train it on more answers, longer or otherwise (--epochs, --learning-rate, maporl verifier generate), or "
+            "hold out more questions (--held-out)"
+        )
+        if not options.save_anyway:
+            raise VerifierError(f"{folder}: not saved, because {doubt}; {remedy}. --save-anyway saves it")
+        if distributed.is_main():
+            logger.warning("%s: %s. It is saved, and its verifier.json says so; %s", folder, doubt, remedy)
     if distributed.is_main():
-        if (doubt := chance_of(record)) is not None:
-            logger.warning(
-                "%s: %s. It is saved, and its verifier.json says so; train it on more answers, longer or otherwise "
-                "(--epochs, --learning-rate, maporl verifier generate), or hold out more questions (--held-out)",
-                folder,
-                doubt,
-            )
         _save(merged, tokenizer, record, curves, folder)
     return record
+
+
+def _must_show_something(held_out: Sequence[Row], file: Path) -> None:
+    """Check, before training, that the held-out answers can show what a verifier is worth.
+
+    Raises:
+        DataError: they are all right or all wrong, or so few that scores without any meaning may rank them rightly.
+    """
+    reached = reached_by_chance(np.array([row.label for row in held_out]))
+    if reached is not None and reached < 1:
+        return
+    what = "all right or all wrong" if reached is None else "too few"
+    raise DataError(
+        f"{file}: the {len(held_out)} held-out answers are {what}, so that nothing would show what the verifier's "
+        "scores are worth; hold out more questions (--held-out), or sample and balance more (maporl verifier generate, "
+        "balance). --save-anyway trains it without"
+    )
 
 
 def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:

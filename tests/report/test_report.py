@@ -912,6 +912,17 @@ def test_health_tells_a_collapse_from_a_policy_that_has_learned(tmp_path):
     assert "the mean score went from 0.30 to 0.30. It has coll" in with_metrics("stuck", [0.3] * 6, 0.3)
 
 
+def test_health_says_that_a_verifier_scores_all_answers_alike(tmp_path):
+    for name, spreads in (("alike", (0.2, 2e-4)), ("apart", (2e-4, 0.2))):
+        folder = write_run(tmp_path / name)
+        lines = [{"step": n, "time/update": 1.0, "verifier/spread": spread} for n, spread in enumerate(spreads, 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        said = (
+            "The verifier gave all answers nearly the same score in the last update (standard deviation at most 0.0002)"
+        )
+        assert (said in " ".join(health(read_run(folder)))) is (name == "alike")
+
+
 def test_the_story_says_how_often_each_question_is_played(tmp_path):
     own = {"branching": {"how": "independent", "group": 4}, "advantage": {"baseline": "mean", "scale": "std"}}
     told = {

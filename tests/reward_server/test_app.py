@@ -548,8 +548,22 @@ def test_the_command_line_says_what_is_missing(tmp_path):
         (["--model", str(tmp_path)], "could not be loaded"),
         (["--model", str(tmp_path), "--device", "cud:1"], "--device 'cud:1'"),
     ):
-        result = CliRunner().invoke(cli, ["serve", *arguments])
+        result = CliRunner().invoke(cli, ["serve", *arguments, "--port", "0"])
         assert result.exit_code == 2 and message in result.output and result.output.startswith("error: "), result.output
+
+
+def test_a_taken_port_is_told_before_a_model_is_looked_for(tmp_path):
+    from typer.testing import CliRunner
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        result = CliRunner().invoke(cli, ["serve", "--model", str(tmp_path / "none"), "--port", port])
+    assert result.exit_code == 2 and result.output == (
+        f"error: --host 127.0.0.1 --port {port}: the port is taken, perhaps by another server; stop it, or choose another "
+        "--port\n"
+    )
+    result = CliRunner().invoke(cli, ["serve", "--model", "x", "--host", "192.0.2.7", "--port", port], env={"MAPORL_SERVER_TOKEN": TOKEN})  # fmt: skip
+    assert result.exit_code == 2 and "cannot be listened on" in result.output
 
 
 def test_item_errors_have_stable_codes():

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import processes
@@ -486,6 +487,8 @@ def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(b
     assert record["rows"] == {"trained_on": 180, "held_out": 60, "dropped_too_long": 0}
     assert record["metrics"]["other_half_after_temperature"]["answers"] == 30
     assert {p.name for p in folder.iterdir()} >= {"reliability.png", "README.md", "model.safetensors", "tokenizer.json"}
+    auc = record["metrics"]["held_out"]["auc"]
+    assert f"it scores the right one higher in {auc:.0%} of all pairs; a coin does so in 50%" in result.output
     assert record["loss"] == loss and "AUC" in result.output and "base_model" in (folder / "README.md").read_text()
     verifier = Verifier.load(str(folder))
     assert verifier.temperature == record["temperature"] != 1.0
@@ -523,7 +526,8 @@ def test_the_saved_verifier_scores_what_the_trained_adapter_scored(base, tmp_pat
 
     file = separable(tmp_path, questions=6)
     monkeypatch.setattr(training, "get_peft_model", remember)
-    train_verifier(file, tmp_path / "v", TrainOptions(str(base), learning_rate=1e-2, use_cpu=True), quiet=True)
+    options = TrainOptions(str(base), learning_rate=1e-2, use_cpu=True, save_anyway=True)
+    train_verifier(file, tmp_path / "v", options, quiet=True)
     verifier = Verifier.load(str(tmp_path / "v"))
     expected = measures.sigmoid(np.array(kept["outputs"]) / verifier.temperature)
     assert verifier.score([s.chat() for s in read_samples([file])]) == pytest.approx(expected.tolist(), abs=1e-5)
@@ -536,7 +540,12 @@ def test_a_verifier_that_is_not_better_than_chance_says_so_wherever_it_goes(base
     file = tmp_path / "coin.jsonl"
     file.write_text("".join(json.dumps({**line, "correct": rng.random() < 0.5}) + "\n" for line in lines))
     options = TrainOptions(str(base), learning_rate=1e-2, held_out=0.5, use_cpu=True)
-    record = train_verifier(file, tmp_path / "coin", options, quiet=True)
+    with pytest.raises(
+        VerifierError, match=r"coin: not saved, because .* not better than chance.* --save-anyway saves"
+    ):
+        train_verifier(file, tmp_path / "coin", options, quiet=True)
+    assert not (tmp_path / "coin").exists()
+    record = train_verifier(file, tmp_path / "coin", replace(options, save_anyway=True), quiet=True)
     said = "the verifier is not better than chance: its AUC on"
     assert f"{tmp_path / 'coin'}: {said}" in caplog.text and "--epochs" in caplog.text
     assert f"**Warning**: {said}" in (tmp_path / "coin/README.md").read_text()
@@ -602,6 +611,14 @@ def test_data_that_no_verifier_can_be_made_of_is_an_error_before_training(base, 
         run(separable(tmp_path, questions=1, name="single.jsonl"))
     with pytest.raises(DataError, match=r"0 questions are left"):
         run(separable(tmp_path), TrainOptions(str(base), longest=4))
+    few = separable(tmp_path, questions=3, name="few.jsonl")
+    few.write_text(
+        "".join(line + "\n" for line in few.read_text().splitlines() if '"id": "1"' not in line or "true" in line)
+    )
+    with pytest.raises(DataError, match=r"few.jsonl: the 3 held-out answers are all right or all wrong, .*--held-out"):
+        run(few, replace(options, seed=1))
+    with pytest.raises(ConfigError, match="--model, --tiny: expected one of the two"):
+        TrainOptions()
     with pytest.raises(VerifierError, match=r"--model '/none' could not be loaded"):
         run(separable(tmp_path), TrainOptions("/none"))
     with pytest.raises(VerifierError, match=r"training diverged"):
@@ -622,10 +639,41 @@ def test_data_that_no_verifier_can_be_made_of_is_an_error_before_training(base, 
 def test_bfloat16_long_rows_and_two_questions(base, tmp_path):
     file = separable(tmp_path, questions=2)
     longest = 11  # one digit, '?', and an answer with its end
-    options = TrainOptions(str(base), use_cpu=True, bf16=True, longest=longest, chat_template=None)
+    options = TrainOptions(str(base), use_cpu=True, bf16=True, longest=longest, chat_template=None, save_anyway=True)
     record = train_verifier(file, tmp_path / "v", options, quiet=True)
     long = sum(len(s.question) + len(s.answer) + 1 > longest for s in read_samples([file]))
     assert record["rows"]["dropped_too_long"] == long > 0 and record["temperature"] == 1.0
     assert "other_half_after_temperature" not in record["metrics"]
     verifier = Verifier.load(str(tmp_path / "v"))
     assert verifier.model.dtype == torch.bfloat16 and verifier.model.config.pad_token_id == 0
+
+
+def test_a_tiny_verifier_is_built_by_its_options(tmp_path):
+    file, tiny = separable(tmp_path), json.dumps(TINY)
+    learn = ["--learning-rate", 1e-2, "--epochs", 4, "--held-out", 0.25, "--use-cpu"]
+    done = invoke("train", file, "--output", tmp_path / "v", "--tiny", tiny, *learn)
+    assert done.exit_code == 0, done.output
+    verifier = Verifier.load(str(tmp_path / "v"))
+    assert verifier.model.config.hidden_size == 32 and verifier.record["metrics"]["held_out"]["auc"] > 0.9
+    for given, message in (
+        ("{hiden_size: 8}", "unknown key 'hiden_size'"),
+        ("64", "expected a mapping"),
+        ("{", "--tiny: "),
+    ):
+        refused = invoke("train", file, "--output", tmp_path / "w", "--tiny", given)
+        assert refused.exit_code == 2 and message in refused.output
+
+
+def test_what_is_missing_is_told_with_what_to_do(tmp_path):
+    samples = [Sample(str(n), f"{n}?", str(i), correct) for n in range(30) for i, correct in enumerate((True, False))]
+    few = balancing.too_few(samples)
+    assert few.startswith("60 answers to 30 questions are few: of these maporl verifier train holds out about 6 ")
+    assert "--held-out 0.3" in few and balancing.too_few(samples * 8) is None
+    (tmp_path / "samples").mkdir()
+    for correct, said in ((False, "no answer is right"), (True, "no answer is wrong")):
+        lines = "".join(replace(sample, correct=correct).line() for sample in samples)
+        (tmp_path / "samples/samples-0.jsonl").write_text(lines)
+        refused = invoke("balance", tmp_path / "samples", "--output", tmp_path / "b.jsonl")
+        assert refused.exit_code == 1 and said in refused.output, refused.output
+        assert ("maporl sft CONFIG" if not correct else "--temperature-high 3") in refused.output
+    assert not (tmp_path / "b.jsonl").exists()
