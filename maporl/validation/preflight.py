@@ -263,11 +263,11 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool) -> Iterato
         ConfigError: data or a tokenizer cannot be read, or code of the user's own breaks its contract.
     """
     yield from each((*PARTS, servers.check) if ask_servers else PARTS, run)
-    yield from each((disk.check,), run)
     unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
     yield from unread
     if unread:
         return  # the rest reads them
+    yield from disk.check(run)
     yield from own_task_warnings(run)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)

@@ -41,7 +41,7 @@ def silence() -> str:
 
 
 def _probe(address: str) -> str:
-    """Return why there is no answer from ``address``, or an empty text."""
+    """Return why ``address`` does not answer, or an empty text."""
     from huggingface_hub import get_session
 
     said: list[str] = []
