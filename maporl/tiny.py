@@ -27,9 +27,7 @@ def build_tiny_tokenizer(section: TinySection) -> PreTrainedTokenizerFast:
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: index for index, token in enumerate([*special, *section.alphabet])}
     raw = RawTokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Split(
-        Regex(r"[\s\S]"), behavior="isolated"
-    )  # a dot would match all but a newline
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # a dot finds no line break
     raw.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,

@@ -254,7 +254,7 @@ def endpoint_of(name: str, section: ApiSection) -> str:
     """Return the address of agent ``name``'s API.
 
     Raises:
-        ConfigError: it is a vendor's, and its key is missing.
+        ConfigError: the address is that of a vendor, and the environment has no key for it.
     """
     if section.base_url is None and not os.environ.get(section.key_variable, "").strip():
         raise ConfigError(

@@ -126,7 +126,8 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
         verifier = values["reward"]["verifier"]
         verifier.pop("model", None)
         verifier["tiny"] = tiny | {"layers": 1}
-        verifier |= {"learn_every": 1, "learning_rate": 1e-3}  # a random one knows nothing
+        if "learn_every" in verifier or "verifier" in sources:  # a random one knows nothing
+            verifier |= {"learn_every": 1, "learning_rate": 1e-3}
     if "min_tokens" in (values["reward"].get("penalties") or {}):
         values["reward"]["penalties"]["min_tokens"] = 2
     if "brevity" in values["reward"]:

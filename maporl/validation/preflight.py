@@ -285,11 +285,11 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
     """
     parts = [_options_alone if part is _training and has_trainer else part for part in PARTS]
     yield from each((*parts, servers.check) if ask_servers else parts, run)
-    yield from each((disk.check,), run)
     unread = [*refused(lambda: run.task), *refused(lambda: run.held_out), *refused(lambda: tools.tokenizers)]
     yield from unread
     if unread:
         return  # the rest reads them
+    yield from disk.check(run)
     yield from own_task_warnings(run)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)
