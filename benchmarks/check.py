@@ -44,7 +44,9 @@ def main() -> None:
         taken.append((time.process_time() - cpu, time.monotonic() - wall, name))
     quickstart = next(row for row in taken if row[2] == "quickstart")
     print(f"quickstart: {quickstart[0]:.2f} s of the processor, {quickstart[1]:.2f} s of the wall")
-    print(f"{len(taken)} configurations, {sum(cpu for cpu, _, _ in taken) / len(taken):.2f} s in the mean; the slowest:")
+    print(
+        f"{len(taken)} configurations, {sum(cpu for cpu, _, _ in taken) / len(taken):.2f} s in the mean; the slowest:"
+    )
     for cpu, wall, name in sorted(taken, reverse=True)[: options.most]:
         print(f"{name}: {cpu:.2f} s of the processor, {wall:.2f} s of the wall")
 
