@@ -123,19 +123,28 @@ def parse_config(values: dict[str, Any], where: str = "configuration") -> Config
     return validated(Config, values, where)
 
 
-def with_home(values: Any) -> Any:
+def with_home(values: Any, done: dict[int, Any] | None = None) -> Any:
     """Return plain values with the home folder of this user in every text that begins with ``~/``.
 
-    A shell writes it into a word of its own, but not behind ``=``, and nobody does in a file.
+    A shell writes it into a word of its own, but not behind ``=``, and nobody does in a file. ``done`` has what was
+    made of each list and mapping, by identity, so that values that are named often are read once. Those that hold
+    themselves are refused later.
 
     >>> with_home({"output_dir": "~/runs", "updates": 3})["output_dir"] == os.path.expanduser("~/runs")
     True
     """
-    if isinstance(values, dict):
-        return {key: with_home(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(map(with_home, values))
-    return os.path.expanduser(values) if isinstance(values, str) and values.startswith("~/") else values
+    done = {} if done is None else done
+    if isinstance(values, str):
+        return os.path.expanduser(values) if values.startswith("~/") else values
+    if not isinstance(values, dict | list):
+        return values
+    if id(values) not in done:
+        done[id(values)] = values
+        if isinstance(values, dict):
+            done[id(values)] = {key: with_home(value, done) for key, value in values.items()}
+        else:
+            done[id(values)] = [with_home(value, done) for value in values]
+    return done[id(values)]
 
 
 def to_yaml(config: Config) -> str:

@@ -21,9 +21,10 @@ from maporl.errors import Fault
 from maporl.protocols.program import Program
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.rules import build_rules
+from maporl.rollout import made_up
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
-from maporl.rollout.made_up import MOST_STEPS, Players, Script, first_steps, rightness, silence
+from maporl.rollout.made_up import Players, Script, first_steps, rightness, silence
 from maporl.run import ResolvedRun
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
@@ -40,7 +41,7 @@ DECIDE = frozenset({"router"})
 
 @dataclass(frozen=True)
 class Play:
-    """A dialogue that was played, what was asked in it, and whether it ended within :data:`MOST_STEPS`."""
+    """A dialogue that was played, what was asked in it, and whether it ended in as many steps as are rehearsed."""
 
     dialogue: Dialogue
     requests: list[Request]
@@ -277,7 +278,7 @@ def check_any_agent(rehearsal: Rehearsal) -> None:
         driver = rehearsal.driver(Players(script))
         agents = list(driver.specs)
         (episode,) = driver.opened([run.task[0]])
-        while not episode.over and len(episode.sent) < MOST_STEPS:
+        while not episode.over and len(episode.sent) < made_up.MOST_STEPS:
             other = next((agent for agent in agents if agent != episode.asks[0].agent), agents[0])
             driver.address(episode, other)
             driver.step([episode])
@@ -374,7 +375,8 @@ class Measured:
         if not self.whole:
             yield Fault(
                 "protocol",
-                f"{label} lets dialogues go on for more than {MOST_STEPS} steps, of which no more were rehearsed",
+                f"{label} lets dialogues go on for more than {made_up.MOST_STEPS} steps, of which no more were "
+                "rehearsed",
                 "whether later prompts fit the models' contexts, and how long they get, shows in the run",
                 "warning",
             )

@@ -11,6 +11,7 @@ from scripted_training import recipe_values
 
 from maporl import Orchestrate, PlayWorld, Route
 from maporl.errors import refuse
+from maporl.rollout import made_up
 from maporl.rollout.made_up import Players
 from maporl.run import ResolvedRun
 from maporl.types import Act, Example, Result, Utterance
@@ -390,7 +391,7 @@ def trained(tmp_path, monkeypatch, agents, **sections):
 
 def test_the_check_of_a_long_orchestration_plays_its_first_steps(tmp_path, monkeypatch):
     """Six steps of two, and then a planner that never ends: the check says how much of it was played."""
-    monkeypatch.setattr(rehearsal, "MOST_STEPS", 12)
+    monkeypatch.setattr(made_up, "MOST_STEPS", 12)
     asked = []
     monkeypatch.setattr(
         Players,
