@@ -286,7 +286,7 @@ def test_without_labels_nothing_states_an_accuracy(tmp_path):
     trainer = trainer_of(tmp_path, length, eval_dataset=ROWS[:2], overrides=["training.eval_steps=1"])
     metrics = trainer.train()
     assert not any("accuracy" in name or "majority" in name for name in metrics)
-    assert bar_text(metrics).startswith("reward ")
+    assert bar_text(metrics).startswith("credit ")
     assert all(not math.isnan(value) for value in metrics.values())
     found = trainer.evaluate()
     assert set(found) == {

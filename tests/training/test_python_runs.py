@@ -152,7 +152,8 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
     trainer.train()
     assert names(run) == [
         "config.yaml", "data_fingerprints.json", "dialogues.jsonl", "evaluation_after.json", "evaluation_after.jsonl",
-        "evaluation_before.json", "evaluation_before.jsonl", "final", "initial", "metrics.jsonl", "report.html",
+        "evaluation_before.json", "evaluation_before.jsonl", "final", "initial", "learns_from.txt", "metrics.jsonl",
+        "report.html",
     ]  # fmt: skip
     assert trainer.after == trainer.measure() and trainer.before.turns[1].team.total == 4
     assert json.loads((run / "evaluation_after.json").read_text()) == trainer.after.to_json()
