@@ -226,6 +226,8 @@ PRINTS = {
     "maporl/report/metric_panels.py": "writes a page of this project's own metrics",
     "maporl/runs/train.py": "names the user's own folder",
     "maporl/environments/world.py": "warns of an environment whose close failed, which it makes printable",
+    "maporl/runs/check.py": "prints what maporl check prints, which it makes printable",
+    "maporl/training/team_loop.py": "tells of a run that was made in Python, in printable lines",
     "maporl/training/run_record.py": "warns of a report that failed, which it makes printable",
 }
 

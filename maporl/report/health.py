@@ -31,12 +31,12 @@ def health(run: Run) -> list[str]:
     two updates were made.
     """
     updates = run.updates()
-    untrained = _untrained(run, updates)
+    untrained = [*_untrained(run, updates), *_verifier(updates, _few(updates))]
     names = _policies(updates)
     if not names:
         return untrained
     told = [f"{name}: {text}" for name in names if (text := _policy(run, updates, name))]
-    return [*untrained, *(told or ["Nothing in these numbers calls for a change."])]
+    return [*untrained, *told] or ["Nothing in these numbers calls for a change."]
 
 
 def vital_signs(run: Run) -> dict[str, Any] | None:
@@ -101,6 +101,17 @@ def _recorded(updates: list[dict[str, Any]], name: str, key: str) -> list[float]
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _verifier(updates: list[dict[str, Any]], few: int) -> list[str]:
+    """A sentence about a verifier that scores all answers alike, over the last updates."""
+    spreads = [value for record in updates if (value := finite(record.get("verifier/spread"))) is not None][-few:]
+    if not spreads or max(spreads) >= EQUAL_SCORES:
+        return []
+    return [
+        f"The verifier gave all answers nearly the same score in the last {few_updates(few)} (standard deviation at "
+        f"most {max(spreads):.1g}), so that its scores taught nothing."
+    ]
 
 
 def _untrained(run: Run, updates: list[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ from maporl.report.language import counted, listed
 from maporl.report.read import Run
 from maporl.text import visible
 
-_CACHED = re.compile(r"[^\s\"']*?\b(?:models|datasets)--([^/\s\"']+)/snapshots/[^/\s\"']+")
+_CACHED = re.compile(r"[^\s\"']*?\b(?:models|datasets)--([^/\s\"']+)/snapshots/[^/\s\"',]+")
 """A folder in the hub's cache: its group is the name, with ``--`` for the slash."""
 _MAIN = re.compile(r"\b__(?:mp_)?main__[.:]")
 _IMPORTED = re.compile(

@@ -28,7 +28,7 @@ from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.names import agents_of, named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
-from maporl.report.result import SCORE, result
+from maporl.report.result import SCORE, first_screen
 from maporl.report.setup import setup
 from maporl.report.story import (
     OTHERS,
@@ -103,7 +103,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "finished": run.finished,
         "heading": _heading(run),
         "state": _state(run),
-        "result": result(run),
+        "result": first_screen(run),
         "exhibits": exhibits(run),
         "setup": setup(run),
         "learns_from": [visible(text) for text in run.learns_from or learns_from(run)],

@@ -32,7 +32,7 @@ class Number:
     note: str
 
 
-def result(run: Run) -> dict[str, Any]:
+def first_screen(run: Run) -> dict[str, Any]:
     """The ``verdict`` in sentences, what the ``numbers`` are about, and the numbers themselves."""
     if is_game(run):
         about, numbers = _of_games(run)

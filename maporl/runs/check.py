@@ -16,6 +16,7 @@ from maporl.environments.build import TeamTools
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.team.saving import SavedTeam
+from maporl.text import printable
 from maporl.training.description import describe
 from maporl.training.parts import RunParts
 from maporl.training.trainer import MultiAgentPPOTrainer
@@ -75,7 +76,7 @@ def check(trainer: MultiAgentPPOTrainer) -> None:
     for line in [*lines, *_untold(values["only_in_python"])]:
         for path, model in shown.items():
             line = line.replace(path, model)
-        print(line)
+        print(printable(line))
     print("ok")
 
 

@@ -156,7 +156,7 @@ def maporl_label(folder, **changes):
     values["agent_defaults"] = {k: values["agent_defaults"][k] for k in ("policy", "policy_per", "lora")} | {
         "tiny": tiny
     }
-    values["ppo"]["response_length"] = 6
+    values["ppo"]["response_length"] = values["reward"]["penalties"]["min_tokens"] = 6
     values["training"] |= {"gradient_accumulation_steps": 1, "use_cpu": True, "save_steps": 0}
     values |= {"task": {"name": "toy_sum", "largest": 9}, "updates": 1, "output_dir": str(folder / "run")}
     return values | {"evaluation": {"questions": 0}} | changes
@@ -173,7 +173,7 @@ def test_the_label_experiment_trains_turn_2_alone(tmp_path):
     found = rows(played(trainer))
     assert {(row.policy, row.utterance.turn) for row in found} == {("team-rest", 1)} and len(found) == 8
     credit = {row.utterance.agent: row.utterance.rewards["credit"] for row in found}
-    # 1 for a right answer and alpha1 for being persuaded by the right majority; the answers are shorter than 50 tokens
+    # 1 for a right answer and alpha1 for being persuaded by the right majority; the answers are shorter than 6 tokens
     assert credit == pytest.approx({"one": 1 - 0.1, "two": 1 + 1 - 0.1})
 
 

@@ -11,7 +11,7 @@ from maporl.report.exhibits import exhibits
 from maporl.report.names import model_name, named, part_name, title_of
 from maporl.report.page import about
 from maporl.report.read import read_run
-from maporl.report.result import result
+from maporl.report.result import first_screen
 from maporl.report.setup import setup
 from maporl.types import Dialogue, Example, Grade, Trace, Utterance
 
@@ -19,7 +19,7 @@ CACHED = "/home/me/.cache/huggingface/hub/models--HuggingFaceTB--SmolLM2-135M/sn
 
 
 def numbers(run):
-    return [(n["label"], n["value"], n["interval"], n["note"]) for n in result(run)["numbers"]]
+    return [(n["label"], n["value"], n["interval"], n["note"]) for n in first_screen(run)["numbers"]]
 
 
 # -- names --------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_the_title_is_a_name_that_a_person_gave_or_what_the_team_and_the_task_sa
 
 def test_three_numbers_and_a_verdict_say_what_the_team_learned(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
-    shown = result(run)
+    shown = first_screen(run)
     assert shown["about"] == "How often answers are right, on 10 held-out questions."
     assert numbers(run) == [
         ("Before training", "0.0%", "0.0 to 27.8%", "last turn"),
@@ -92,13 +92,16 @@ def right(first, last):
     ],
 )
 def test_the_verdict_follows_from_paired_differences(tmp_path, before, after, verdict):
-    told = result(read_run(write_run(tmp_path / "run", before=right(*before), after=right(*after))))["verdict"]
+    told = first_screen(read_run(write_run(tmp_path / "run", before=right(*before), after=right(*after))))["verdict"]
     assert len(told) == 2 and all(text.startswith(start) for text, start in zip(told, verdict, strict=True)), told
 
 
 def test_a_run_without_an_evaluation_after_training_shows_training_and_says_so(tmp_path):
     run = read_run(write_run(tmp_path / "run", updates=30, after=None))
-    assert result(run)["about"].endswith("The training goes on, or was cut off.") and result(run)["verdict"] == []
+    assert (
+        first_screen(run)["about"].endswith("The training goes on, or was cut off.")
+        and first_screen(run)["verdict"] == []
+    )
     # Wilson of 80 of 80: 80 / (80 + 3.8415); turn 1 is 0.1 and turn 2 is 1 in all of the last 10 updates
     assert numbers(run) == [
         ("Before training", "0.0%", "0.0 to 27.8%", "10 held-out questions"),
@@ -116,7 +119,7 @@ def test_a_single_agent_shows_what_training_changed(tmp_path):
     run = read_run(write_run(tmp_path / "run", before=before, after=after, agents={"solo": {}}))
     # differences 7 x 1 and -1: mean 0.75, standard deviation sqrt((7 x 0.0625 + 3.0625) / 7) = 0.7071
     assert numbers(run)[2] == ("By training", "+75.0 points", "+26.0 to +100.0 points", "after minus before")
-    assert result(run)["verdict"] == ["The agent learned: its answers are right more often than before training."]
+    assert first_screen(run)["verdict"] == ["The agent learned: its answers are right more often than before training."]
     better, worse = exhibits(run)
     assert [(line["when"], line["correct"]) for line in better["lines"]] == [
         ("before training", False), ("after training", True),
@@ -146,7 +149,7 @@ def test_a_run_without_labels_shows_scores(tmp_path):
         ("After training", "0.575", "0.512 to 0.638", "held-out questions"),
         ("By talking", "+0.150", "+0.023 to +0.277", "last turn minus first turn, after training"),
     ]
-    assert result(run)["verdict"] == ["Scores rose: answers earn more than before training."]
+    assert first_screen(run)["verdict"] == ["Scores rose: answers earn more than before training."]
     raised, lowered = exhibits(run)
     assert raised["told"] == "ann earned 0.500 in turn 1 and 0.800 in turn 2."
     assert lowered["told"] == "No answer's score was lowered by talking." and lowered["lines"] == []

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trl_ext.process.waits import until
+
 SECONDS = 3.0
 """How long the hub may take for its first answer."""
 AGAIN_SECONDS = 60.0
@@ -45,6 +47,7 @@ def _probe(address: str) -> str:
     from huggingface_hub import get_session
 
     said: list[str] = []
+    answered = threading.Event()
 
     def ask() -> None:
         try:
@@ -52,11 +55,12 @@ def _probe(address: str) -> str:
             said.append("")
         except Exception as error:  # the network may fail in any way, and so may a proxy or a certificate
             said.append(" ".join(str(error).split())[:200] or type(error).__name__)
+        answered.set()
 
     # a name server that does not answer has no time limit of its own
     thread = threading.Thread(target=ask, name="asks the hub", daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    until(answered.wait, SECONDS)
     why = said[0] if said else f"nothing within {SECONDS:g} s"
     return why and f"{address} does not answer ({why})"
 
