@@ -100,6 +100,15 @@ def test_the_page_of_verifiers_says_what_the_claim_came_to():
     assert f"taught {more['mean']:.3g} points less" in text
 
 
+def test_the_readme_says_what_five_seeds_of_the_quickstart_came_to():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    runs = json.loads((ROOT / "benchmarks/results/distillation.json").read_text())["runs"]["none"]
+    final = [run["final turn"] for run in runs.values()]
+    mean = sum(final) / len(final)
+    assert f"from half to {mean:.1f}% (five seeds: {min(final):.1f} to {max(final):.1f}%)" in text and len(final) == 5
+    assert all(47 <= run["first turn"] <= 53 for run in runs.values())
+
+
 def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
     kept = report((1, 2, 3, 4, 5)) | {"claim": "a < b", "arms": {"with": [], "without": []}}
     kept["differences"] = [claims.difference(kept, Comparison("x", "with", "without", 1))]
