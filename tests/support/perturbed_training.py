@@ -297,7 +297,7 @@ class Perturbed:
             return self._run_loop(values, expected)
         trainer = build_trainer(from_dict(values, self.name), quiet=True)
         policies = trainer.team.policies
-        engine = TokenScript(policies, script_of(policies), longest_answer(values))
+        engine = TokenScript(policies, script_of(policies), longest_answer(values), "distill" in values["reward"])
         trainer.engines.update(dict.fromkeys(trainer.engines, engine))
         record = Record(expected)
         trainer.add_callback(record)

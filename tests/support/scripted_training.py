@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from maporl.config.parse import read_yaml
 from maporl.config.recipes import recipe_file
 from maporl.engines.base import Engine, Reply, Request
@@ -23,16 +25,21 @@ from maporl.training.samples import TeamUpdateBatch
 from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.types import Dialogue, Utterance
 from maporl.validation.load import from_dict
+from trl_ext.ppo import maths
 from trl_ext.ppo.options import Decoding
 from trl_ext.sampling.options import Sampled
 
 
 class TokenScript(Engine):
-    """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of
-    them."""
+    """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of them.
 
-    def __init__(self, policies: dict, script: Callable[[Request], str], most: int | None = None):
-        self.policies, self.script, self.most = policies, script, most
+    With ``tells_logprobs`` it says how likely each of them was to that policy.
+    """
+
+    def __init__(
+        self, policies: dict, script: Callable[[Request], str], most: int | None = None, tells_logprobs: bool = False
+    ):
+        self.policies, self.script, self.most, self.tells_logprobs = policies, script, most, tells_logprobs
 
     def generate(self, requests: list[Request], decoding: Decoding) -> list[Reply]:
         """Return one scripted reply for each request, in order."""
@@ -42,7 +49,16 @@ class TokenScript(Engine):
         policy = self.policies[request.policy]
         asked = token_request(request, policy.voice, decoding, 1)
         ids = policy.tokenizer.encode(self.script(request), add_special_tokens=False)
-        return reply_of(request, policy.voice, asked, Sampled([*ids, min(policy.stop_ids)][: self.most], None))
+        ids = [*ids, min(policy.stop_ids)][: self.most]
+        told = logprobs_alone(policy, asked.prompt_ids, ids, decoding.temperature) if self.tells_logprobs else None
+        return reply_of(request, policy.voice, asked, Sampled(ids, told))
+
+
+@torch.no_grad()
+def logprobs_alone(policy: Any, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+    """Return what a plain forward of one row says of each token of a response."""
+    logits = policy.model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].float()
+    return maths.token_logprobs(logits, torch.tensor(response), temperature).tolist()
 
 
 @dataclass

@@ -1,15 +1,13 @@
 """On-policy distillation inside a team, through the trainer's own steps."""
 
 import pytest
-import torch
-from scripted_training import played
+from scripted_training import logprobs_alone, played
 
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
 from maporl.runs.build import build_trainer
 from maporl.training.distillation import Distillation
 from maporl.validation.load import from_dict
-from trl_ext.ppo import maths
 
 
 def trainer_of(folder, **distill):
@@ -18,13 +16,6 @@ def trainer_of(folder, **distill):
     values |= {"warm_start": {"steps": 0}, "branching": {"group": 2}, "protocol": {"name": "debate", "turns": 2}}
     values["reward"] = {"distill": values["reward"]["distill"] | distill}
     return build_trainer(from_dict(values), quiet=True)
-
-
-def logprobs_alone(policy, prompt, response, temperature):
-    """What a plain forward of one row says of each token."""
-    ids = torch.tensor([[*prompt, *response]])
-    logits = policy.model(ids).logits[0, len(prompt) - 1 : -1].float()
-    return maths.token_logprobs(logits, torch.tensor(response), temperature).tolist()
 
 
 def test_team_opd_pays_a_first_answer_for_what_the_policy_thinks_once_it_was_shown_the_dialogue(tmp_path):
