@@ -58,9 +58,7 @@ def learned(before: Evaluation | None, after: Evaluation) -> str:
     was = f"{before.final().value:.1%} before, " if before and before.turns and before.final().total else ""
     line = f"held out: {was}{final.value:.1%} of the last answers right after training"
     if len(after.turns) > 1 and first.total:
-        line += (
-            f"; first answers {first.value:.1%}, so talking is worth {100 * (final.value - first.value):+.1f} points"
-        )
+        line += f", and {first.value:.1%} of the first ones (talking: {100 * (final.value - first.value):+.1f} points)"
     return line
 
 

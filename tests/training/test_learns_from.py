@@ -9,6 +9,8 @@ import pytest
 from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTrainer, Protocol, RewardSection, Team
 from maporl.config.parse import recipe_files
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, ChargeSection, PenaltySection
+from maporl.evaluation.metrics import Evaluation, Share, TurnReport
+from maporl.evaluation.tables import learned
 from maporl.report.page import payload
 from maporl.report.read import read_run
 from maporl.run import ResolvedRun
@@ -157,3 +159,17 @@ def test_a_source_that_takes_the_place_of_a_shared_credit_is_named_with_the_reme
     (said,) = [record.getMessage() for record in caplog.records if "takes the place" in record.getMessage()]
     assert said.startswith("words scores what critic says") and "shown it (sol)" in said
     assert "reward.charges: {words: {roles: [critic], weight: 0.01}}" in said
+
+
+def test_the_end_of_a_run_is_told_in_one_line():
+    def turn(right):
+        share = Share(right, 400)
+        return TurnReport({"ann": share}, share, share, share)
+
+    before, after = (Evaluation([turn(first), turn(last)], [], 400, 0) for first, last in ((200, 201), (199, 386)))
+    assert learned(before, after) == (
+        "held out: 50.2% before, 96.5% of the last answers right after training, and 49.8% of the first ones "
+        "(talking: +46.8 points)"
+    )
+    scored = Evaluation([], [], 400, 0, rewards={"reward/score": 0.5})
+    assert learned(None, scored) == "held out: reward/score 0.5 after training"
