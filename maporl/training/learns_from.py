@@ -16,6 +16,7 @@ from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, PenaltySection, RewardSection
+from maporl.report.language import listed
 from maporl.rewards.rules import build_rules
 from maporl.schedules import Plan, Schedule
 from trl_ext.ppo.options import PPOOptions
@@ -79,7 +80,8 @@ def who_learns(schedule: Schedule, learners: Sequence[str], speakers: Sequence[s
     told = [what if len(spans) == 1 else f"{when}: {what}" for when, what in spans[:MOST_SPANS]]
     told += ["and so on"] if len(spans) > MOST_SPANS else []
     silent = [name for name in speakers if name not in learners]
-    told += [f"{_and(silent)} {'plays' if len(silent) == 1 else 'play'} and never {_verb(silent)}"] if silent else []
+    if silent:
+        told.append(f"{listed(silent)} {'plays and never learns' if len(silent) == 1 else 'play and never learn'}")
     return f"learning: {'; '.join([*told, *_other_weights(schedule)])}"
 
 
@@ -181,7 +183,7 @@ def _learn(plan: Plan, learners: tuple[str, ...], turns: int) -> str:
         of = tuple(turn for turn in range(turns) if plan.learns(name, turn))
         by_turns.setdefault(of, []).append(name)
     by_turns.pop((), None)
-    told = "; ".join(f"{_and(names)}{_turns(of, turns)}" for of, names in by_turns.items())
+    told = "; ".join(f"{listed(names)}{_turns(of, turns)}" for of, names in by_turns.items())
     return f"only the critics of {told}" if told and plan.critic_only else told or "nobody"
 
 
@@ -190,12 +192,12 @@ def _turns(of: tuple[int, ...], turns: int) -> str:
         return ""
     if len(of) == turns:
         return " in all turns"
-    return f" in turn{'s' if len(of) > 1 else ''} {_and([str(turn + 1) for turn in of])}"
+    return f" in turn{'s' if len(of) > 1 else ''} {listed([str(turn + 1) for turn in of])}"
 
 
 def _other_weights(schedule: Schedule) -> Iterator[str]:
     if schedule.swap is not None:
-        yield f"{_and(schedule.swap.agents)} exchange their weights every {schedule.swap.every} updates"
+        yield f"{listed(schedule.swap.agents)} exchange their weights every {schedule.swap.every} updates"
     pool = schedule.opponent_pool
     if pool is not None:
         share = f"{pool.probability:.0%} of the updates"
@@ -223,12 +225,3 @@ def _first_sentence(part: object) -> str:
     text = " ".join((inspect.getdoc(part) or "").split("\n\n")[0].split())
     text = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("``", "")
     return text.removeprefix("Return ").removesuffix(".")
-
-
-def _verb(names: list[str]) -> str:
-    return "learns" if len(names) == 1 else "learn"
-
-
-def _and(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
