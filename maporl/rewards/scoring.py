@@ -86,7 +86,6 @@ class Scorer:
         played = [*dialogues, *ablations]
         grade_answers(played, task)
         score_dialogues(played, task, self.sources, self.reward.sources)
-        fill_in(dialogues, task, {name: self.sources[name] for name in self.reward.charges if name in self.sources})
         if ablations:
             set_contributions(dialogues)
 
@@ -106,6 +105,7 @@ class Scorer:
             RewardFailure: a source failed, or nothing scored an answer.
         """
         self.score(dialogues, task)
+        fill_in(dialogues, task, {name: self.sources[name] for name in self.reward.charges if name in self.sources})
         assign_credit(dialogues, self.speakers, self.reward, self.digits, update)
         if self.missing_eos_penalty is None:
             return
