@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/distillation.py --seeds 0 1 2 3 4 --output benchmarks/results/distillation.json
 
 Each agent of the quickstart knows one of two skills, so its first answer is right on half of the questions, and by
-listening it becomes right on nearly all. ``none`` is the quickstart, and ``dialogue`` adds ``reward.distill``: the
+listening it becomes right on nearly all. ``none`` is the quickstart at a constant rate, and ``dialogue`` adds ``reward.distill``: the
 first answer earns, for each token, what the same policy thinks of it once it was shown the dialogue. ``longer`` arms
 have twice the updates. In ``none, then SFT`` the team of ``none`` answers all training questions once more, and TRL's
 SFT trainer teaches each agent its final answers that are right: as answers to the first prompt, and to the last one.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from learning import T95
-from quickstart import QUICKSTART
+from quickstart import CONSTANT_RATE, QUICKSTART
 from staleness import train_arms
 
 from maporl.evaluation.metrics import Evaluation
@@ -85,7 +85,8 @@ def measured(seed: int, sets: dict[str, Any], folder: Path, initial: Path, teach
 
     ``teach`` says whether SFT follows.
     """
-    sets = {"seed": seed, "output_dir": str(folder), "training.save_steps": 0, "training.eval_steps": 20, **sets}
+    steps = {"training.save_steps": 0, "training.eval_steps": 20}
+    sets = {"seed": seed, "output_dir": str(folder), **steps, **CONSTANT_RATE, **sets}
     if initial.is_dir():
         shutil.copytree(initial, folder / "initial")
     trainer = build_trainer(load(QUICKSTART, [f"{key}={json.dumps(value)}" for key, value in sets.items()]), quiet=True)

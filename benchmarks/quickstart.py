@@ -1,6 +1,8 @@
 """Measure what two specialists gain by talking, over several seeds, and write it down as JSON.
 
-    python benchmarks/quickstart.py --seeds 0 1 2 3 4 --output benchmarks/results/quickstart.json
+    python benchmarks/quickstart.py --seeds 0 1 2 3 4 5 6 7 8 9 --threads 1 --output benchmarks/results/quickstart.json
+    python benchmarks/quickstart.py --seeds 0 1 2 3 4 --threads 2 4 --output benchmarks/results/quickstart.json
+    python benchmarks/quickstart.py page
     python benchmarks/quickstart.py --seeds 0 --set training.learning_rate=6.0e-4 --output narrow.json
     python benchmarks/quickstart.py --config configs/ppo/smollm2_listen.yaml --seeds 0 1 2 --output real.json \
         --set agents.ann.model=DIR --set agents.bob.model=DIR
@@ -10,8 +12,12 @@ frozen (bob for even seeds, ann for odd ones). ``maporl eval`` then lets each ag
 by a majority vote over as many sampled tokens as the dialogues have. The configuration of the real model, which takes
 longer, is only trained once a seed, with both agents learning.
 
-The file holds the commit, the machine, the date and, for each run, its accuracies in percent, its seconds and the CPU
-seconds of its process. The command ends with status 1 if a seed misses an expectation of its configuration.
+``--threads`` repeats all that with so many threads of PyTorch, whose sums round differently; with more than one, only the
+run in which both learn is made. Runs that the file has already are not made again.
+
+The file holds, for each run, its commit, machine and date, its accuracies in percent, its seconds and the CPU seconds
+of its process. The command ends with status 1 if a seed misses an expectation of its configuration. ``page`` writes the
+table of ``docs/learning.md`` from the file, and ends with status 1 if the README says other numbers.
 """
 
 import argparse
@@ -19,6 +25,7 @@ import json
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,7 +40,7 @@ QUICKSTART, REAL_MODEL = "configs/ppo/quickstart.yaml", "configs/ppo/smollm2_lis
 EXPECTED = {
     QUICKSTART: {
         "first turn": (47.0, 53.0),
-        "final turn": (90.0, 100.0),
+        "final turn": (94.0, 100.0),
         "final turn, one frozen": (0.0, 78.0),
         "best without talking": (0.0, 53.0),
     },
@@ -43,6 +50,14 @@ EXPECTED = {
 
 What is not expected of a configuration is not measured.
 """
+
+
+CONSTANT_RATE = {"training.lr_scheduler_type": "constant", "training.lr_scheduler_kwargs": None}
+"""For runs of the quickstart that are compared at any number of updates: its rate falls over the last twenty."""
+
+RESULTS, PAGE = ROOT / "benchmarks/results/quickstart.json", ROOT / "docs/learning.md"
+TABLE = ("<!-- python benchmarks/quickstart.py page -->\n", "<!-- end -->\n")
+"""What stands before and after the table on the page."""
 
 
 def about() -> dict[str, str]:
@@ -90,53 +105,99 @@ def _percent(share: dict[str, float]) -> float:
     return round(100 * share["count"] / share["total"], 2)
 
 
-def measured(seed: int, options: argparse.Namespace, root: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Train one seed and measure what is expected of the configuration. Return the measures, and the runs' figures."""
-    expected = EXPECTED[options.config]
-    both, figures = trained(options.config, seed, options.set, root / f"both-{seed}")
-    measures = {"first turn": figures["after"][0]["team"], "final turn": figures["after"][-1]["team"]}
-    told: dict[str, Any] = {"both": figures}
-    if "final turn, one frozen" in expected:
+def measured(seed: int, threads: int, options: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Train one seed, and return what is expected of the configuration and the figures of the runs."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    expected, changes = EXPECTED[options.config], options.set
+    both, figures = trained(options.config, seed, changes, root / f"both-{threads}-{seed}")
+    told = {"first turn": figures["after"][0]["team"], "final turn": figures["after"][-1]["team"], "both": figures}
+    if "final turn, one frozen" in expected and threads == 1:
         frozen = ("bob", "ann")[seed % 2]
         freeze = f"schedule.freeze=[{{agent: {frozen}, first: 1, last: 1000000}}]"
-        _, alone = trained(options.config, seed, [*options.set, freeze], root / f"frozen-{seed}")
-        measures["final turn, one frozen"] = alone["after"][-1]["team"]
-        told |= {"frozen": frozen, "one": alone}
-    if "best without talking" in expected:
-        told["without talking"] = without_talking(both)
-        measures["best without talking"] = max(told["without talking"].values())
-    return measures, told
+        _, alone = trained(options.config, seed, [*changes, freeze], root / f"frozen-{seed}")
+        told |= {"final turn, one frozen": alone["after"][-1]["team"], "frozen": frozen, "one": alone}
+    if "best without talking" in expected and threads == 1:
+        votes = without_talking(both)
+        told |= {"best without talking": max(votes.values()), "without talking": votes}
+    missed = [name for name, (least, most) in expected.items() if name in told and not least <= told[name] <= most]
+    return {"seed": seed, "threads": threads, "missed": missed, **told, **about()}
+
+
+def tables(report: dict[str, Any]) -> str:
+    """Return the Markdown tables of the quickstart's runs: one for one thread, and one for all numbers of threads."""
+    alone = [run for run in report["runs"] if run["threads"] == 1]
+    lines = [
+        "| seed | before: first turn | final turn | after: first turn | final turn | ann | bob | one trained | (frozen) | "
+        "no talking | CPU s |",
+        "|---" * 11 + "|",
+    ]
+    for run in alone:
+        turns = [*run["both"]["before"], *run["both"]["after"]]
+        shares = [*(turn["team"] for turn in turns), turns[-1]["ann"], turns[-1]["bob"], run["final turn, one frozen"]]
+        cells = [*(f"{share:.1f}%" for share in shares), run["frozen"], f"{run['best without talking']:.1f}%"]
+        lines.append(" | ".join(["", str(run["seed"]), *cells, str(run["both"]["cpu_seconds"]), ""]).strip())
+    lines += ["", "| threads | final turn of each seed | mean | first turns |", "|---|---|---|---|"]
+    for threads in sorted({run["threads"] for run in report["runs"]}):
+        runs = [run for run in report["runs"] if run["threads"] == threads]
+        first, final = ([run[f"{turn} turn"] for run in runs] for turn in ("first", "final"))
+        listed = ", ".join(f"{share:.1f}" for share in final)
+        lines.append(
+            f"| {threads} | {listed} | {statistics.mean(final):.1f}% | {min(first):.1f} to {max(first):.1f}% |"
+        )
+    told = {key: sorted({run[key] for run in report["runs"]}) for key in ("machine", "date", "commit")}
+    machines = {machine.split(", OMP")[0] for machine in told["machine"]}
+    lines += ["", f"{', '.join(sorted(machines))}; {', '.join(told['date'])}; at commit {', '.join(told['commit'])}."]
+    return "\n".join(lines) + "\n"
+
+
+def sentence(report: dict[str, Any]) -> str:
+    """Return what the README says of the runs with one thread."""
+    final = [run["final turn"] for run in report["runs"] if run["threads"] == 1]
+    return (
+        f"the final turn goes from half to {statistics.mean(final):.1f}% ({len(final)} seeds: {min(final):.1f} to "
+        f"{max(final):.1f}%)"
+    )
+
+
+def page() -> int:
+    """Write the tables into their page. Return 1 if the README says something else of the runs, and else 0."""
+    report, text = json.loads(RESULTS.read_text()), PAGE.read_text()
+    before, rest = text.split(TABLE[0])
+    PAGE.write_text(before + TABLE[0] + tables(report) + rest[rest.index(TABLE[1]) :])
+    if sentence(report) in " ".join((ROOT / "README.md").read_text().split()):
+        return 0
+    print(f"README.md: expected the words: {sentence(report)}", file=sys.stderr)
+    return 1
 
 
 def main() -> None:
+    if sys.argv[1:] == ["page"]:
+        sys.exit(page())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", choices=list(EXPECTED), default=QUICKSTART)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--keep", type=Path, default=None, help="keep the run folders here")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp())
-    expected = EXPECTED[options.config]
-    changed = [
-        value for value in options.set if ".model=" not in value
-    ]  # a folder of this machine tells nobody anything
-    report: dict[str, Any] = {
-        **about(),
+    runs = json.loads(options.output.read_text())["runs"] if options.output.exists() else []
+    report = {
         "configuration": options.config,
-        "set": changed,
-        "expected": expected,
-        "runs": [],
+        "set": [value for value in options.set if ".model=" not in value],  # a folder of this machine tells nobody
+        "expected": EXPECTED[options.config],
+        "runs": runs,
     }
-    missed = 0
-    for seed in options.seeds:
-        measures, told = measured(seed, options, root)
-        wrong = [name for name, (least, most) in expected.items() if not least <= measures[name] <= most]
-        missed += len(wrong)
-        report["runs"].append({"seed": seed, **measures, "missed": wrong, **told})
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-        print(json.dumps({"seed": seed, **measures, "seconds": told["both"]["seconds"], "missed": wrong}), flush=True)
-    sys.exit(1 if missed else 0)
+    for threads in options.threads:
+        for seed in options.seeds:
+            if any((run["seed"], run["threads"]) == (seed, threads) for run in runs):
+                continue
+            runs.append(measured(seed, threads, options, root))
+            options.output.write_text(json.dumps(report, indent=1) + "\n")
+            told = {key: value for key, value in runs[-1].items() if not isinstance(value, dict)}
+            print(json.dumps(told | {"seconds": runs[-1]["both"]["seconds"]}), flush=True)
+    sys.exit(1 if any(run["missed"] for run in runs) else 0)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from learning import T95
-from quickstart import QUICKSTART, about
+from quickstart import CONSTANT_RATE, QUICKSTART, about
 
 from maporl.engines.text import TextEngine
 from maporl.runs.build import build_trainer
@@ -155,6 +155,7 @@ def measured(world: str, arm: Arm, seed: int, age: int, folder: Path, initial: P
         "training.value_learning_rate": None if value_rate is None else value_rate / arm.slower,
         "training.gradient_accumulation_steps": 2 if apart else 1,
         "dialogues_logged": 1,
+        **CONSTANT_RATE,
         **arm.sets,
     }
     if initial.is_dir():
