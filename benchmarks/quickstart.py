@@ -12,8 +12,8 @@ frozen (bob for even seeds, ann for odd ones). ``maporl eval`` then lets each ag
 by a majority vote over as many sampled tokens as the dialogues have. The configuration of the real model, which takes
 longer, is only trained once a seed, with both agents learning.
 
-``--threads`` repeats all that with so many threads of PyTorch, whose sums round differently; with more than one, only the
-run in which both learn is made. Runs that the file has already are not made again.
+``--threads`` repeats all that with so many threads of PyTorch, whose sums round differently. With more than one, only
+the run in which both learn is made. Runs that the file has already are not made again.
 
 The file holds, for each run, its commit, machine and date, its accuracies in percent, its seconds and the CPU seconds
 of its process. The command ends with status 1 if a seed misses an expectation of its configuration. ``page`` writes the
@@ -127,8 +127,8 @@ def tables(report: dict[str, Any]) -> str:
     """Return the Markdown tables of the quickstart's runs: one for one thread, and one for all numbers of threads."""
     alone = [run for run in report["runs"] if run["threads"] == 1]
     lines = [
-        "| seed | before: first turn | final turn | after: first turn | final turn | ann | bob | one trained | (frozen) | "
-        "no talking | CPU s |",
+        "| seed | before: first turn | final turn | after: first turn | final turn | ann | bob | one trained "
+        "| (frozen) | no talking | CPU s |",
         "|---" * 11 + "|",
     ]
     for run in alone:

@@ -6,6 +6,8 @@ Names are loaded on first use, so that ``import maporl`` is quick.
 from importlib import import_module
 from importlib.util import find_spec
 
+import trl_ext as _trl_ext  # noqa: F401 - it silences a warning of bitsandbytes, before anything imports that
+
 __version__ = "0.1.0"
 
 _EXPORTS = {

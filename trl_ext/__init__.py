@@ -4,7 +4,11 @@ Names are loaded on first use. Importing a light module of this package, such as
 not import torch.
 """
 
+import logging
 from importlib import import_module
+
+# peft imports bitsandbytes wherever it is installed, which then warns of a kernel that only 4-bit models on a CPU use
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 _EXPORTS = {
     "Decoding": "trl_ext.ppo.options",

@@ -117,12 +117,10 @@ def names_a_team(given: str) -> bool:
 def quiet_libraries() -> None:
     """Silence the progress bars and notices of the libraries, which would bury ours. Imports transformers."""
     quiet_environment()
-    import logging
     import warnings
 
     import transformers
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels that few models use
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -33,19 +33,21 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
         saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
         # the run's folder and the user's own modules may have moved, and it may go on with other processes
         moved = _with_on_change(replace(saved, pythonpath=config.pythonpath, cluster=config.cluster), config)
-        longer = config.updates > saved.updates and not config.loop.stages
+        loop = bool(config.loop.stages)
+        longer = config.loop.rounds > saved.loop.rounds if loop else config.updates > saved.updates
         if longer:
-            moved = replace(moved, updates=config.updates)
+            length = {"loop": replace(moved.loop, rounds=config.loop.rounds)} if loop else {"updates": config.updates}
+            moved = replace(moved, **length)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one, in "
-                "which updates alone may be more. To train with other options, start another run, in another "
+                f"which {'loop.rounds' if loop else 'updates'} alone may be more. To train with other options, start another run, in another "
                 f"output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
             )
         if longer:
-            _make_room(folder)
+            _make_room(folder, loop)
         elif has_ended(folder, config):
             return
     else:
@@ -65,13 +67,13 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
         remember_data(folder, modules, FINGERPRINTS)
 
 
-def _make_room(folder: Path) -> None:
-    """Set aside what a run had at its end, because it is made longer.
+def _make_room(folder: Path, loop: bool) -> None:
+    """Set aside what a run had at its end, because it is made longer. A loop goes on from its last round.
 
     Raises:
         CheckpointError: it has no checkpoint from which it could go on.
     """
-    if not numbered_checkpoints(folder):
+    if not loop and not numbered_checkpoints(folder):
         raise CheckpointError(
             f"{folder}: cannot be made longer, because it has no checkpoint (training.save_steps was 0); start another "
             f"run, in another output_dir, from its weights: agents.NAME.model={folder}/final/NAME"

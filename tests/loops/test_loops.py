@@ -634,10 +634,20 @@ def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_pa
     }
     with pytest.raises(RunExists):
         loops.run_loop(looped(run, rounds=2), False, True, told.append)
-    with pytest.raises(CheckpointError, match="another configuration"):
-        loops.run_loop(looped(run, rounds=3), True, True, told.append)
+    with pytest.raises(CheckpointError, match=r"another configuration .* in which loop.rounds alone may be more"):
+        loops.run_loop(looped(run, rounds=1), True, True, told.append)
     again = len(told)
     assert loops.run_loop(looped(run, rounds=2), True, True, told.append) == figures and len(told) == again
+
+
+def test_a_loop_that_is_given_more_rounds_is_the_loop_that_had_them_from_its_beginning(tmp_path):
+    few = {"warm_start": {"steps": 3}, "evaluation": {"questions": 4}}
+    for rounds, folder, resume in [(2, "whole", False), (1, "longer", False), (2, "longer", True)]:
+        loops.run_loop(looped(tmp_path / folder, STAGES[:1], rounds, **few), resume, True, lambda line: None)
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    assert weights(longer / "final") == weights(whole / "final") != weights(longer / "final.abandoned")
+    assert records(longer) == records(whole)
+    assert "rounds: 2" in (longer / "config.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -83,21 +83,12 @@ def test_a_fork_is_told_what_was_said_and_the_rest_is_sampled():
 
 
 BRANCHINGS = {
-    # how: (options, the texts of the dialogues)
-    "fork_first": ({"group": 2}, ["ann 0,bob 0,ann 1", "ann 2,bob 1,ann 3"]),
-    "fork_every": (
-        {"group": (1, 2, 1)},
-        ["ann 0,bob 0,ann 1", "ann 0,bob 1,ann 2"],
-    ),
-    "tree": (
-        {"group": 2},
-        ["ann 0,bob 0", "ann 1", "ann 0,bob 1,ann 2", "ann 0,bob 1,ann 3"],
-    ),
-    "stages": (
-        {"group": (1, 2, 1), "keep": 1, "choose": "balanced"},
-        ["ann 0,bob 0", "ann 0,bob 1,ann 1"],
-    ),
-    "best_of": ({"drafts": 3, "group": 2}, ["ann 0,bob 0,ann 3", "ann 0,bob 1,ann 4"]),
+    # how: (options, the texts of the dialogues; which last word is sampled first depends on which program asks first)
+    "fork_first": ({"group": 2}, ["ann 0,bob 0,last", "ann 2,bob 1,last"]),
+    "fork_every": ({"group": (1, 2, 1)}, ["ann 0,bob 0,last", "ann 0,bob 1,last"]),
+    "tree": ({"group": 2}, ["ann 0,bob 0", "ann 1", "ann 0,bob 1,last", "ann 0,bob 1,last"]),
+    "stages": ({"group": (1, 2, 1), "keep": 1, "choose": "balanced"}, ["ann 0,bob 0", "ann 0,bob 1,last"]),
+    "best_of": ({"drafts": 3, "group": 2}, ["ann 0,bob 0,last", "ann 0,bob 1,last"]),
 }
 
 
@@ -120,8 +111,10 @@ def reporting(question, base_url):
 def test_every_branching_forks_programs(how):
     options, expected = BRANCHINGS[how]
     dialogues = branched(reporting, how, Counted(), {"reported": 1.0, "label": 1.0}, **options)
-    assert sorted(",".join(texts(d)) for d in dialogues) == sorted(expected)
     whole = [d for d in dialogues if len(d.utterances) == 3]
+    assert sorted(",".join([*texts(d)[:2], *["last"] * (d in whole)]) for d in dialogues) == sorted(expected)
+    last = {d.utterances[2].text for d in whole}
+    assert len(last) == len(whole) and all(text.startswith("ann ") for text in last)
     assert all(d.outcome["answer"] == d.utterances[1].text == d.utterances[1].submitted for d in whole)
     paid = {u.text: u.rewards["reported"] for d in dialogues for u in d.utterances if "reported" in u.rewards}
     assert paid == {text: worth_of(text) for text in {t for e in expected for t in e.split(",") if t[:3] == "bob"}}

@@ -3,10 +3,13 @@
 import dataclasses
 import importlib
 import json
+import logging
 import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import processes
 import pytest
@@ -799,3 +802,12 @@ def test_a_run_on_a_data_set_of_prompts_with_reward_functions(team, tmp_path):
     assert maporl("report", tmp_path / "run").exit_code == 0
     assert "task.rows" in error_of("eval", tmp_path / "run")
     assert list(Team.from_pretrained(tmp_path / "run").policies) == ["ann", "bob"]
+
+
+def test_a_script_is_not_told_of_a_kernel_that_only_4_bit_models_on_a_cpu_use(capfd):
+    library = find_spec("bitsandbytes")
+    if library is not None:
+        module = Path(library.submodule_search_locations[0]) / "backends/cpu/ops.py"
+        assert "gemm_4bit_forward from kernels-community" in module.read_text(), "the warning comes from elsewhere"
+    logging.getLogger("bitsandbytes.backends.cpu.ops").warning("no kernel")
+    assert capfd.readouterr().err == ""
