@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/distillation.py --seeds 0 1 2 3 4 --output benchmarks/results/distillation.json
 
 Each agent of the quickstart knows one of two skills, so its first answer is right on half of the questions, and by
-listening it becomes right on nearly all. ``none`` is the quickstart at a constant rate, and ``dialogue`` adds ``reward.distill``: the
-first answer earns, for each token, what the same policy thinks of it once it was shown the dialogue. ``longer`` arms
-have twice the updates. In ``none, then SFT`` the team of ``none`` answers all training questions once more, and TRL's
-SFT trainer teaches each agent its final answers that are right: as answers to the first prompt, and to the last one.
+listening it becomes right on nearly all. ``none`` is the quickstart at a constant rate, and ``dialogue`` adds
+``reward.distill``: the first answer earns, for each token, what the same policy thinks of it once it was shown the
+dialogue. ``longer`` arms have twice the updates. In ``none, then SFT`` the team of ``none`` answers all training
+questions once more, and TRL's SFT trainer teaches each agent its final answers that are right: as answers to the first
+prompt, and to the last one.
 
 What was expected before the first run (2026-11-26): without distillation the first turn stays at 50%; with it it rises
 by 10 points or more, and the final turn loses at most 3. Before the first run with SFT (2026-11-26): it raises the

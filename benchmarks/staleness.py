@@ -17,9 +17,10 @@ What was expected before the first run of these arms (2026-11-26): that it is th
 loses at most 3 points; that a policy's own old answers cost most of the loss, and a partner's at most 5 points; that a
 ratio to the sampler helps (``to sampler``, ``dis``), because tokens that have moved since they were sampled are pushed
 no further, and that ``narrow dis`` loses at most 5 points. Before the first run in two more worlds,
-``configs/ppo/claims/cory.yaml`` (a critic, one policy for both agents) and ``configs/ppo/claims/voters.yaml`` (groups
-without a critic) (2026-11-26): that old answers lose more than 3 points there too, and with a ratio to the sampler and
-half the steps at most 3.
+``configs/ppo/claims/cory.yaml`` (a critic, one policy for both agents) and one of groups without a critic (2026-11-26):
+that old answers lose more than 3 points there too, and with a ratio to the sampler and half the steps at most 3. The
+second was to be ``voters.yaml``, whose teams end at 10 to 20% of held-out sums, so that no loss could show.
+``grouped.yaml`` took its place after seed 0 of ``fresh`` and ``old`` had been seen.
 
 Prints, and writes after each run, the percent of right answers in the final turn of held-out questions, at the end and
 every 20 updates, the mean distance between what sampled and what is trained in nats a token (``kl``), and the paired

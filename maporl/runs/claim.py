@@ -36,14 +36,15 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
         loop = bool(config.loop.stages)
         longer = config.loop.rounds > saved.loop.rounds if loop else config.updates > saved.updates
         if longer:
-            length = {"loop": replace(moved.loop, rounds=config.loop.rounds)} if loop else {"updates": config.updates}
-            moved = replace(moved, **length)
+            rounds = replace(moved.loop, rounds=config.loop.rounds)
+            moved = replace(moved, loop=rounds) if loop else replace(moved, updates=config.updates)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
             changed = _changed_lines(to_yaml(begun), to_yaml(config))
+            length = "loop.rounds" if loop else "updates"
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one, in "
-                f"which {'loop.rounds' if loop else 'updates'} alone may be more. To train with other options, start another run, in another "
+                f"which {length} alone may be more. To train with other options, start another run, in another "
                 f"output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
             )
         if longer:

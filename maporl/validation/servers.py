@@ -4,16 +4,17 @@ Each is asked once, all at the same time, for at most :data:`SECONDS`. Nothing i
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from maporl.config.schema import TOKEN_VARIABLE, Config, VerifierSection
+from maporl.config.schema import TOKEN_VARIABLE, Config
 from maporl.engines.openai import endpoint_of
 from maporl.errors import Fault, refused
 from maporl.http_client import HttpClient, HttpFailure
 from maporl.rewards.verifier.client import server_urls
+from maporl.rewards.verifier.lengths import of_served
 from maporl.run import ResolvedRun
 from trl_ext.process.waits import Threads, result
 
@@ -34,6 +35,7 @@ class _Server:
         path: what is asked for. It costs nothing, and needs the key where the server has one.
         start: how such a server is started, or what else to do.
         severity: what it is if the server does not answer.
+        reads: what is wrong with the run, by what the server says.
     """
 
     option: str
@@ -42,6 +44,7 @@ class _Server:
     path: str
     start: str
     severity: Literal["error", "warning"] = "error"
+    reads: Callable[[Any], Fault | None] = lambda told: None
 
     def client(self) -> HttpClient:
         return HttpClient(self.url, SECONDS, os.environ.get(self.variable, ""), self.variable)
@@ -55,7 +58,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield from lacking
         if not lacking:
             with_key.append(name)
-    servers = [*_of_agents(run.config, with_key), *_of_verifier(run.config.reward.verifier)]
+    servers = [*_of_agents(run.config, with_key), *_of_verifier(run)]
     with Threads(len(servers), "asks a server") as threads:
         asked = [threads.submit(_fault, server) for server in servers]
         yield from (fault for fault in map(result, asked) if fault is not None)
@@ -74,8 +77,9 @@ def _of_agents(config: Config, names: Collection[str]) -> Iterator[_Server]:
                 yield _Server(f"agents.{name}.vllm.urls", url, agent.vllm.key_variable, "/v1/models", start)
 
 
-def _of_verifier(verifier: VerifierSection | None) -> Iterator[_Server]:
+def _of_verifier(run: ResolvedRun) -> Iterator[_Server]:
     """Yield the servers of the verifier. A run may go on without them, if it shall."""
+    verifier = run.config.reward.verifier
     if verifier is None:
         return
     own = verifier.api == "maporl"
@@ -83,7 +87,8 @@ def _of_verifier(verifier: VerifierSection | None) -> Iterator[_Server]:
     stops = verifier.on_failure == "stop"
     for url in server_urls(verifier):
         path = "/v1/model" if own else "/health"
-        yield _Server("reward.verifier", url, TOKEN_VARIABLE, path, start, "error" if stops else "warning")
+        reads = partial(of_served, run)
+        yield _Server("reward.verifier", url, TOKEN_VARIABLE, path, start, "error" if stops else "warning", reads)
 
 
 def _fault(server: _Server) -> Fault | None:
@@ -93,7 +98,7 @@ def _fault(server: _Server) -> Fault | None:
     except ValueError as error:
         return Fault(server.option, str(error))
     try:
-        client.get(server.path)
+        told = client.get(server.path)
     except HttpFailure as error:
         if error.status in REFUSED:
             remedy = f"set the environment variable {server.variable} to a key that it takes"
@@ -103,4 +108,5 @@ def _fault(server: _Server) -> Fault | None:
             return Fault(server.option, what, "a run waits for it; look whether it has too much to do", "warning")
         if error.passing and not error.status:
             return Fault(server.option, f"{client.url}: {error}", server.start, server.severity)
-    return None
+        return None
+    return server.reads(told)

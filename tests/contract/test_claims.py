@@ -21,6 +21,8 @@ from maporl.validation.load import load
 sys.path.append(str(ROOT / "benchmarks"))  # last, because benchmarks/reward_server.py has the name of a package
 import claims
 import claims_verifier
+import quickstart
+import staleness
 from claims_data import CLAIMS, Comparison
 from claims_drawing import drawing
 from learning import Run
@@ -100,13 +102,29 @@ def test_the_page_of_verifiers_says_what_the_claim_came_to():
     assert f"taught {more['mean']:.3g} points less" in text
 
 
-def test_the_readme_says_what_five_seeds_of_the_quickstart_came_to():
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    runs = json.loads((ROOT / "benchmarks/results/distillation.json").read_text())["runs"]["none"]
-    final = [run["final turn"] for run in runs.values()]
-    mean = sum(final) / len(final)
-    assert f"from half to {mean:.1f}% (five seeds: {min(final):.1f} to {max(final):.1f}%)" in text and len(final) == 5
-    assert all(47 <= run["first turn"] <= 53 for run in runs.values())
+def test_the_readme_and_a_page_say_what_the_seeds_of_the_quickstart_came_to():
+    report = json.loads(quickstart.RESULTS.read_text())
+    assert quickstart.tables(report) in quickstart.PAGE.read_text(encoding="utf-8"), (
+        "python benchmarks/quickstart.py page"
+    )
+    assert quickstart.sentence(report) in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert {(run["seed"], run["threads"]) for run in report["runs"]} >= {
+        *((seed, 1) for seed in range(10)),
+        *((seed, threads) for seed in range(5) for threads in (2, 4)),
+    }
+    assert all(run["final turn"] >= 94 and 47 <= run["first turn"] <= 53 for run in report["runs"])
+
+
+@pytest.mark.parametrize("world", ["", "_cory", "_grouped"])
+def test_the_page_on_clusters_says_what_old_answers_cost(world):
+    """Each arm that was run is a row with the mean, the paired difference and every seed."""
+    report = json.loads((ROOT / f"benchmarks/results/staleness{world}.json").read_text())
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    assert staleness.differences(report["runs"]) == report["differences"]
+    for arm, told in report["differences"].items():
+        apart = f"{told['difference']:+.1f} ± {told['half interval']}" if "difference" in told else ""
+        seeds = ", ".join(f"{run['final turn']:.1f}" for run in report["runs"][arm].values())
+        assert f" | {told['mean']} | {apart} | {seeds} |" in page, arm
 
 
 def test_a_drawing_has_a_dot_for_each_seed_at_its_value():

@@ -255,15 +255,12 @@ def test_the_real_models_configuration_trains_two_adapters_of_one_base(tiny, tmp
         assert any(not torch.equal(before[key], after[key]) for key in before)
 
 
-@pytest.mark.parametrize(
-    ("file", "least"), [("quickstart", {"final turn": 90.0}), ("smollm2_listen", {"final turn": 80.0})]
-)
-def test_the_page_of_what_is_learned_shows_the_committed_figures(file, least):
-    report = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())
+def test_the_page_of_what_is_learned_shows_the_committed_figures_of_the_real_model():
+    report = json.loads((ROOT / "benchmarks/results/smollm2_listen.json").read_text())
     page = (ROOT / "docs/learning.md").read_text()
     for run in report["runs"]:
         before, after = run["both"]["before"], run["both"]["after"]
         shares = [turn["team"] for turn in (*before, *after)] + [after[-1]["ann"], after[-1]["bob"]]
         assert f"| {run['seed']} | " + " | ".join(f"{share:.1f}%" for share in shares) + " | " in page
-        assert run["missed"] == [] and all(run[name] >= share for name, share in least.items())
+        assert run["missed"] == [] and run["final turn"] >= 80
     assert len(report["runs"]) >= 3 and report["date"] in page

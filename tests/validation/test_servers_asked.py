@@ -23,7 +23,7 @@ def server():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             found.asked.append((self.path, self.headers["authorization"]))
-            body = json.dumps({"error": {"code": "no", "message": "no such key"}}).encode()
+            body = json.dumps(found.says).encode()
             self.send_response(found.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -34,6 +34,7 @@ def server():
 
     found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.asked, found.status, found.url = [], 200, f"http://127.0.0.1:{found.server_port}"
+    found.says = {"error": {"code": "no", "message": "no such key"}}
     threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
     yield found
     found.shutdown()
@@ -102,6 +103,17 @@ def test_a_verifier_is_asked_for_its_model_with_the_token(tmp_path, server, monk
     monkeypatch.setenv("MAPORL_SERVER_TOKEN", "the-token-of-the-server")
     assert [said for _, said in faults(verified(tmp_path, server.url)) if "verifier" in said] == []
     assert server.asked == [("/v1/model", "Bearer the-token-of-the-server")]
+
+
+@pytest.mark.parametrize(("longest", "warned"), [(5, False), (4, True), (None, False)])
+def test_an_answer_that_is_longer_than_what_a_server_says_that_it_reads_is_warned_of(tmp_path, server, longest, warned):
+    """``ppo.response_length`` is 4."""
+    server.says = {"name": "v", "kind": "verifier", "sha256": "0", "longest_chat_tokens": longest}
+    said = [fault for fault in faults(verified(tmp_path, server.url)) if "verifier" in fault[1]]
+    assert [severity for severity, _ in said] == ["warning"] * warned
+    assert (
+        not warned or "reads chats of at most 4 tokens, and an answer of ppo.response_length may have 4 " in said[0][1]
+    )
 
 
 def test_a_server_that_is_slow_is_only_warned_of(tmp_path, server, monkeypatch):

@@ -22,7 +22,7 @@ LOOKED_AT = 16
 def check(run: ResolvedRun) -> Iterator[Fault]:
     """Yield that the verifier cannot be read, or that questions and answers of this run are longer than it reads.
 
-    A verifier behind a server is not looked at: it has its own tokenizer, and answers with an error for each chat.
+    A verifier behind a server says itself how much it reads (:func:`of_served`).
     """
     section = run.config.reward.verifier
     if section is None or "verifier" not in run.config.reward.sources or server_urls(section):
@@ -37,7 +37,7 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         return
     if longest is None:
         return
-    answer = max(run.sampling.longest(name, run.config.ppo.response_length) for name in run.speakers)
+    answer = _longest_answer(run)
     answers = run.protocol.turns * len(run.speakers) if section.reads == "dialogue" else 1
     question = max((_tokens(tokenizer, task, example) for task, example in _longest(run)), default=0)
     if question >= longest:
@@ -56,6 +56,27 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
             "with a longer context",
             "warning",
         )
+
+
+def of_served(run: ResolvedRun, told: Any) -> Fault | None:
+    """Return a warning if an answer alone may be longer than what a server says that its verifier reads, or None.
+
+    Its tokenizer is not known here, so questions are not counted. ``told`` is the server's answer to ``/v1/model``.
+    """
+    longest, answer = told.get("longest_chat_tokens") if isinstance(told, dict) else None, _longest_answer(run)
+    if not isinstance(longest, int) or answer < longest:
+        return None
+    return Fault(
+        "reward.verifier",
+        f"its server reads chats of at most {longest} tokens, and an answer of ppo.response_length may have {answer} "
+        "without the question; the run stops at a chat that is longer",
+        f"set ppo.response_length to less than {longest}, or serve a verifier of a model with a longer context",
+        "warning",
+    )
+
+
+def _longest_answer(run: ResolvedRun) -> int:
+    return max(run.sampling.longest(name, run.config.ppo.response_length) for name in run.speakers)
 
 
 def _reads(section: VerifierSection) -> tuple[Tokenizer, int | None]:
