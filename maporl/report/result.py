@@ -20,6 +20,8 @@ from maporl.text import visible
 SCORE = "reward/score"
 MOST = 3
 """The most numbers of a first screen."""
+LEAST_PART = 0.1
+"""The least part of what a team has gained that the verdict names."""
 
 
 @dataclass(frozen=True)
@@ -81,31 +83,32 @@ def _learned(run: Run, gain: Difference, talks: bool) -> str:
             f"It is not clear that {who.lower()} learned: chance in the choice of questions may explain the difference."
         )
     if talks:
-        first, by_talking = _where_it_learned(run)
-        if by_talking.sign == 1 and first.sign == 1:
+        by_answering, by_talking = _where_it_learned(run)
+        if by_talking and by_answering:
             return f"{who} learned to answer and to talk: first answers got better, and talking adds more to them."
-        if by_talking.sign == 1:
-            return f"{who} learned to use what is said: last answers got better, and first answers did not."
-        if first.sign == 1:
+        if by_talking:
+            return f"{who} learned to use what is said: last answers got better, and first answers hardly did."
+        if by_answering:
             return f"{who} learned to answer: first answers got better, and talking adds no more than before."
         return f"{who} learned: its last answers are right more often than before training."
     return f"{who} learned: its answers are right more often than before training."
 
 
-def _where_it_learned(run: Run) -> tuple[Difference, Difference]:
-    """How much first answers gained by training, and how much more the last ones gained over them, by question."""
+def _where_it_learned(run: Run) -> tuple[bool, bool]:
+    """Whether first answers gained by training, and whether the last ones gained more than they, by question.
+
+    A part that is less than :data:`LEAST_PART` of the whole gain is not what the team learned, however sure it is.
+    """
     before, after = (
         {d.example.id: (right_share(d, 0), right_share(d)) for one in run.of(when) if graded(d := one.dialogue)}
         for when in ("before", "after")
     )
     both = [(before[name], after[name]) for name in after if name in before]
     first = Difference.of([(was[0], now[0]) for was, now in both])
-    return first, _halved([(was[1] - was[0], now[1] - now[0]) for was, now in both])
-
-
-def _halved(pairs: Sequence[tuple[float, float]]) -> Difference:
-    """Half the difference of pairs of numbers between -1 and 1, because a :class:`Difference` is bounded by 1."""
-    return Difference.of([(was / 2, now / 2) for was, now in pairs])
+    # halved, because a difference is of numbers between 0 and 1, and these are between -1 and 1
+    more = Difference.of([((was[1] - was[0]) / 2, (now[1] - now[0]) / 2) for was, now in both])
+    least = LEAST_PART * (first.mean + 2 * more.mean)
+    return first.sign == 1 and first.mean >= least, more.sign == 1 and 2 * more.mean >= least
 
 
 # -- right and wrong answers ----------------------------------------------------------------------------------------

@@ -96,6 +96,15 @@ def test_the_verdict_follows_from_paired_differences(tmp_path, before, after, ve
     assert len(told) == 2 and all(text.startswith(start) for text, start in zip(told, verdict, strict=True)), told
 
 
+def test_the_verdict_does_not_name_what_is_a_tenth_of_the_gain_or_less(tmp_path):
+    """First answers gain 2.5 points, surely (0.4 to 4.6), and last ones 50."""
+    half, whole = (RIGHT, WRONG), (RIGHT, RIGHT)
+    before = [debate(f"q{n}", half, half) for n in range(100)]
+    after = [debate(f"q{n}", whole if n < 5 else half, whole) for n in range(100)]
+    told = first_screen(read_run(write_run(tmp_path / "run", before=before, after=after)))["verdict"]
+    assert told[0] == "The team learned to use what is said: last answers got better, and first answers hardly did."
+
+
 def test_a_run_without_an_evaluation_after_training_shows_training_and_says_so(tmp_path):
     run = read_run(write_run(tmp_path / "run", updates=30, after=None))
     assert (
