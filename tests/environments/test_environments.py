@@ -454,7 +454,7 @@ class TestAWeightOnWhatPaysNothing:
 
         assert self.can_pay(Sure)
 
-    @pytest.mark.parametrize("isolate", [None, "process"])
+    @pytest.mark.parametrize("isolate", [None, pytest.param("process", marks=pytest.mark.slow)])
     def test_it_is_refused_before_a_model_loads(self, isolate):
         config = _config(
             {"ann": [], "bob": []}, sources={"label": 1.0, "shop": 0.5}, use="isolated_worlds:Mute", isolate=isolate

@@ -159,9 +159,14 @@ def test_one_that_dies_at_its_reward_is_lost():
 @pytest.mark.parametrize(
     "kind, options, words",
     [
-        ("BlocksAtReset", {"open_seconds": 0.5}, r"reset did not answer within 0.5 s; raise open_seconds"),
+        pytest.param(
+            "BlocksAtReset",
+            {"open_seconds": 0.5},
+            r"reset did not answer within 0.5 s; raise open_seconds",
+            marks=pytest.mark.slow,
+        ),
         ("FailsAtReset", {}, r"isolated_worlds.py, line \d+: ValueError: no goods"),
-        ("Stock", {"options": {"size": 3}}, r"unexpected keyword argument 'size'"),
+        pytest.param("Stock", {"options": {"size": 3}}, r"unexpected keyword argument 'size'", marks=pytest.mark.slow),
     ],
 )
 def test_one_that_cannot_begin_stops_the_run_in_one_line(kind, options, words):

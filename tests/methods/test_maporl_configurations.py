@@ -52,6 +52,7 @@ def test_its_head_names_how_to_run_it_tiny_and_so_it_checks(path, tmp_path):
     assert not [line for line in run_checks.check_run(tiny) if line.startswith("warning")]
 
 
+@pytest.mark.slow
 def test_it_runs_tiny_without_a_download(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = CliRunner().invoke(app, ["recipes", "try", str(ROOT / "configs/ppo/maporl_gsm8k_2x2_label.yaml")])

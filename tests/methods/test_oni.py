@@ -153,6 +153,7 @@ def annotate_in(rank, port, folder):
     distributed.shutdown()
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_asking_and_keep_the_same_notes(tmp_path):
     port = free_port()
     ranks = [processes.SERVER.Process(target=annotate_in, args=(rank, port, tmp_path)) for rank in range(2)]

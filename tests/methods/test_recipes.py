@@ -38,7 +38,7 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
 
 
 QUICK = {
-    "maporl", "agentpo_hint", "at_grpo_shared", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
+    "maporl", "agentpo_hint", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
     "prover_verifier", "r_zero", "scaling_inter", "spiral", "chain_of_agents",
 }  # fmt: skip
 """One recipe of each kind.

@@ -236,6 +236,7 @@ def test_a_tree_cannot_compare_what_is_judged_at_the_end(tmp_path):
         check_run(from_dict(values, "test"))
 
 
+@pytest.mark.slow
 def test_the_judge_of_rl_anything_learns_beside_the_team(tmp_path):
     values = tiny_version("rl_anything", str(tmp_path / "run"))
     values["protocol"]["options"] |= {"size": 2, "walls": 0}

@@ -492,6 +492,7 @@ def test_a_step_is_interpolated_between_those_that_were_measured():
     assert step_seconds(SMOL, 100, 0, ONE.device, falls) == 0.03, "noise: more rows took less"
 
 
+@pytest.mark.slow
 def test_the_probe_measures_each_base_once_and_says_what(tmp_path, tiny, monkeypatch):
     for key in ("ACCELERATE_USE_CPU", "DS_ACCELERATOR"):
         monkeypatch.setenv(key, os.environ.get(key, "cpu" if key == "DS_ACCELERATOR" else "true"))

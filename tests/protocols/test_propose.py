@@ -672,6 +672,7 @@ def test_records_of_older_versions_have_no_made_questions():
     assert from_json(json.dumps(old)).utterances[0].example is None
 
 
+@pytest.mark.slow
 def test_the_page_on_proposers_is_a_run(tmp_path):
     """It logs how many proposals were asked, and how many repeat another."""
     text = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/howto/propose.md").read_text(), re.DOTALL | re.MULTILINE)[0]

@@ -198,6 +198,7 @@ def test_vllm_is_asked_by_token_ids_and_its_probabilities_are_calibrated(tiny, t
 # -- a server that dies while a team trains -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_killed_and_restarted_while_a_team_trains_changes_nothing(tmp_path):
     pytest.importorskip("fastapi")
     with socket.socket() as found:

@@ -235,6 +235,7 @@ def test_rollouts_and_a_central_critic_are_those_of_all_processes(args, tmp_path
         torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_others(tmp_path):
     done = launch(tmp_path, 2, die=1, torchrun=True)
     assert done.returncode != 0

@@ -48,6 +48,7 @@ def listening(pids):
     return [line.split()[3] for line in shown if any(f"pid={pid}," in line for pid in pids)]
 
 
+@pytest.mark.slow
 def test_a_short_run_in_one_group_is_a_local_one_to_the_bit(tmp_path):
     """The shortest run that goes through all of it: a group that trains and one process that samples, for one
     update."""

@@ -182,6 +182,7 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(alone, tmp_pat
     assert own.keys() == expected.keys() and all(torch.equal(own[key], expected[key]) for key in expected)
 
 
+@pytest.mark.slow
 def test_two_processes_play_and_learn_as_one(alone, tmp_path, module):
     path = written(tmp_path, module, batch=2)
     variables = os.environ | {

@@ -533,6 +533,7 @@ def test_the_saved_verifier_scores_what_the_trained_adapter_scored(base, tmp_pat
     assert verifier.score([s.chat() for s in read_samples([file])]) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_verifier_that_is_not_better_than_chance_says_so_wherever_it_goes(base, tmp_path, caplog):
     """Its labels are thrown by a coin, so that there is nothing to learn. The one with real labels says nothing."""
     lines = [json.loads(line) for line in separable(tmp_path, questions=30).read_text().splitlines()]
