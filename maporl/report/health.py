@@ -15,9 +15,12 @@ WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
 CAPTURED = 0.7
 EQUAL_SCORES = 1e-3
+FAR = 0.2
 """Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
 entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy.
-:data:`EQUAL_SCORES` is a standard deviation of a verifier's scores of an update, which are from 0 to 1."""
+:data:`EQUAL_SCORES` is a standard deviation of a verifier's scores of an update, which are from 0 to 1. :data:`FAR` is
+the distance in nats a token between the weights that answered and those that are trained: in tiny worlds, answers that
+were nearer lost nothing (docs/cluster.md)."""
 GROWN = 10
 """Gradients whose norm has grown by this factor are named."""
 SOLVED = 0.9
@@ -137,7 +140,7 @@ def _policy(run: Run, updates: list[dict[str, Any]], name: str) -> str:
     norms = _recorded(updates, name, "grad_norm")
     learned = not norms or any(norms)
     told = [*(_steps(kl, clipped, _one_step(run)) if learned else []), *_gradients(norms, few)]
-    told += [*_entropy(run, updates, name, few), *_roles(updates, name, few)]
+    told += [*_age(run, updates, name, few), *_entropy(run, updates, name, few), *_roles(updates, name, few)]
     explained = _mean(_recorded(updates, name, "val/explained_variance")[-few:])
     if explained and explained < WEAK_CRITIC:  # exactly 0 without a critic
         told.append(
@@ -145,6 +148,19 @@ def _policy(run: Run, updates: list[dict[str, Any]], name: str) -> str:
             "mostly the noise of single answers."
         )
     return " ".join(told)
+
+
+def _age(run: Run, updates: list[dict[str, Any]], name: str, few: int) -> list[str]:
+    """A sentence about answers of older weights that are far from the weights that they train, over the last
+    updates."""
+    age, gap = (_mean(_recorded(updates, name, f"policy/{key}")[-few:]) for key in ("staleness", "engine_gap"))
+    if not age or gap is None or gap < FAR:
+        return []
+    ratio = "" if run.section("ppo").get("ratio_to") == "sampler" else "ppo.ratio_to: sampler, "
+    return [
+        f"Its answers were {age:.1f} updates old, and {gap:.2f} nats a token away from the weights that they trained. "
+        f"So far away they teach less: {ratio}a lower learning rate or a smaller training.async_depth helps."
+    ]
 
 
 def _entropy(run: Run, updates: list[dict[str, Any]], name: str, few: int) -> list[str]:

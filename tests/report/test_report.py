@@ -923,6 +923,35 @@ def test_health_says_that_a_verifier_scores_all_answers_alike(tmp_path):
         assert (said in " ".join(health(read_run(folder)))) is (name == "alike")
 
 
+@pytest.mark.parametrize(
+    ("age", "gap", "ppo", "told"),
+    [
+        (
+            2.0,
+            0.3,
+            {},
+            "Its answers were 2.0 updates old, and 0.30 nats a token away from the weights that they trained.",
+        ),
+        (2.0, 0.3, {"ratio_to": "sampler"}, "So far away they teach less: a lower learning rate or a smaller"),
+        (2.0, 0.1, {}, None),
+        (0.0, 0.3, {}, None),
+    ],
+)
+def test_health_says_that_old_answers_are_far_from_what_they_train(tmp_path, age, gap, ppo, told):
+    folder = write_run(tmp_path / "run", ppo=ppo)
+    of_ann = {
+        "policy/approxkl_avg": 0.01,
+        "policy/clipfrac_avg": 0.1,
+        "policy/staleness": age,
+        "policy/engine_gap": gap,
+    }
+    lines = [{"step": n, "time/update": 1.0, **{f"ann/{key}": value for key, value in of_ann.items()}} for n in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = " ".join(health(read_run(folder)))
+    assert told in said if told else "updates old" not in said
+    assert ("ppo.ratio_to: sampler, a lower" in said) is (told is not None and not ppo)
+
+
 def test_the_story_says_how_often_each_question_is_played(tmp_path):
     own = {"branching": {"how": "independent", "group": 4}, "advantage": {"baseline": "mean", "scale": "std"}}
     told = {
