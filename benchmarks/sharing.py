@@ -24,7 +24,13 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = {
     "voters": ["configs/ppo/claims/voters.yaml"],
     "generator, verifier, refiner": ["configs/ppo/claims/checked_sums.yaml"],
-    "orchestrator": ["configs/ppo/orchestrator.yaml", "schedule.freeze=[]", "updates=40"],
+    "orchestrator": [
+        "configs/ppo/orchestrator.yaml",
+        "schedule.freeze=[]",
+        "updates=40",
+        # specialists that learn apart may answer at such length that the orchestrator could not read it
+        "agent_defaults.tiny.context=512",
+    ],
 }
 
 

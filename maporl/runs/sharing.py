@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maporl.config.parse import to_yaml
+from maporl.config.parse import parse_config, read_yaml, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.report.read import Run, read_run
+from maporl.runs.claim import changed_lines
+from maporl.training.run_record import AFTER, CONFIG
 from maporl.validation.load import from_dict
 from trl_ext.files.atomic import replace_file
 from trl_ext.process.waits import until
@@ -81,11 +83,13 @@ def train_all(runs: Mapping[tuple[str, int], Config]) -> Iterator[tuple[str, int
     A run that was cut off is resumed, or begun again if it has no checkpoint.
 
     Raises:
-        RunError: a run failed. Its own message is above.
+        RunError: a run failed, and its own message is above; or a folder has a finished run of another configuration.
     """
+    for config in runs.values():
+        _must_be_of(config)
     for (arm, seed), config in runs.items():
         folder = Path(config.output_dir)
-        if not (folder / "evaluation_after.json").exists():
+        if not (folder / AFTER).exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             file = folder.with_suffix(".yaml")
             file.write_text(to_yaml(config), encoding="utf-8")
@@ -93,6 +97,21 @@ def train_all(runs: Mapping[tuple[str, int], Config]) -> Iterator[tuple[str, int
             if status := _run([sys.executable, "-m", "maporl", "train", str(file), "--quiet", *resumes]):
                 raise RunError(f"{folder}: this run failed with status {status}; mend it, and call this again")
         yield arm, seed, measured(read_run(folder))
+
+
+def _must_be_of(config: Config) -> None:
+    """Check that the finished run in a run's folder, if it has one, is of this configuration.
+
+    Raises:
+        RunError: it is of another one.
+    """
+    folder = Path(config.output_dir)
+    if not (folder / AFTER).exists():
+        return
+    saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
+    if (begun := dataclasses.replace(saved, output_dir=config.output_dir)) != config:
+        changed = changed_lines(to_yaml(begun), to_yaml(config))
+        raise RunError(f"{folder}: has a run of another configuration ({changed}); choose another folder with --output")
 
 
 def _run(command: list[str]) -> int:

@@ -110,7 +110,7 @@ def test_the_readme_and_a_page_say_what_the_seeds_of_the_quickstart_came_to():
     assert quickstart.sentence(report) in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert {(run["seed"], run["threads"]) for run in report["runs"]} >= {
         *((seed, 1) for seed in range(10)),
-        *((seed, threads) for seed in range(5) for threads in (2, 4)),
+        *((seed, threads) for seed in range(3) for threads in (2, 4)),
     }
     assert all(run["final turn"] >= 94 and 47 <= run["first turn"] <= 53 for run in report["runs"])
 

@@ -8,7 +8,7 @@ import yaml
 from folders import ROOT
 
 from maporl.config.parse import to_yaml
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, RunError
 from maporl.runs.sharing import Measured, compared, configurations, page, train_all, write
 from maporl.validation.load import from_dict, load
 
@@ -70,6 +70,22 @@ def test_the_page_has_every_run_and_the_shares_of_roles(tmp_path):
     files = write(tmp_path, FOUND)
     assert files[1].read_text() == text
     assert json.loads(files[0].read_text())["runs"]["shared-1"]["shares"] == {"ann": 0.65, "bob": 0.35}
+
+
+def test_a_finished_run_of_another_configuration_is_not_taken_for_one_of_this(tmp_path):
+    """With the same configuration it is, and so nothing is trained here."""
+    folder = tmp_path / "shared-0"
+    folder.mkdir()
+    runs = configurations(from_dict(TEAM), tmp_path, [0])
+    (folder / "config.yaml").write_text(
+        to_yaml(configurations(from_dict(TEAM | {"updates": 8}), tmp_path, [0])["shared", 0])
+    )
+    (folder / "evaluation_after.json").write_text("{}")
+    with pytest.raises(
+        RunError, match=r"shared-0: has a run of another configuration \(was 'updates: 8', is 'updates: 16'"
+    ):
+        next(train_all(runs))
+    assert [path.name for path in tmp_path.iterdir()] == ["shared-0"], "nothing was trained"
 
 
 @pytest.mark.slow
