@@ -15,12 +15,12 @@ WEAK_CRITIC = 0.1
 COLLAPSED = 0.05
 CAPTURED = 0.7
 EQUAL_SCORES = 1e-3
-FAR = 0.2
+FAR = 0.1
 """Rules of thumb for PPO on language models. Beyond them a sentence says what one can try. :data:`COLLAPSED` is an
 entropy in nats per token, and :data:`CAPTURED` the share of one role in the gradients of a policy.
 :data:`EQUAL_SCORES` is a standard deviation of a verifier's scores of an update, which are from 0 to 1. :data:`FAR` is
-the distance in nats a token between the weights that answered and those that are trained: in tiny worlds, answers that
-were nearer lost nothing (docs/cluster.md)."""
+the distance in nats a token between the weights that answered and those that are trained. In tiny worlds, answers that
+were 0.3 away lost 39 points of accuracy, and nearer ones 7 and none (docs/cluster.md)."""
 GROWN = 10
 """Gradients whose norm has grown by this factor are named."""
 SOLVED = 0.9

@@ -933,7 +933,7 @@ def test_health_says_that_a_verifier_scores_all_answers_alike(tmp_path):
             "Its answers were 2.0 updates old, and 0.30 nats a token away from the weights that they trained.",
         ),
         (2.0, 0.3, {"ratio_to": "sampler"}, "So far away they teach less: a lower learning rate or a smaller"),
-        (2.0, 0.1, {}, None),
+        (2.0, 0.05, {}, None),
         (0.0, 0.3, {}, None),
     ],
 )
