@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from maporl.config.schema import TinySection
 from maporl.rewards.verifier.encoding import chat_of
 from maporl.rewards.verifier.model import Verifier
+from maporl.runs.sharing import Measured, compared
 from maporl.tiny import build_tiny_tokenizer
 from maporl.validation.load import load
 
@@ -125,6 +126,26 @@ def test_the_page_on_clusters_says_what_old_answers_cost(world):
         apart = f"{told['difference']:+.1f} ± {told['half interval']}" if "difference" in told else ""
         seeds = ", ".join(f"{run['final turn']:.1f}" for run in report["runs"][arm].values())
         assert f" | {told['mean']} | {apart} | {seeds} |" in page, arm
+
+
+@pytest.mark.parametrize(
+    ("workflow", "team"),
+    [
+        ("voters", "three voters"),
+        ("generator, verifier, refiner",) * 2,
+        ("orchestrator", "orchestrator, two specialists"),
+    ],
+)
+def test_the_page_on_sharing_says_what_each_workflow_came_to(workflow, team):
+    report = json.loads((ROOT / "benchmarks/results/sharing.json").read_text())["workflows"][workflow]
+    runs = {(name.split("-")[0], int(name.split("-")[1])): Measured(**run) for name, run in report["runs"].items()}
+    assert len(runs) == 10, "five seeds, shared and apart"
+    page = (ROOT / "docs/howto/sharing.md").read_text(encoding="utf-8")
+    for measure in ("final turn", "peak", "fall"):
+        row = compared(runs)[measure]
+        low, high = (row["difference"] + sign * row["half"] for sign in (-1, 1))
+        told = f"{row['shared']:.1f} | {row['apart']:.1f} | {row['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        assert f"| {team} | {measure} | {told} |" in page
 
 
 def test_a_drawing_has_a_dot_for_each_seed_at_its_value():
