@@ -98,7 +98,7 @@ def _fault(server: _Server) -> Fault | None:
     except ValueError as error:
         return Fault(server.option, str(error))
     try:
-        told = client.get(server.path)
+        told: Any = client.get(server.path)
     except HttpFailure as error:
         if error.status in REFUSED:
             remedy = f"set the environment variable {server.variable} to a key that it takes"
