@@ -56,7 +56,7 @@ CONSTANT_RATE = {"training.lr_scheduler_type": "constant", "training.lr_schedule
 """For runs of the quickstart that are compared at any number of updates: its rate falls over the last twenty."""
 
 RESULTS, PAGE = ROOT / "benchmarks/results/quickstart.json", ROOT / "docs/learning.md"
-TABLE = ("<!-- python benchmarks/quickstart.py page -->\n", "<!-- end -->\n")
+TABLE = ("<!-- python benchmarks/quickstart.py page -->\n\n", "\n<!-- end -->\n")
 """What stands before and after the table on the page."""
 
 
