@@ -128,6 +128,17 @@ def test_the_page_on_clusters_says_what_old_answers_cost(world):
         assert f" | {told['mean']} | {apart} | {seeds} |" in page, arm
 
 
+def test_a_page_says_what_verifiers_think_of_errors_that_they_have_not_seen():
+    found = json.loads((ROOT / "benchmarks/results/verifier_errors.json").read_text())["verifiers"]
+    page = (ROOT / "docs/lab/verifiers.md").read_text(encoding="utf-8")
+    for kind in found["verifier"]:
+        cells = [
+            f"{own[kind]['mean score']:.3f} | " + ("" if kind == "right" else f"{own[kind]['right scores more']:.1%}")
+            for own in (found["verifier"], found["varied verifier"])
+        ]
+        assert f"| {kind} | {' | '.join(cells)} |" in page
+
+
 @pytest.mark.parametrize(
     ("workflow", "team"),
     [
