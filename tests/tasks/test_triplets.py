@@ -220,7 +220,7 @@ def batch_of(tmp_path, script, kinds, questions=1, **sections):
     own = read_yaml(recipe_file("absolute_zero"))
     values |= {
         "protocol": own["protocol"] | sections.get("protocol", {}),
-        "tools": {"triplet": {"use": "triplet", "options": {"workers": 1}}},
+        "tools": {"triplet": {"use": "triplet", "options": {"workers": 1, "wall_seconds": 60.0}}},  # of a busy machine
     }
     values["task"] = {"name": "mixture", "tasks": {kind: own["task"]["tasks"][kind] for kind in kinds}}
     values["agent_defaults"]["tiny"]["alphabet"] = string.printable[:95] + "\n"
