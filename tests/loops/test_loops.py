@@ -640,6 +640,7 @@ def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_pa
     assert loops.run_loop(looped(run, rounds=2), True, True, told.append) == figures and len(told) == again
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_given_more_rounds_is_the_loop_that_had_them_from_its_beginning(tmp_path):
     few = {"warm_start": {"steps": 3}, "evaluation": {"questions": 4}}
     for rounds, folder, resume in [(2, "whole", False), (1, "longer", False), (2, "longer", True)]:

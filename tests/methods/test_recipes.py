@@ -38,8 +38,8 @@ def test_a_recipe_parses_says_where_it_comes_from_and_fits_a_screen(name):
 
 
 QUICK = {
-    "maporl", "agentpo_hint", "dr_mas", "cory", "comas", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
-    "prover_verifier", "r_zero", "scaling_inter", "spiral", "chain_of_agents",
+    "maporl", "agentpo_hint", "dr_mas", "cory", "mac_spgg", "matpo", "igrpo", "arenarl", "c3",
+    "prover_verifier", "r_zero", "scaling_inter", "spiral",
 }  # fmt: skip
 """One recipe of each kind.
 

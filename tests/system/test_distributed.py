@@ -143,6 +143,7 @@ def test_past_opponents_speak_with_whole_weights(tmp_path, name):
             torch.testing.assert_close(found[key], value, atol=1e-5, rtol=0, msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_from_an_older_checkpoint_and_one_of_them_sets_the_rest_aside(alone, tmp_path):
     args = {"save_steps": 1}
     trained(tmp_path, 2, args=args)
@@ -193,6 +194,7 @@ def test_a_checkpoint_in_shards_goes_on_in_any_number_of_processes(alone, name, 
         assert torch.equal(value, team.whole(f"models.policy.{key}", "weight", value.shape)), key
 
 
+@pytest.mark.slow
 def test_adapters_of_one_base_train_in_two_processes_and_are_not_cut_up(tmp_path):
     one, _ = trained(tmp_path / "one", 1, lora="shared")
     two, _ = trained(tmp_path / "two", 2, lora="shared")
@@ -210,6 +212,7 @@ def test_adapters_of_one_base_are_not_sharded_once_for_each(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_running_means_are_those_of_all_processes(tmp_path):
     advantage = {"returns": "utterance", "baseline": "ema", "scale": "none", "key": ["agent"]}
     one, _ = trained(tmp_path / "one", 1, advantage=advantage)

@@ -238,6 +238,7 @@ def test_the_code_of_the_page_runs_on_ray_and_leaves_no_process(tmp_path, monkey
     )
 
 
+@pytest.mark.slow
 def test_more_devices_than_there_are_is_refused_before_anything_starts(tmp_path, monkeypatch):
     from maporl.backends import ray_cluster
     from maporl.backends.ray_places import Kind

@@ -613,6 +613,7 @@ def test_options_of_the_protocol_are_checked(options, message):
         Code(**options)
 
 
+@pytest.mark.slow
 def test_a_dialogue_with_real_programs(mbpp):
     box = RunTests(workers=1)
     world = World({tool.name: tool for tool in box.tools()}, toolboxes=[box])

@@ -176,6 +176,7 @@ def between(tiny, folder, monkeypatch, **options):
     return trainer_of(tiny, folder, True, total_episodes=40, dialogues_logged=8, **options)
 
 
+@pytest.mark.slow
 def test_several_batches_in_progress_keep_to_the_bound_and_to_the_order_of_questions(tiny, tmp_path, monkeypatch):
     exact = between(tiny, tmp_path / "0", monkeypatch)
     exact.train()

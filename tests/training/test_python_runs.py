@@ -441,6 +441,7 @@ def length(dialogues, task):
 """
 
 
+@pytest.mark.slow
 def test_parts_of_an_importable_module_are_named_and_every_command_takes_the_run(team, tmp_path, monkeypatch):
     from maporl.rewards.rules import RULES
 
