@@ -1,7 +1,7 @@
 """Measure what two specialists gain by talking, over several seeds, and write it down as JSON.
 
     python benchmarks/quickstart.py --seeds 0 1 2 3 4 5 6 7 8 9 --threads 1 --output benchmarks/results/quickstart.json
-    python benchmarks/quickstart.py --seeds 0 1 2 3 4 --threads 2 4 --output benchmarks/results/quickstart.json
+    python benchmarks/quickstart.py --seeds 0 1 2 --threads 2 --output benchmarks/results/quickstart.json
     python benchmarks/quickstart.py page
     python benchmarks/quickstart.py --seeds 0 --set training.learning_rate=6.0e-4 --output narrow.json
     python benchmarks/quickstart.py --config configs/ppo/smollm2_listen.yaml --seeds 0 1 2 --output real.json \

@@ -40,7 +40,7 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
             moved = replace(moved, loop=rounds) if loop else replace(moved, updates=config.updates)
         begun = replace(moved, output_dir=config.output_dir)
         if begun != config:
-            changed = changed_lines(to_yaml(begun), to_yaml(config))
+            changed = first_change(begun, config)
             length = "loop.rounds" if loop else "updates"
             raise CheckpointError(
                 f"{folder}: its run was started with another configuration ({changed}); resume with the same one, in "
@@ -115,9 +115,10 @@ def must_be_free(folder: Path) -> None:
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
 
 
-def changed_lines(old: str, new: str) -> str:
+def first_change(old: Config, new: Config) -> str:
     """Return the first line in which two configurations differ, as it was and as it is."""
-    pairs = [(a.strip(), b.strip()) for a, b in zip(old.split("\n"), new.split("\n"), strict=False) if a != b]
+    lines = zip(to_yaml(old).split("\n"), to_yaml(new).split("\n"), strict=False)
+    pairs = [(a.strip(), b.strip()) for a, b in lines if a != b]
     return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
 
 

@@ -21,7 +21,7 @@ from maporl.config.parse import parse_config, read_yaml, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.report.read import Run, read_run
-from maporl.runs.claim import changed_lines
+from maporl.runs.claim import first_change
 from maporl.training.run_record import AFTER, CONFIG
 from maporl.validation.load import from_dict
 from trl_ext.files.atomic import replace_file
@@ -110,7 +110,7 @@ def _must_be_of(config: Config) -> None:
         return
     saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
     if (begun := dataclasses.replace(saved, output_dir=config.output_dir)) != config:
-        changed = changed_lines(to_yaml(begun), to_yaml(config))
+        changed = first_change(begun, config)
         raise RunError(f"{folder}: has a run of another configuration ({changed}); choose another folder with --output")
 
 

@@ -110,12 +110,9 @@ def test_the_readme_and_a_page_say_what_the_seeds_of_the_quickstart_came_to():
     )
     assert quickstart.sentence(report) in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     alone = [run for run in report["runs"] if run["threads"] == 1]
-    assert len(alone) == 10 and all(47 <= run["first turn"] <= 53 for run in alone)
-    assert all(run["final turn"] >= 94 for run in report["runs"]) and {run["threads"] for run in report["runs"]} == {
-        1,
-        2,
-        4,
-    }
+    assert len(alone) == 10 and all(run["missed"] == [] for run in alone)
+    assert all(run["final turn"] >= 94 for run in report["runs"])
+    assert {run["threads"] for run in report["runs"]} == {1, 2, 4}
 
 
 @pytest.mark.parametrize("world", ["", "_cory", "_grouped"])

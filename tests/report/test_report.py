@@ -513,7 +513,7 @@ def test_a_page_is_written_of_records_with_any_damage(tmp_path):
     names = ["metrics.jsonl", "dialogues.jsonl", "evaluation_after.jsonl", "evaluation_after.json"]
     whole = {name: (folder / name).read_text() for name in names}
     recorded = read_run(folder).recorded
-    for number in range(80):
+    for number in range(200):
         name = names[number % 4]
         rows = [json.loads(line) for line in (whole[name].splitlines() if name.endswith("l") else [whole[name]])]
         row = place = draw.choice(rows)
