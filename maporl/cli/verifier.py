@@ -100,12 +100,21 @@ def balance(
 @app.command()
 @command
 def train(
+    *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `maporl verifier balance` wrote.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the verifier; must be new.")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="With it, the verifier begins with an agent's model.")
+    ] = None,
+    set_: Set = None,
     options: TrainOptions,
     quiet: Quiet = False,
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
+    if config is not None:
+        options = options.of_agent(load_config([str(config)], None, set_))
+    elif options.agent or set_:
+        raise ConfigError("--agent and --set speak of a CONFIG; give one after the file")
     load_libraries()
     from maporl.cli.common import Screen
     from maporl.verifier.card import measures_table, told

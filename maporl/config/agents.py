@@ -46,6 +46,8 @@ def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
         both = "both" if agent.model else "neither"
         remedy = f"remove one of them, for example with {key}.tiny=null" if agent.model else ""
         yield Fault(key, f"give either 'model' (a hub name or folder) or 'tiny', got {both}", remedy)
+    if agent.tiny is not None and agent.tokenizer is not None:
+        yield Fault(f"{key}.tokenizer", "a tiny model has a tokenizer of its own", "remove it, or give 'model'")
     for option in ("model", "tokenizer", "adapter"):
         value = getattr(agent, option)
         if value is not None and _looks_like_path(value) and not os.path.isdir(value):

@@ -4,14 +4,16 @@ Imports no torch.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from yaml import YAMLError
 
+from maporl.config.engines import has_weights
+from maporl.config.imports import unknown
 from maporl.config.parse import validated
 from maporl.config.safe_yaml import parse_yaml
-from maporl.config.schema import TinySection
+from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError, one_line
 from trl_ext.ppo.options import option
 
@@ -95,17 +97,23 @@ def read_tiny(given: str | None) -> TinySection | None:
 class TrainOptions:
     """How a verifier is trained. What is trained is kept in float32 even where the weights are in bfloat16.
 
+    Its model is ``model``, ``tiny``, or that of an agent (:meth:`of_agent`).
+
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: a value is outside its range, or there are two models.
     """
 
-    model: str | None = option(None, "A causal language model: folder or hub name.", show_default=False)
+    model: str | None = option(
+        None, "In place of CONFIG, a causal language model: folder or hub name.", show_default=False
+    )
     tiny: TinySection | None = option(
         None,
-        "In place of --model, a tiny random model that is built without a download: '{hidden_size: 64, layers: 2}'.",
+        "In place of both, a tiny random model that is built without a download: '{hidden_size: 64, layers: 2}'.",
         show_default=False,
         read=read_tiny,
     )
+    agent: str | None = option(None, "With CONFIG, whose model the verifier begins with; default: the first agent's.")
+    tokenizer: str | None = option(None, "Tokenizer, if it is not the model's own.", show_default=False)
     loss: Literal["every", "last"] = option("every", "At every answer token, or at the last.")
     lora_r: int = 16
     lora_alpha: int = 32
@@ -121,14 +129,37 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self):
-        if (self.model is None) == (self.tiny is None):
-            raise ConfigError("--model, --tiny: expected one of the two")
+        if self.model is not None and self.tiny is not None:
+            raise ConfigError("--model, --tiny: expected one of the two, got both")
+        if self.tiny is not None and self.tokenizer is not None:
+            raise ConfigError("--tokenizer: a tiny model has a tokenizer of its own; remove it, or give --model")
         for name in ("lora_r", "lora_alpha", "batch_size", "longest"):
             value = getattr(self, name)
             _expect(f"--{name.replace('_', '-')}", value, value >= 1, "at least 1")
         _expect("--learning-rate", self.learning_rate, 0 < self.learning_rate < math.inf, "a number above 0")
         _expect("--epochs", self.epochs, 0 < self.epochs < math.inf, "a number above 0")
         _expect("--held-out", self.held_out, 0 < self.held_out < 1, "a share between 0 and 1")
+
+    def of_agent(self, config: Config) -> "TrainOptions":
+        """Return these options with the model, tokenizer and chat template of an agent of ``config``.
+
+        A tokenizer or template of these options stays. An adapter of the agent is not part of its model here.
+
+        Raises:
+            ConfigError: the options have a model already, the configuration has no such agent, or no model speaks
+                for it.
+        """
+        if self.model is not None or self.tiny is not None:
+            raise ConfigError("--model, --tiny: CONFIG says which model the verifier begins with; give one of them")
+        speaking = {name: agent for name, agent in config.agents.items() if has_weights(agent.engine)}
+        name = self.agent or next(iter(speaking), "")
+        if name not in speaking:
+            what = "no model speaks for this agent" if name in config.agents else unknown(name, speaking)
+            raise ConfigError(f"--agent {name}: {what}; name an agent of CONFIG that has a model, or give --model")
+        agent = speaking[name]
+        template = self.chat_template or agent.chat_template
+        tokenizer = self.tokenizer or agent.tokenizer
+        return replace(self, model=agent.model, tiny=agent.tiny, tokenizer=tokenizer, chat_template=template)
 
 
 def _expect(name: str, got: Any, fits: bool, expected: str) -> None:

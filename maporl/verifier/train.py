@@ -30,6 +30,8 @@ from transformers import (
     set_seed,
 )
 
+from maporl.config.schema import TinySection
+from maporl.errors import ConfigError
 from maporl.rewards.verifier.encoding import answer_start, encode
 from maporl.rewards.verifier.model import RECORD, VerifierError, chance_of, last_outputs, token_outputs
 from maporl.storage.run_folder import must_be_empty
@@ -164,28 +166,34 @@ def load_base(options: TrainOptions) -> tuple[PreTrainedModel, Tokenizer]:
 
     Raises:
         VerifierError: the model cannot be loaded, or its tokenizer lacks what is needed.
-        ConfigError: the chat template cannot be read.
+        ConfigError: no model is named, or the chat template cannot be read.
     """
-    if options.tiny is not None:
-        tiny_tokenizer = build_tiny_tokenizer(options.tiny)
-        return build_tiny_classifier(options.tiny, tiny_tokenizer), tiny_tokenizer
-    assert options.model is not None  # the options have one of the two
+    base = options.tiny or options.model
+    if base is None:
+        raise ConfigError("--model, --tiny, CONFIG: expected one of them, which says what the verifier begins with")
+    expected = "expected a folder saved by save_pretrained, or the hub name of a causal language model"
     try:
-        tokenizer = read_pretrained(AutoTokenizer, options.model)
-        kind, dtype = AutoModelForSequenceClassification, _DTYPES[options.bf16]
-        model = read_model(kind, options.model, new="score", num_labels=1, dtype=dtype)
+        if isinstance(base, TinySection):
+            tokenizer = build_tiny_tokenizer(base)
+        else:
+            tokenizer = read_pretrained(AutoTokenizer, options.tokenizer or base)
     except WeightsError as error:
-        raise VerifierError(
-            f"--model {error}; expected a folder saved by save_pretrained, or the hub name of a causal language model"
-        ) from error
+        raise VerifierError(f"--{'tokenizer' if options.tokenizer else 'model'} {error}; {expected}") from error
     if options.chat_template is not None:
         tokenizer.chat_template = read_chat_template(options.chat_template, "--chat-template")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # rows know their lengths, so that no id need mean padding
     try:
-        check_tokenizer(tokenizer, f"--model {options.model!r}")
+        check_tokenizer(tokenizer, f"--model {base!r}" if isinstance(base, str) else "--tiny")
     except ChatError as error:
         raise VerifierError(f"{error}; --chat-template sets one here") from error
+    if isinstance(base, TinySection):
+        return build_tiny_classifier(base, tokenizer), tokenizer
+    try:
+        kind, dtype = AutoModelForSequenceClassification, _DTYPES[options.bf16]
+        model = read_model(kind, base, new="score", num_labels=1, dtype=dtype)
+    except WeightsError as error:
+        raise VerifierError(f"--model {error}; {expected}") from error
     model.config.pad_token_id = tokenizer.pad_token_id
     return model, tokenizer
 

@@ -356,6 +356,11 @@ def test_a_game_with_questions_is_warned_of_and_episodes_without_a_game_are_refu
         from_dict({**BASE, "task": {"name": "episodes"}})
 
 
+def test_a_tokenizer_for_a_tiny_model_would_not_be_used():
+    with pytest.raises(ConfigError, match=r"agents.ann.tokenizer: a tiny model has a tokenizer of its own; remove it"):
+        from_dict({**BASE, "agents": {"ann": {"tiny": TINY, "tokenizer": "org/name"}}})
+
+
 # -- what a machine lacks ----------------------------------------------------------------------------------------------
 
 

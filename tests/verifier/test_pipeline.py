@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
 from maporl.cli.main import app
-from maporl.config.schema import VerifierSection
+from maporl.config.schema import TinySection, VerifierSection
 from maporl.errors import ConfigError
 from maporl.rewards.verifier.encoding import answer_start, chat_of, encode
 from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
@@ -618,8 +618,10 @@ def test_data_that_no_verifier_can_be_made_of_is_an_error_before_training(base, 
     )
     with pytest.raises(DataError, match=r"few.jsonl: the 3 held-out answers are all right or all wrong, .*--held-out"):
         run(few, replace(options, seed=1))
-    with pytest.raises(ConfigError, match="--model, --tiny: expected one of the two"):
-        TrainOptions()
+    with pytest.raises(ConfigError, match="--model, --tiny, CONFIG: expected one of them"):
+        run(separable(tmp_path), TrainOptions())
+    with pytest.raises(ConfigError, match="--model, --tiny: expected one of the two, got both"):
+        TrainOptions("model", tiny=TinySection())
     with pytest.raises(VerifierError, match=r"--model '/none' could not be loaded"):
         run(separable(tmp_path), TrainOptions("/none"))
     with pytest.raises(VerifierError, match=r"training diverged"):
@@ -663,6 +665,37 @@ def test_a_tiny_verifier_is_built_by_its_options(tmp_path):
     ):
         refused = invoke("train", file, "--output", tmp_path / "w", "--tiny", given)
         assert refused.exit_code == 2 and message in refused.output
+
+
+def test_a_verifier_begins_with_an_agents_model(base, tmp_path):
+    file, config = separable(tmp_path), tmp_path / "team.yaml"
+    agents = {
+        "ann": {"tiny": TINY},
+        "bob": {"model": str(base), "chat_template": "fallback"},
+        "eve": {"engine": "human"},
+    }
+    config.write_text(json.dumps({**CONFIG, "agents": agents}))
+    learn = ["--learning-rate", 1e-2, "--epochs", 1, "--held-out", 0.25, "--use-cpu", "--save-anyway"]
+
+    def train(name, *options):
+        done = invoke("train", file, config, "--output", tmp_path / name, *learn, *options)
+        return done if done.exit_code else Verifier.load(str(tmp_path / name))
+
+    first, bob = train("first"), train("bob", "--agent", "bob")
+    assert first.record["base_model"] == "a tiny random model" and first.record["options"]["tiny"]["layers"] == 1
+    assert bob.record["base_model"] == str(base) and "User: " in bob.tokenizer.chat_template
+    wider = train("wider", "--set", "agents.ann.tiny.hidden_size=64")
+    assert (first.model.config.hidden_size, wider.model.config.hidden_size) == (32, 64)
+    for options, message in (
+        (["--agent", "eve"], "--agent eve: no model speaks for this agent"),
+        (["--agent", "bobb"], "--agent bobb: unknown 'bobb'; did you mean 'bob'?"),
+        (["--tiny", json.dumps(TINY)], "--model, --tiny: CONFIG says which model"),
+        (["--tokenizer", base], "--tokenizer: a tiny model has a tokenizer of its own"),
+    ):
+        refused = train("none", *options)
+        assert refused.exit_code == 2 and message in refused.output, refused.output
+    refused = invoke("train", file, "--output", tmp_path / "none", "--model", base, "--agent", "bob")
+    assert refused.exit_code == 2 and "--agent and --set speak of a CONFIG" in refused.output
 
 
 def test_what_is_missing_is_told_with_what_to_do(tmp_path):
