@@ -159,7 +159,8 @@ class RunParts:
         """Refuse an advantage that would find nothing to compare an answer with, in the first update.
 
         Two questions are played with made-up words. Environments and programs, which may be anywhere, are not: there it
-        shows in the first update. What a configuration describes was rehearsed before its models were loaded.
+        shows in the first update, or in :func:`maporl.check`. What a configuration describes was rehearsed before its
+        models were loaded.
 
         Raises:
             ConfigError: a group has one member, whatever is said.

@@ -257,6 +257,18 @@ class TestInPython:
         assert (config.agents["ann"].tools, config.agents["bob"].tools) == (["double", "counter"], ["double"])
         assert config.only_in_python == {}
 
+    def test_check_opens_environments_to_find_groups_of_one(self, tmp_path):
+        """Making a trainer opens no environment, which may be anywhere; without a check the first update tells it."""
+        import maporl
+        from maporl.config.schema import AdvantageConfig
+
+        load(written(tmp_path))
+        counter = sys.modules["worldly"].Counter
+        alone = AdvantageConfig(returns="utterance", baseline="mean", key=("prompt", "agent", "turn"), scale="none")
+        made = self.trainer(tmp_path, tools={"ann": ["counter"]}, environments={"counter": counter}, advantage=alone)
+        with pytest.raises(ConfigError, match=r"^advantage: .* has a single member"):
+            maporl.check(made)
+
     def test_a_lambda_stays_in_python(self, tmp_path):
         def local(n: int) -> int:
             """Return it.
