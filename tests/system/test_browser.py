@@ -1,13 +1,19 @@
 """The report in a real browser: Chromium, driven by Selenium. Skipped where either is missing."""
 
+import base64
+import io
 import json
 import os
 import shutil
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
+import matplotlib
+import numpy as np
 import pytest
+from PIL import Image
 from written_runs import AFTER, HOSTILE, RIGHT, WRONG, debate, write_run
 
 from maporl.report.live import LivePage, PageSeat
@@ -32,7 +38,7 @@ def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (
-        "--headless=new", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync",
+        "--headless=new", "--disable-gpu", "--hide-scrollbars", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync",
         "--disable-component-update", "--window-size=1280,900", f"--user-data-dir={tmp_path_factory.mktemp('profile')}",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ):  # fmt: skip
@@ -315,6 +321,54 @@ def test_the_first_screen_is_the_result(browser, report, screen):
         == "ann turn 2, changed ✓ right"
     )
     no_complaints(browser)
+
+
+FONTS = """
+    const [fonts, done] = [arguments[0], arguments[1]];
+    const style = document.createElement("style");
+    style.textContent = "* { font-family: Fixed !important } code, pre, .text, .question { font-family: Fixed-Mono !important }";
+    document.head.append(style);
+    const faces = fonts.map(([name, weight, data]) => new FontFace(name, Uint8Array.from(atob(data), (c) => c.charCodeAt(0)), { weight }));
+    Promise.all(faces.map((face) => { document.fonts.add(face); return face.load(); })).then(() => { window.dispatchEvent(new Event("resize")); setTimeout(done, 300); })"""
+"""Gives the page fonts that are the same on every machine, and waits until its charts are drawn with them."""
+
+
+def small_picture(browser, page, change=""):
+    """The page's first screen after a script, as a machine with any fonts shows it: a dot for each 8 by 8 pixels."""
+    open_page(browser, page)
+    folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
+    files = (
+        ("Fixed", "400", "DejaVuSans"), ("Fixed", "700", "DejaVuSans-Bold"), ("Fixed-Mono", "400", "DejaVuSansMono"),
+    )  # fmt: skip
+    fonts = [(n, w, base64.b64encode((folder / f"{file}.ttf").read_bytes()).decode()) for n, w, file in files]
+    browser.execute_script(change)
+    browser.execute_async_script(FONTS, fonts)
+    with Image.open(io.BytesIO(browser.get_screenshot_as_png())) as picture:
+        return picture.convert("RGB").resize((160, 112), Image.Resampling.BOX)
+
+
+def differing(one, other):
+    """The share of dots of two small pictures that differ by a tenth of the range from black to white or more."""
+    one, other = (np.asarray(picture, dtype=float) for picture in (one, other))
+    return float((np.abs(one - other).mean(-1) > 25).mean())
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_the_first_screen_looks_as_it_did_when_a_person_read_it(browser, report, tmp_path, colours):
+    reference, new = Path(__file__).with_name(f"first_screen_{colours}.png"), tmp_path / f"{colours}.png"
+    metrics = {"width": 1280, "height": 896, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        open_page(browser, report)
+        browser.execute_script("localStorage.setItem('maporl-theme', arguments[0])", colours)
+        small_picture(browser, report).save(new)
+        gone = small_picture(browser, report, "document.querySelectorAll('.exhibit')[1].style.visibility = 'hidden'")
+    finally:
+        browser.execute_script("localStorage.removeItem('maporl-theme')")
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    with Image.open(reference) as expected, Image.open(new) as picture:
+        assert differing(picture, expected) < 0.003, f"look at {new}; if the page should be so, copy it to {reference}"
+        assert differing(gone, expected) > 0.02, "a dialogue that is gone would be noticed"
 
 
 def test_the_first_screen_is_reached_and_used_by_keys_alone(browser, report):
