@@ -51,3 +51,13 @@ def _unreached(run: ResolvedRun) -> Iterator[Fault]:
             "choose fewer, or more updates",
             "warning",
         )
+    options = config.training.lr_scheduler_kwargs or {}
+    falls = options.get("num_decay_steps", 0)
+    if falls > updates > 0 and "num_stable_steps" not in options:
+        yield Fault(
+            "training.lr_scheduler_kwargs.num_decay_steps",
+            f"the learning rate falls for {falls} updates, and the run has {updates}, so that it begins lower than "
+            "training.learning_rate",
+            "choose fewer, or more updates",
+            "warning",
+        )

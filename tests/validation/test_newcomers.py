@@ -739,6 +739,13 @@ def test_the_check_warns_of_what_no_update_reaches():
         "warning: schedule.curriculum: its stage from update 4 on is never reached in 3 updates",
         "warning: training.warmup_steps: the learning rate rises for 3 updates, and the run has 3, so it is never reached",
     ]
+    falling = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
+    training = {"training": {**BASE["training"], **falling}}
+    (warned,) = (line for line in check_lines({"updates": 4, **training}) if line.startswith("warning: "))
+    assert (
+        "num_decay_steps: the learning rate falls for 5 updates, and the run has 4, so that it begins lower" in warned
+    )
+    assert not [line for line in check_lines({"updates": 5, **training}) if line.startswith("warning: ")]
 
 
 def test_the_check_says_what_bonuses_and_fines_are():
