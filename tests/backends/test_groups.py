@@ -319,6 +319,7 @@ def test_vllms_of_a_group_share_what_runs_and_keep_within_their_rows(tmp_path):
     pool.end()
 
 
+@pytest.mark.slow
 def test_what_a_dead_vllm_was_asked_is_asked_again(tmp_path):
     pool, started = vllm_pool(tmp_path, replicas=2)
     rng = random.Random(3)

@@ -538,6 +538,7 @@ def command(*words, cwd, **environment):
     return processes.run([script, *words], env={**os.environ, **environment}, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_from_elsewhere_after_it_was_moved(project, tmp_path):
     """Its ``config.yaml`` remembers the folder of the modules.
 

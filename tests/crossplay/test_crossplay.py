@@ -35,6 +35,7 @@ from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from trl_ext.ppo.options import GREEDY
 
 
+@pytest.mark.slow
 def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(runs, tmp_path):
     copies = [shutil.copytree(run, tmp_path / run.name) for run in runs]
     done = invoke("crossplay", *copies, "--json")
@@ -161,6 +162,7 @@ def test_agents_that_share_weights_come_with_weights_of_their_own_run(tmp_path):
         assert play.cell(number, number).value == alone["turns"][-1]["team"]["value"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restate", [pytest.param("off", marks=pytest.mark.slow), "base_model"])
 def test_a_fully_trained_model_restates_with_the_weights_that_it_started_from(restate, tmp_path):
     section = TinySection(**TINY["agents"]["ann"]["tiny"] | {"context": 512})

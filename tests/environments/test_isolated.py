@@ -131,6 +131,7 @@ def test_a_crash_loses_the_dialogue_and_not_the_run(world, fault, words):
     assert calm.lost == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["environment", "agent"])
 def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose, request):
     world = world_of(seconds=0.4) if whose == "environment" else request.getfixturevalue("world")
@@ -149,6 +150,7 @@ def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose, request):
         world.close()
 
 
+@pytest.mark.slow
 def test_one_that_dies_at_its_reward_is_lost():
     world = world_of("DiesAtReward")
     (dialogue,) = played(world, ann=["4"], bob=["4"])
@@ -156,6 +158,7 @@ def test_one_that_dies_at_its_reward_is_lost():
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, options, words",
     [
@@ -176,6 +179,7 @@ def test_one_that_cannot_begin_stops_the_run_in_one_line(kind, options, words):
     world.close()
 
 
+@pytest.mark.slow
 def test_one_that_does_not_close_is_counted(capsys):
     world = world_of("BlocksAtClose", close_seconds=0.3)
     played(world, ann=["4"], bob=["4"])
@@ -202,6 +206,7 @@ def test_a_module_that_another_process_cannot_read_is_named(monkeypatch):
     world.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_was_killed_is_started_again():
     world = world_of()
     played(world, ann=["4"], bob=["4"])

@@ -108,6 +108,7 @@ class TestOfACommand:
         assert [row[0].value.text for row in outcomes] == ["late"] * 8
         assert time.monotonic() - began < 8 * 0.4 / 2
 
+    @pytest.mark.slow
     def test_a_late_answer_is_not_taken_for_that_of_the_next_call(self, box):
         (slow,) = [tool for tool in box.tools() if tool.name == "slow"]
         ((outcome,),) = Workers().run([[Job(lambda: slow.run(seconds=1.0), 0.2, "slow")]])
@@ -131,6 +132,7 @@ class TestAServerThatDies:
         box.renew()
         assert call(box, "buy", count=1).text == "1 apples" and len(children()) == 1
 
+    @pytest.mark.slow
     def test_it_is_missed_between_updates(self, box):
         (child,) = children()
         child.kill()
@@ -146,6 +148,7 @@ class TestAServerThatDies:
         child.wait(5)
         assert call(box, "buy", count=1) == DEAD
 
+    @pytest.mark.slow
     def test_one_that_hangs_is_started_again(self, box, monkeypatch):
         monkeypatch.setattr(mcp_server, "_PATIENCE", 0.5)
         assert call(box, "hang", seconds=0.3) is None
@@ -153,6 +156,7 @@ class TestAServerThatDies:
         box.renew()
         assert call(box, "price", fruit="fig").text == "1 fig cost 3" and len(children()) == 1
 
+    @pytest.mark.slow
     def test_one_that_does_not_start_is_told_with_its_last_words(self):
         with pytest.raises(
             ServerGone, match=r"mcp_test_server.py --broken' does not start: .*; it wrote: no database here"
@@ -179,6 +183,7 @@ def serve(port):
 
 
 class TestAtAnAddress:
+    @pytest.mark.slow
     def test_it_answers_dies_and_comes_back(self, monkeypatch):
         for name in (
             "HTTP_PROXY",
@@ -232,6 +237,7 @@ class TestOfADialogue:
         first.close()
         assert [tool.name for tool in second.tools("bob")] == ["price", "buy"] and children() == []
 
+    @pytest.mark.slow
     def test_one_that_is_not_closed_ends_with_the_run(self, tmp_path):
         code = (
             "from maporl.environments.adapters.mcp import MCPEnvironment\n"
@@ -282,6 +288,7 @@ class TestOptions:
             MCPEnvironment(**options())
 
 
+@pytest.mark.slow
 def test_in_a_run_a_late_tool_is_told_and_a_late_environment_is_lost():
     box = TOOLS["mcp"](**options(only=["price", "slow"]))
     section = EnvironmentSection(use="mcp", options=options(only=["buy", "hang"]))

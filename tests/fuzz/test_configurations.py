@@ -112,6 +112,7 @@ def test_a_wrong_value_is_named_by_its_key(change, message):
         from_dict({**BASE, **change}, "c.yaml")
 
 
+@pytest.mark.slow
 def test_a_file_of_other_things_names_a_few_faults_and_counts_the_rest():
     with pytest.raises(ConfigError, match=r"unknown key 'k0'.*; and 9992 more faults$") as caught:
         from_dict({**BASE, **{f"k{n}": n for n in range(10_000)}}, "c.yaml")

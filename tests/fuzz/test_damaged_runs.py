@@ -206,6 +206,7 @@ def look_at(whole, tmp_path, seeds):
     return looks, refused
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_shown_or_refused_in_one_line(whole, tmp_path):
     looks, refused = look_at(whole, tmp_path, range(16))
     assert looks == 80 and 0.05 < refused / looks < 0.6

@@ -137,6 +137,7 @@ def slowest(texts, readers, spent):
     return found
 
 
+@pytest.mark.slow
 def test_no_long_text_keeps_a_grader_busy(spent):
     """Before there were bounds some of these took a minute. A second is the limit, which a busy machine may stretch."""
     assert len(MADE) > 60

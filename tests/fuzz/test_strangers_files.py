@@ -84,6 +84,7 @@ def test_an_override_that_would_explode_is_refused_in_one_line(tmp_path, value):
         read_values(tmp_path / "config.yaml", [".".join(["a"] * 5_000) + "=1"])
 
 
+@pytest.mark.slow
 def test_thousands_of_faults_are_not_all_named():
     values = yaml.safe_load(PLAIN) | {f"key{number}": "x" * 10_000 for number in range(3_000)} | {"k" * 10_000: 1}
     with pytest.raises(ConfigError, match=r"; and 2993 more faults$") as raised:

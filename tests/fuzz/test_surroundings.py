@@ -45,6 +45,7 @@ def one_line(done, status, told):
     assert told in line and line.isprintable(), line
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_and_a_full_disk_end_in_no_traceback():
     gone = shell("maporl schema | head -c 1 > /dev/null; echo ${PIPESTATUS[0]}")
     assert gone.stdout.strip() in ("0", "1") and gone.stderr == ""

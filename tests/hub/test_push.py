@@ -265,6 +265,7 @@ def test_a_run_that_has_not_ended_is_no_team(tmp_path):
     assert load_tokenizers(config)["ann"].eos_token_id is not None
 
 
+@pytest.mark.slow
 def test_eval_and_play_take_a_runs_folder(run):
     result = CliRunner().invoke(app, ["eval", str(run), "evaluation.questions=4", "--json"])
     assert result.exit_code == 0, result.output

@@ -231,6 +231,7 @@ def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_w
         assert dict(team.policies["bob"].model.named_parameters())[name].equal(before)
 
 
+@pytest.mark.slow
 def test_the_reference_and_beta_decide_the_loss(tmp_path):
     """-log sg(beta (gap - reference's gap)): without a reference the policy's own gap counts."""
     config, team = team_of(tmp_path)
@@ -319,6 +320,7 @@ def with_delta(policy, delta, prompt, good, bad):
     return seen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("others", "loss", "factor"), [pytest.param(-0.3, 0.6685, 0.0488, marks=pytest.mark.slow), (2.0, 0.5629, 0.0430)]
 )
@@ -349,6 +351,7 @@ def test_madpo_adds_what_the_other_agent_prefers(others, loss, factor, tmp_path)
     assert against["ann"]["loss"] == pytest.approx(math.log(2), abs=1e-5), "deltas count from the reference"
 
 
+@pytest.mark.slow
 def test_joint_passes_share_one_schedule_and_see_what_the_others_have_learned(tmp_path):
     """With two passes, the second one's loss counts what bob learned in the first. The rate falls over both."""
     config, team = team_of(tmp_path)
@@ -485,6 +488,7 @@ def test_replay_weighs_rounds_by_their_age():
     assert {p.together for p in half if p.policy == "ann"} == {p.together for p in half if p.policy == "bob"}
 
 
+@pytest.mark.slow
 def test_earlier_rounds_are_drawn_from_by_their_age(tmp_path):
     """The recipe marlhf in its fourth round: as many pairs as that round made, of which the rounds give .3388 .2710
     .2168 .1734, the newest first, although the second has ten times as many."""

@@ -95,6 +95,7 @@ def test_builders_read_a_record_as_what_was_sampled(tmp_path):
     assert Siblings()(dialogues) == [], "ann said the same twice, and bob was asked after other words"
 
 
+@pytest.mark.slow
 def test_a_loop_learns_from_a_record_without_sampling(tmp_path):
     pytest.importorskip("trl")
     file = record(tmp_path)

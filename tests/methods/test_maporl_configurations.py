@@ -23,6 +23,7 @@ CONFIGS = sorted((ROOT / "configs" / "ppo").glob("maporl_*.yaml"))
 QUICK = ("maporl_gsm8k_hetero",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in CONFIGS],

@@ -14,11 +14,13 @@ QUICK = ("g_ra",)
 EACH = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in recipe_files()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_every_option_of_a_recipe_acts_or_its_card_says_why_not(name, tmp_path):
     assert sorted(Perturbed(name, tmp_path / "run").inert()) == sorted(card_of(name).inert)
 
 
+@pytest.mark.slow
 def test_an_option_that_nobody_reads_is_found(tmp_path, monkeypatch):
     spread = scales._spread
     monkeypatch.setattr(scales, "_spread", lambda values, weights, ddof: spread(values, weights, 1))
@@ -31,6 +33,7 @@ def test_an_option_that_nobody_reads_is_found(tmp_path, monkeypatch):
     assert found == {"advantage.ddof": False, "advantage.scale": True}
 
 
+@pytest.mark.slow
 def test_a_clip_is_inert_where_a_batch_is_one_step(tmp_path):
     recipe = Perturbed("grpo", tmp_path / "run")
     assert recipe.differs(recipe.changed(("ppo", "cliprange"), 2e-4)) is False

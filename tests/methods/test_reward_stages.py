@@ -116,6 +116,7 @@ def tiny_values(tmp_path, **loop):
     return values
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_from_joint_answers_and_pays_the_updates(tmp_path):
     """The recipe marlhf with tiny models: two rounds, whose parts are all there to look at."""
     lines = []
@@ -188,6 +189,7 @@ def test_the_reward_model_reads_where_it_is_trained(tmp_path):
     assert verifier.tokenizer.pad_token == verifier.tokenizer.eos_token and found["mean_gap"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_which_joint_answers_are_better(tmp_path):
     config = from_dict(tiny_values(tmp_path), "test")
     stage = RewardStage(train="reward", build="comparisons", learning_rate=1e-2, epochs=20)

@@ -70,6 +70,7 @@ def spoken(task, protocol, wrong=0.0, agents=("ann", "bob"), roles=(None, None))
     return play_teacher(task, protocol, specs, section, random.Random(0), [task[i] for i in range(min(40, len(task)))])
 
 
+@pytest.mark.slow
 def test_planner_and_solver_learn_different_words(values):
     """The trained models are asked, and not the teacher."""
     config = from_dict(values | {"warm_start": {"steps": 60, "batch_size": 32, "learning_rate": 3e-3, "wrong": 0.0}})

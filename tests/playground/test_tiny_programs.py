@@ -107,6 +107,7 @@ def test_a_solver_that_gives_in_writes_a_program_that_passes_the_tests_it_is_sho
     assert one.write_agreeing(one[0], rng, "assert f(0)==17", "tester") == "assert f(0)==17", "a tester repeats"
 
 
+@pytest.mark.slow
 def test_the_warm_start_of_the_shipped_team_teaches_to_use_tests_and_to_write_wrong_ones():
     config = load("configs/ppo/coder_tester.yaml")
     task = build_task(config.task, "train", config.seed)

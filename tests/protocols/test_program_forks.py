@@ -238,6 +238,7 @@ def test_agents_may_be_left_out_of_a_program():
     assert texts(without) == ["nothing", "bob 1", "nothing"] and without.outcome["answer"] == "bob 1"
 
 
+@pytest.mark.slow
 def test_programs_with_replays_all_run_at_once_and_evaluations_as_before():
     dialogues = branched(talk, "fork_first", Counted(), group=80)
     assert len({d.outcome["answer"] for d in dialogues}) == 80, "64 would wait for a place that nobody leaves"

@@ -416,6 +416,7 @@ def test_control_characters_long_texts_and_other_scripts_are_shown():
     assert len(long) < LONGEST + 200 and "[... 980,000 characters are left out here" in long
 
 
+@pytest.mark.slow
 def test_a_transcript_of_200_000_tokens_is_shown_with_its_middle_left_out(tmp_path):
     words = ["word "] * 200_000
     numbers = [0.5] * len(words)
@@ -427,6 +428,7 @@ def test_a_transcript_of_200_000_tokens_is_shown_with_its_middle_left_out(tmp_pa
     assert file.stat().st_size < 1e6
 
 
+@pytest.mark.slow
 def test_a_report_of_500_dialogues_is_under_five_megabytes(tmp_path):
     import random
 
@@ -500,6 +502,7 @@ def places_in(value, at=()):
         yield from places_in(part, (*at, key))
 
 
+@pytest.mark.slow
 def test_a_page_is_written_of_records_with_any_damage(tmp_path):
     """One value of a record is another, or is gone: the page shows the other records, and names this one or shows it
     too."""

@@ -271,6 +271,7 @@ def raw(url, *parts, pause=0.0, wait=5.0):
         return received
 
 
+@pytest.mark.slow
 def test_slow_clients_are_told_so_and_let_go(labels):
     for parts in (
         (),
@@ -456,6 +457,7 @@ def fuzz(url, count):
     return statuses
 
 
+@pytest.mark.slow
 def test_mutated_requests_are_answered_or_refused_never_a_5xx(labels):
     statuses = fuzz(labels, 1500)
     assert sum(statuses.values()) == 1500 and max(statuses) < 500 and {200, 422} <= statuses.keys()

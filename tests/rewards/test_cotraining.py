@@ -73,6 +73,7 @@ def test_coopers_pairs_and_their_loss():
     assert [[decode(ids) for ids in pair] for pair in every] == [["1+1=2<eos>", f"1+1={n}<eos>"] for n in "345"] * 2
 
 
+@pytest.mark.slow
 def test_a_verifier_that_liked_what_is_wrong_learns_better_and_does_not_agree_with_everything():
     """It first learns that odd answers are right, and then from graded ones that even ones are.
 

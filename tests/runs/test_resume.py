@@ -79,6 +79,7 @@ def same_end(one, other):
     assert_same_end(end_of(one, UPDATES), end_of(other, UPDATES))
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_set_aside_each_time_it_is_needed(calm, ended, caplog):
     """Training went on from the older one and then ended, because a checkpoint of the damaged one's name existed."""
     config_here = config(ended)
@@ -93,6 +94,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_each_time_it_is_needed(calm, e
     assert "resumes after update 3; what came later was set aside: " in caplog.text
 
 
+@pytest.mark.slow
 def test_an_ended_run_goes_on_if_it_is_given_more_updates(calm, ended, capfd):
     rates = [record["lr"] for record in read_run(calm).updates()]
     assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])

@@ -36,6 +36,7 @@ def measured(*words):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_swap_is_what_exchanging_the_folders_of_the_weights_is(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     for name, now in (("ann", "spare"), ("bob", "ann"), ("spare", "bob")):
@@ -79,6 +80,7 @@ def test_agents_with_one_policy_or_without_weights_cannot_be_swapped():
     )  # of different models, each with its own tokenizer
 
 
+@pytest.mark.slow
 def test_assigned_roles_without_training_are_an_evaluation_of_the_configuration(tmp_path, monkeypatch):
     """What ``maporl eval CONFIG`` measures is what the run itself measures before its first update."""
     values = tiny_values("agentpo_math", str(tmp_path / "run"), monkeypatch)
@@ -100,6 +102,7 @@ def test_the_suite_counts_the_actors_answer_and_not_the_hint(data, tmp_path, mon
     assert (result.questions, result.average.value) == (4, 1.0)
 
 
+@pytest.mark.slow
 def test_agents_of_different_models_keep_their_tokenizers_when_they_swap(tmp_path):
     run = trained(tmp_path / "run", 2)
     own, swapped = (measured(run, *swap)["baselines"] for swap in ([], ["--swap", "ann,bob"]))

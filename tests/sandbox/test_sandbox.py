@@ -246,6 +246,7 @@ def test_waiting_is_limited_too_and_nothing_stays_behind(kind, code):
         assert box.worker is worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_outlives_the_thread_that_started_it_and_not_its_owner(kind, tmp_path):
     with Sandbox(LIMITS, kind=kind, cache=False) as box:
@@ -279,6 +280,7 @@ def test_a_worker_that_died_is_replaced_and_no_snippet_blamed(kind):
         assert box.run(returns("2"), "f").value == 2
 
 
+@pytest.mark.slow
 def test_a_fork_made_while_another_thread_runs_a_snippet_has_a_sandbox_of_its_own():
     with Sandbox(Limits(cpu_seconds=5, wall_seconds=2), kind="restricted", cache=False) as box:
         box.walls()

@@ -95,6 +95,7 @@ def test_a_program_that_ends_its_processes_is_given_three(monkeypatch, second, r
         assert asked == [b"t"] * (1 if second == "pass" else 3)
 
 
+@pytest.mark.slow
 def test_the_time_of_the_tests_before_is_not_held_against_a_test():
     slow, tests = "import time\ndef f(x): time.sleep({}); return x", [f"assert f({n}) == {n}" for n in range(5)]
     with Sandbox(Limits(cpu_seconds=1, wall_seconds=1), cache=False) as box:

@@ -240,6 +240,7 @@ def test_what_models_write_changes_nothing(browser, tmp_path):
     no_complaints(browser)
 
 
+@pytest.mark.slow
 def test_1000_dialogues_are_filtered(browser, tmp_path):
     """``benchmarks/report_page.py`` measures how long it takes."""
     folder = write_run(tmp_path / "run", dialogues=[traced(f"t{n}") for n in range(990)], before=None)

@@ -65,6 +65,7 @@ def test_two_processes_end_with_the_weights_of_one(alone, tmp_path, name):
     assert "model.safetensors" in final and (tmp_path / "final/ann/critic/value_head.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["Holder", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Zero-2", "Zero-3", "Sharded"))]
 )

@@ -46,6 +46,7 @@ def updates(folder):
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_a_calm_one(undisturbed, tmp_path):
     """SIGKILL in rollouts, updates and checkpoint writes, wherever it falls; each time the run is started again."""
     folder, rng, kills, torn = tmp_path / "run", random.Random(7), 10, 0
@@ -370,6 +371,7 @@ def fails_and_goes_on(tmp_path, calm, updates, number, code):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code, number", [(errno.ENOSPC, 9), (errno.EROFS, 22)])
 def test_a_disk_that_fails_costs_no_finished_work(tmp_path, code, number):
     """Full, or read-only from some moment on."""
@@ -406,6 +408,7 @@ def test_a_full_disk_of_any_size_ends_the_run_in_one_line_and_it_goes_on(tmp_pat
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [*range(1, 61)]
 
 
+@pytest.mark.slow
 def test_a_clock_that_goes_backwards_changes_nothing(tmp_path, monkeypatch):
     run.train(config_of(tmp_path / "calm", 2), resume=False, quiet=True)
     now = itertools.count(2e9, -3600.0)

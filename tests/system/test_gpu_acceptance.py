@@ -116,10 +116,10 @@ def spoil_two_agents(monkeypatch):
         ("masters", "masters.movement", spoil_masters),
         ("sampling", "sampling.rows", spoil_sampling),
         ("dropped_rows", "dropped_rows.kept", spoil_dropped_rows),
-        ("resume", "resume.distance", spoil_resume),
-        ("adapters", "adapters.rows", spoil_adapters),
-        ("trees", "trees.logprobs", spoil_trees),
-        ("two_agents", "two_agents.bob", spoil_two_agents),
+        pytest.param("resume", "resume.distance", spoil_resume, marks=pytest.mark.slow),
+        pytest.param("adapters", "adapters.rows", spoil_adapters, marks=pytest.mark.slow),
+        pytest.param("trees", "trees.logprobs", spoil_trees, marks=pytest.mark.slow),
+        pytest.param("two_agents", "two_agents.bob", spoil_two_agents, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_broken_is_named(part, name, spoil, monkeypatch, capsys):

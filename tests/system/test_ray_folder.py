@@ -106,6 +106,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_and_its_killed_watchdog_left_is_ended_by_the_next_one(place, caplog):
     """Real processes: a driver with its watchdog, and one with the token, as the agents of Ray that stay.
 

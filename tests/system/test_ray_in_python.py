@@ -86,6 +86,7 @@ def test_a_team_made_in_python_trains_as_without_ray(tiny, team, tmp_path):
     assert trainer.after.to_json()["turns"]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_from_the_weights_with_which_it_began(tiny, tmp_path):
     """The second team has other first weights. Its reference is nevertheless that of the run."""
     folder, calm = tmp_path / "run", tmp_path / "calm"
@@ -102,6 +103,7 @@ def test_a_run_is_resumed_from_the_weights_with_which_it_began(tiny, tmp_path):
     assert_equal(end_of(folder, 2), end_of(calm, 2))
 
 
+@pytest.mark.slow
 def test_weights_that_a_killed_process_has_left_are_not_taken_for_those_of_a_new_run(tiny, tmp_path):
     folder = tmp_path / "run"
     (folder / "initial/ann").mkdir(parents=True)
@@ -113,6 +115,7 @@ def test_weights_that_a_killed_process_has_left_are_not_taken_for_those_of_a_new
     assert [(path / "ann/model.safetensors").read_text() for path in aside] == ["of another team"]
 
 
+@pytest.mark.slow
 def test_processes_stay_in_a_block_and_another_run_takes_their_place(tiny, tmp_path):
     with RayBackend() as backend:
         first = trainer_of(tmp_path / "one", whole(tiny), backend)
@@ -128,6 +131,7 @@ def test_processes_stay_in_a_block_and_another_run_takes_their_place(tiny, tmp_p
         second.measure()
 
 
+@pytest.mark.slow
 def test_processes_end_if_the_trainer_cannot_be_built_or_its_run_fails(tiny, tmp_path, monkeypatch):
     backend = RayBackend()
     with monkeypatch.context() as patch:
@@ -175,6 +179,7 @@ def test_groups_are_those_of_the_section(tiny, tmp_path):
     trainer.train()
 
 
+@pytest.mark.slow
 def test_tiny_models_below_adapters_are_those_of_a_local_run(tmp_path):
     """They are random, and every process draws all of them, so that those of the second group are the same."""
     agents = {"agents": {"ann": {"lora": {}}, "bob": {"lora": {}}}, "warm_start": {"steps": 0}}

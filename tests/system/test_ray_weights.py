@@ -62,6 +62,7 @@ WHOLE_OR_ADAPTERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agents", WHOLE_OR_ADAPTERS)
 def test_past_opponents_speak_and_are_saved_as_without_groups(agents, tmp_path):
     """They speak in updates 2, 3 and 4. A checkpoint of groups goes on without them, and the other way round."""
@@ -88,6 +89,7 @@ def test_past_opponents_speak_and_are_saved_as_without_groups(agents, tmp_path):
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agents", WHOLE_OR_ADAPTERS)
 def test_the_weights_before_training_restate_answers_as_without_groups(agents, asked, tmp_path):
     """Also those of a frozen policy, which no process trains."""
@@ -105,6 +107,7 @@ def test_the_weights_before_training_restate_answers_as_without_groups(agents, a
     assert {policy for method, policy, texts in asked if method == "complete" and texts > 0} == {"ann", "bob"}
 
 
+@pytest.mark.slow
 def test_the_reward_nll_asks_the_weights_before_training(asked, tmp_path):
     sections = {
         "reward": {"sources": {"near": 1.0, "nll": 0.1}},

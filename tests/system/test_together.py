@@ -24,6 +24,7 @@ def found(tmp_path_factory):
     return [json.loads((folder / f"rank{number}.json").read_text()) for number in range(2)]
 
 
+@pytest.mark.slow
 def test_a_process_without_a_question_does_not_hold_up_the_one_that_asks_a_server(found):
     """With one held-out question, one process asks the engine and the other does not."""
     main, other = (part["rollouts"] for part in found)

@@ -157,6 +157,7 @@ def alone(tmp_path_factory, module):
     return folder
 
 
+@pytest.mark.slow
 def test_calls_happen_and_every_environment_is_closed(alone):
     rows = [row for row in metrics(alone) if "env/dice/opened" in row]
     assert len(rows) == 3
@@ -235,6 +236,7 @@ def test_accelerate_starts_two_processes_that_learn_to_call_as_one(tmp_path):
     assert any(row.get("tools/calculator/calls", 0) > 0 for row in metrics(one))
 
 
+@pytest.mark.slow
 def test_one_thread_and_thirty_two_give_the_same_records(tmp_path, module, monkeypatch):
     from maporl.engines import text
     from maporl.environments.calls import JsonFormat

@@ -261,6 +261,7 @@ def test_the_reference_of_an_adapter_that_is_not_fresh_is_a_frozen_copy_of_it(ti
     assert start and all(torch.equal(p, dict(agents[0].model.named_parameters())[n]) for n, p in start.items())
 
 
+@pytest.mark.slow
 def test_critic_models_of_adapters_on_one_base_are_their_own_and_resume(tiny, tmp_path):
     def build(folder):
         torch.manual_seed(5)

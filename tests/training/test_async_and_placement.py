@@ -28,6 +28,7 @@ def weights(trainer):
     )
 
 
+@pytest.mark.slow
 def test_an_engine_elsewhere_changes_nothing_at_depth_0(tiny, tmp_path):
     here, there = (trainer_of(tiny, tmp_path / str(e), e) for e in (False, True))
     here.train()
@@ -119,6 +120,7 @@ def test_every_base_has_a_device_or_the_run_is_refused():
         split(["ann", "bob"], False, devices[:1])
 
 
+@pytest.mark.slow
 def test_split_learners_train_as_shared_ones(tiny, tmp_path, monkeypatch):
     """The CPU stands for every device. The test is about placement, and about statistics over all devices."""
     shared = trainer_of(tiny, tmp_path / "shared", False)
@@ -147,6 +149,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [pytest.param(own, id=next(iter(own)), marks=pytest.mark.slow if n else ()) for n, own in enumerate(KINDS)],

@@ -136,6 +136,7 @@ def test_a_fine_that_every_answer_would_get_is_refused_when_the_trainer_is_made(
 # -- what is left, and what works on it ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_judge_of_steps_is_written_down(team, tmp_path):
     judge = StepJudge("eve", samples=2, text="{said}=", good="1", bad="2")
     more = {"reward": RewardSection(sources={"format": 1.0}, rules=("own", "consistency"))}
@@ -182,6 +183,7 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
             assert torch.equal(policy.model.eval()(ids).logits, loaded.policies[name].model.eval()(ids).logits)
 
 
+@pytest.mark.slow
 def test_cross_play_takes_runs_made_in_python(team, tmp_path):
     for name in ("one", "two"):
         trainer_of(tmp_path / name, team(), updates=1).train()
@@ -190,6 +192,7 @@ def test_cross_play_takes_runs_made_in_python(team, tmp_path):
     assert "Do the agents work with others?" in told(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_the_description_builds_the_same_run(team, tmp_path):
     """What the command resumes from it ends with the weights of the uninterrupted run in Python."""
     more = {
@@ -302,6 +305,7 @@ def of_all_kinds(tiny, folder):
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_agents_of_every_kind_come_back_also_from_the_hub(tiny, tmp_path, monkeypatch):
     run, answers = tmp_path / "run", ScriptedEngine(lambda request: "4")
     original = of_all_kinds(tiny, tmp_path / "named")

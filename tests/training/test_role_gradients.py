@@ -84,6 +84,7 @@ def test_balanced_roles_have_gradients_of_one_norm(tmp_path):
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_number_and_balancing_does(tmp_path):
     runs = []
     for name, training in (("off", {}), ("on", {"role_gradients": 2}), ("balanced", {"balance": "role"})):

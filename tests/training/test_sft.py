@@ -108,6 +108,7 @@ def test_of_equally_good_debates_those_on_different_questions_come_first(tmp_pat
     assert [d.example.id for d in best_debates(file, 1.0)] == ["1.0", "2.1", "3.0", "1.1", "3.1", "2.0"]
 
 
+@pytest.mark.slow
 def test_sft_that_is_killed_while_it_saves_leaves_no_half_policy_and_can_be_run_again(tiny, tmp_path, monkeypatch):
     model, tokenizer = tiny()
     team = Team([Agent("ann", model, tokenizer)])

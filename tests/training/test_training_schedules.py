@@ -193,6 +193,7 @@ def with_actor(folder, server, **api):
     return config(folder, agents=agents, protocol=protocol, reward={"rules": ["last"]})
 
 
+@pytest.mark.slow
 def test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained(tmp_path, server, monkeypatch):
     monkeypatch.setenv("MAPORL_CACHE", str(tmp_path / "cache"))
     first = build_trainer(with_actor(tmp_path, server), quiet=True)
@@ -243,6 +244,7 @@ def test_schedules_that_cannot_be_are_refused_before_a_model_loads(tmp_path, cha
         config(tmp_path, **change)
 
 
+@pytest.mark.slow
 def test_running_means_and_past_opponents_survive_a_restart_bit_for_bit(tmp_path):
     def settings(name, updates):
         return config(

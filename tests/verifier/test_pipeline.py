@@ -65,6 +65,7 @@ def made(folder):
 # -- generate -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_generation_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_path):
     config = config_file(tmp_path, task={"name": "toy_sum", "largest": 9})
     options = ["--per-question", "5", "--batch-size", "4", "-q"]  # 100 batches
@@ -506,6 +507,7 @@ def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(b
     assert refused.exit_code == 1 and "nothing was overwritten" in refused.output
 
 
+@pytest.mark.slow
 def test_the_saved_verifier_scores_what_the_trained_adapter_scored(base, tmp_path, monkeypatch):
     from maporl.verifier import train as training
 

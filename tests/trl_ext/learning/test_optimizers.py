@@ -124,6 +124,7 @@ def test_the_estimate_of_memory_knows_eight_bit_moments():
 # -- quantised bases ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @with_bitsandbytes
 @pytest.mark.parametrize("bits", [pytest.param("load_in_4bit", marks=pytest.mark.slow), "load_in_8bit"])
 def test_adapters_train_on_a_quantised_base_that_stays_as_it_is(tiny, tmp_path, bits):

@@ -25,7 +25,15 @@ DOZEN = [
 ]
 
 
-@pytest.mark.parametrize("cell", DOZEN, ids=lambda cell: f"{cell.architecture}, {cell}")
+QUICK = {"llama", "qwen3", "bart", "mamba"}
+"""The rest are left to ``make test-slow``."""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=() if cell.architecture in QUICK else pytest.mark.slow) for cell in DOZEN],
+    ids=lambda cell: f"{cell.architecture}, {cell}",
+)
 def test_a_cell_is_trained_as_a_plain_forward_says(cell):
     assert conform(cell) == ("checked", "")
 

@@ -86,6 +86,7 @@ def test_it_answers_threads_in_turn_and_starts_once(echo):
     assert sorted(answers) == [[n] for n in range(8)] and echo.ask(long, 60) == long and echo.begun == 1
 
 
+@pytest.mark.slow
 def test_one_that_ends_or_hangs_is_replaced_with_all_that_it_started(echo):
     first, child = echo.ask("number"), echo.ask("child")
     with pytest.raises(Lost, match=r"^killed$"):

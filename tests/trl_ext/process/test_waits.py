@@ -617,6 +617,7 @@ def updates_of(folder):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_a_dead_server_ends_with_its_updates_and_goes_on(parts, tmp_path):
     """The server dies after some updates, and the run waits. SIGTERM saves them; what goes on ends as a calm run."""
     calm = tmp_path / "calm"

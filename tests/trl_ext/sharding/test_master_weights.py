@@ -63,7 +63,16 @@ def base(tiny, folder, dtype=HALF):
 
 @pytest.mark.parametrize(
     "critic, optim",
-    [("head", name) for name in OPTIMIZERS] + [(c, OPTIMIZERS[1]) for c in ("adapter", "model", "none")],
+    [
+        *(
+            pytest.param("head", name, marks=pytest.mark.slow if number else ())
+            for number, name in enumerate(OPTIMIZERS)
+        ),
+        *(
+            pytest.param(c, OPTIMIZERS[1], marks=pytest.mark.slow if c == "model" else ())
+            for c in ("adapter", "model", "none")
+        ),
+    ],
 )
 def test_small_steps_add_up_for_every_critic_and_optimizer(tmp_path, critic, optim):
     if optim.endswith("8bit") and not HAS_BITSANDBYTES:
@@ -79,6 +88,7 @@ def test_small_steps_add_up_for_every_critic_and_optimizer(tmp_path, critic, opt
     assert kept["dtypes"].get("head", ["float32"]) == ["float32"]
 
 
+@pytest.mark.slow
 def test_weights_in_memory_follow_once_the_movement_is_larger_than_their_spacing(tmp_path):
     """50 steps of 1e-5 are 5e-4, more than the 1.2e-4 between bfloat16 numbers at 0.02. Without master weights: 26%."""
     found = {}

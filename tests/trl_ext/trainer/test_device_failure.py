@@ -49,6 +49,7 @@ def weights(folder):
     return load_file(folder / "final/ann/model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_device_that_disappears_in_an_update_leaves_a_whole_checkpoint_to_resume_from(tmp_path, monkeypatch):
     lost, whole = f"output_dir={tmp_path / 'lost'}", f"output_dir={tmp_path / 'whole'}"
     real = Learning.update
