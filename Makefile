@@ -27,12 +27,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c $(CONSTRAINTS) $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH)) torch
-	$(PIP) install -c $(CONSTRAINTS) -e .
+	$(INSTALL) $(if $(TORCH),--extra-index-url https://download.pytorch.org/whl/$(TORCH)) torch
+	$(INSTALL) -e .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install -c $(CONSTRAINTS) -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
 	touch $@
 
 quickstart: $(VENV)/installed
@@ -87,12 +87,12 @@ reference: $(VENV)/installed
 
 # run the notebooks of examples/ and store them with their outputs; some minutes
 notebooks: $(VENV)/installed
-	$(PIP) install -c $(CONSTRAINTS) -e ".[notebooks]"
+	$(INSTALL) -e ".[notebooks]"
 	$(BIN)/python examples/make_notebooks.py
 
 # the site in build/docs; warnings, and links within it that lead nowhere, are errors
 docs: $(VENV)/installed
-	$(PIP) install -c $(CONSTRAINTS) -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	$(BIN)/python -m mkdocs build --strict
 
 # the wheel and the sdist in dist/, and each in an environment of its own, away from the checkout, training two updates
