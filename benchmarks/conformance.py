@@ -504,7 +504,7 @@ forward says is refused in one sentence, before the first update. This page says
 - what is saved and loaded again computes the same logits.
 
 Each architecture is tried in one combination of adapter, critic, `logits_chunk`, gradient checkpointing and way to sample. The combinations
-are dealt so that every option meets every other one. `make test` tries a dozen of them, and `make test-slow` all. The models are tiny and
+are dealt so that every option meets every other one. `make test` tries four of them, and `make test-slow` all. The models are tiny and
 random, in float32 on a CPU: this says that the numbers are right, and nothing of speed, memory or half precision.
 
 Last run: {date}, {machine}, torch {torch}. Of {total} architectures {checked} were checked and {refused} refused. {unbuilt} could not be built

@@ -147,7 +147,6 @@ def load_nothing():
     return FunctionSource(lambda dialogues, task: [])
 
 
-@pytest.mark.slow
 def test_a_resumed_run_compares_with_its_checkpoint(tmp_path, caplog):
     model, folder = tmp_path / "verifier", tmp_path / "run"
     first = tiny_verifier(1, model).digest()

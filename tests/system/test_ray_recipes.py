@@ -67,7 +67,6 @@ def assert_an_update_is_that_of_a_local_run(name, backend, folder):
     assert max(changes) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_an_update_in_threads_is_that_of_a_local_run(name, tmp_path, monkeypatch):
     thread_cluster.use(monkeypatch)
