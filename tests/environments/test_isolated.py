@@ -133,8 +133,8 @@ def test_a_crash_loses_the_dialogue_and_not_the_run(world, fault, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["environment", "agent"])
-def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose, request):
-    world = world_of(seconds=0.4) if whose == "environment" else request.getfixturevalue("world")
+def test_a_call_that_blocks_is_killed_and_leaves_no_thread(whose, world):
+    world = world_of(seconds=0.4) if whose == "environment" else world
     driver = driver_of(by_turns(ann=[call("hang")], bob=["4"]), world)
     if whose == "agent":
         for name, tools in driver.tools.items():
