@@ -6,7 +6,7 @@ share one base model, each with its own adapter.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,12 @@ from trl_ext.learning.metrics import Metrics
 from trl_ext.learning.policy import Policy
 from trl_ext.learning.trained import NonFiniteError, Trained, flat
 from trl_ext.models.adapters import (
+    HALF_PRECISION,
     AdapterError,
     adapter_parameters,
-    adapter_state,
-    base_parameters,
     check_adapters,
     initialisation,
+    narrow_adapters,
     repeats,
     shaken,
     strays,
@@ -50,7 +50,6 @@ from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.holder import Holder
-from trl_ext.sharding.master_weights import HALF_PRECISION
 from trl_ext.sharding.spreading import place
 
 logger = logging.getLogger(__name__)
@@ -236,9 +235,9 @@ class Learner:
             for module in filter(None, (self.model, self.critic.model)):
                 set_recomputation(base_of(module), kwargs)  # type: ignore[arg-type]  # a text was parsed
                 base_of(module).enable_input_require_grads()
-        _narrow_adapters(self.model, [self.adapter, self.critic.adapter, self.policy.ref_adapter])
+        narrow_adapters(self.model, [self.adapter, self.critic.adapter, self.policy.ref_adapter])
         if isinstance(self.critic.model, PeftModel):
-            _narrow_adapters(self.critic.model, self.critic.model.active_adapters)
+            narrow_adapters(self.critic.model, self.critic.model.active_adapters)
         if optimizer is not None:
             check_steps_all(optimizer, self._trained_names(), f"policy {self.name!r}")
         models, groups = {"policy": self.model, "value_model": self.critic.model}, partial(self._groups, optimizer)
@@ -575,15 +574,3 @@ def _check_device(name: str, model: Any, device: torch.device) -> None:
             f"policy {name!r}: its quantised weights are on {actual} and cannot move, and it is trained on {device}; "
             f"load its model with device_map={{'': '{device}'}}"
         )
-
-
-def _narrow_adapters(model: Any, adapters: Sequence[str | None]) -> None:
-    """Give ``adapters`` of a model the dtype of its half-precision base."""
-    # Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
-    # optimizer steps float32 master weights.
-    names = [name for name in adapters if name is not None]
-    dtype = next(p.dtype for p in base_parameters(model).values() if p.is_floating_point()) if names else torch.float32
-    for name in names if dtype in HALF_PRECISION else ():
-        for tensor in adapter_state(model, name).values():
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.to(dtype)

@@ -6,7 +6,7 @@ the base.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from trl_ext.errors import UserError, one_line
 from trl_ext.models.randomness import evaluating
 from trl_ext.process.random_states import forked_rng
+
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 """The values of ``LoraConfig.init_lora_weights`` that leave the base's weights as they are."""
@@ -132,6 +134,34 @@ def shared_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
         chosen = {id(p) for base in bases if isinstance(p := getattr(base, "bias", None), nn.Parameter)}
         return {n: p for n, p in model.named_parameters() if id(p) in chosen - inside}
     return {n: p for n, p in model.named_parameters() if n.split(".")[-1] == "bias" and id(p) not in inside}
+
+
+def narrow_adapters(model: Any, adapters: Iterable[str | None]) -> None:
+    """Give ``adapters`` of a model the dtype of its half-precision base; on another base they stay as they are.
+
+    Otherwise PEFT converts the activations at every layer to float32 and back. Small steps are not lost, because the
+    optimizer steps float32 master weights.
+    """
+    names = [name for name in adapters if name is not None]
+    dtype = _dtype_of_base(model) if names else torch.float32
+    for name in names if dtype in HALF_PRECISION else ():
+        for tensor in adapter_state(model, name).values():
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+
+
+def narrow_as_saved(model: Any, adapter: str, saved: Iterable[Tensor]) -> None:
+    """Give an adapter the dtype of its half-precision base if its ``saved`` tensors have that dtype.
+
+    PEFT reads every adapter in float32. One that was trained here was measured in its base's dtype, and answers
+    otherwise in float32.
+    """
+    if {tensor.dtype for tensor in saved if tensor.is_floating_point()} == {_dtype_of_base(model)}:
+        narrow_adapters(model, [adapter])
+
+
+def _dtype_of_base(model: Any) -> torch.dtype:
+    return next(p.dtype for p in base_parameters(model).values() if p.is_floating_point())
 
 
 def base_parameters(model: Any) -> dict[str, nn.Parameter]:

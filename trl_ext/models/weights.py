@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from trl_ext.errors import UserError
-from trl_ext.models.adapters import base_state, changes_base, initialisation, leave_meta
+from trl_ext.models.adapters import base_state, changes_base, initialisation, leave_meta, narrow_as_saved
 from trl_ext.models.adapters import fault as adapter_fault
 from trl_ext.models.attention import fault
 from trl_ext.models.forward import base_of
@@ -340,6 +340,7 @@ def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, torch.Te
     saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False) if lacking else {}
     missing = saved.keys() - weights.keys()
     _refuse(source, missing, result.unexpected_keys, [], _not_finite(weights))
+    narrow_as_saved(model, name, weights.values())
 
 
 def load_tensors(module: nn.Module, file: Path) -> None:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trl_ext.models.adapters import HALF_PRECISION
 from trl_ext.process import distributed
-from trl_ext.sharding.master_weights import HALF_PRECISION, MASTER, WithMasters
+from trl_ext.sharding.master_weights import MASTER, WithMasters
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened, has_shape, state_shards
 from trl_ext.sharding.spreading import place
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-HALF_PRECISION = (torch.bfloat16, torch.float16)
+from trl_ext.models.adapters import HALF_PRECISION
+
 MASTER = "master"
 """The entry of an optimizer's state that holds the master weights of a parameter."""
 

@@ -6,6 +6,7 @@ loses all of them. ``docs/scaling.md`` has a table of the precision of everythin
 
 import importlib.util
 import json
+import shutil
 
 import half_precision
 import processes
@@ -26,7 +27,7 @@ from maporl.playground.warm_start import warm_start
 from maporl.protocols import build_protocol
 from maporl.rewards.verifier.cotraining import CoTraining
 from maporl.rewards.verifier.model import Verifier
-from maporl.runs.build import build_trainer
+from maporl.runs.build import build_player, build_trainer
 from maporl.team.loading import load_agents, load_tokenizers
 from maporl.training.sft import solutions, train_supervised
 from maporl.training.sft_options import SFTOptions
@@ -157,6 +158,34 @@ def test_a_team_of_bfloat16_models_learns_by_the_trainers_own_steps(tiny, tmp_pa
     assert rounding(learner)["wrong"] == []
     trainer.save_model(str(tmp_path / "final"))
     assert {value.dtype for value in load_file(tmp_path / "final/ann/model.safetensors").values()} == {HALF}
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_adapters_answer_after_they_were_loaded_as_in_the_run_that_trained_them(tiny, tmp_path, dtype):
+    """PEFT reads adapters in float32, and a run computes with them in their base's dtype."""
+    folder, ids = base(tiny, tmp_path / "base", dtype), torch.tensor([[3, 4, 5, 6]])
+    agents = {name: {"model": folder, "lora": {"r": 4}} for name in ("ann", "bob")}
+    training = {**TEAM["training"], "learning_rate": 1e-2}
+    config = from_dict(TEAM | {"output_dir": str(tmp_path / "run"), "agents": agents, "training": training}, "test")
+    trainer = build_trainer(config, quiet=True)
+    trainer.train()
+
+    def logits(team):
+        found = []
+        for policy in team.policies.values():
+            policy.model.eval()
+            with torch.no_grad(), policy.active() as model:
+                found.append(model(ids).logits)
+        return torch.stack(found)
+
+    measured = logits(trainer.parts.team)
+    untrained = build_player(config).team
+    assert not torch.equal(logits(untrained), measured)
+    for loaded in (build_player(config, tmp_path / "run/final").team, Team.from_pretrained(tmp_path / "run")):
+        assert torch.equal(logits(loaded), measured)
+        loaded.save(tmp_path / "again")  # and what was loaded can be saved
+        assert torch.equal(logits(Team.from_pretrained(tmp_path / "again")), measured)
+        shutil.rmtree(tmp_path / "again")
 
 
 def test_gradients_of_micro_batches_add_up_in_float32(tmp_path):
