@@ -50,6 +50,7 @@ from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
 from maporl.report.read import read_run
 from maporl.report.story import story
+from maporl.rewards.base import RewardFailure
 from maporl.runs.train import train
 from maporl.schedules import Freeze, Schedule
 from maporl.storage.run_folder import RunExists
@@ -247,6 +248,34 @@ def test_a_run_resumes_in_python_and_ends_as_the_whole_run(team, tmp_path):
     assert_trained(run)
     assert {"final.abandoned", "evaluation_after.json.abandoned", "config.yaml.abandoned"} <= set(names(run))
     assert config_of(run)["only_in_python"] == {}
+
+
+def test_a_run_whose_reward_fails_is_saved_and_goes_on_as_a_calm_one(team, tmp_path):
+    """A source that fails in the third update, as a verifier whose server is gone, costs none of the first two."""
+
+    def run(folder, fails=-1, resume=None):
+        def shaky(dialogues, task):
+            if trainer.state.global_step == fails:
+                raise ConnectionError("gone")
+            return [[float(len(u.text)) if u.answers else None for u in d.utterances] for d in dialogues]
+
+        more = {"reward": RewardSection(sources={"shaky": 1.0}), "sources": {"shaky": shaky}}
+        trainer = trainer_of(tmp_path / folder, team(), more=more, updates=4)
+        trainer.train(resume_from_checkpoint=resume)
+
+    run("calm")
+    with pytest.raises(RewardFailure, match="gone") as error:
+        run("run", fails=2)
+    (note,) = error.value.__notes__
+    assert note == (
+        f"stopped after update 2 of 4; saved in {tmp_path}/run/checkpoint-2; to go on: train(resume_from_checkpoint=True)"
+    )
+    run("run", resume=True)
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "calm"))
+    assert_trained(tmp_path / "run")
+    with pytest.raises(RewardFailure, match="gone") as error:
+        run("first", fails=0)
+    assert not getattr(error.value, "__notes__", []), "there is nothing to go on from"
 
 
 def test_training_on_in_the_same_process_and_calling_train_again(team, tmp_path):

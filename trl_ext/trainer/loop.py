@@ -11,11 +11,11 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from trl_ext.errors import short_trace
+from trl_ext.errors import UserError, short_trace
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
-from trl_ext.learning.checkpoint import random_state, set_random_state, write_checkpoint
+from trl_ext.learning.checkpoint import RandomState, random_state, set_random_state, write_checkpoint
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.home import Home
 from trl_ext.learning.metrics import Clock, Metrics
@@ -127,7 +127,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 before = (self.checkpoint_state(), random_state())
                 interruptions.nothing_to_lose = self._all_is_saved()
                 try:
-                    metrics = self._one_update()
+                    metrics = self._one_update(before)
                 except Discarded:
                     set_random_state(before[1])
                     self._end_early(before[0])
@@ -189,10 +189,10 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Return whether the run has updates left, and no callback has ended it."""
         return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
 
-    def _one_update(self) -> Metrics:
+    def _one_update(self, before: tuple[dict, RandomState]) -> Metrics:
         clock = Clock()
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        with self.droppable() if distributed.size() == 1 else nullcontext():
+        with self._saved_if_it_fails(*before), self.droppable() if distributed.size() == 1 else nullcontext():
             with clock("collect"):
                 batch = self.collected()
             with clock("score"):
@@ -206,6 +206,21 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self._made = self.state.global_step + 1  # also where an override of update() makes the whole of it
         self.finish_update(batch, clock)
         return batch.metrics
+
+    @contextmanager
+    def _saved_if_it_fails(self, state: dict, random: RandomState) -> Iterator[None]:
+        """Save the state after the last complete update if the block, which changes no weights, ends in an error that
+        the user can mend, such as a server that is gone. One process does it; of several, others may be elsewhere."""
+        try:
+            yield
+        except UserError as error:
+            if distributed.size() == 1 and self.state.global_step:
+                try:
+                    set_random_state(random)
+                    error.add_note(self._save_last_update(state))
+                except UserError as other:
+                    error.add_note(f"the state after the last complete update was not saved: {other}")
+            raise
 
     @contextmanager
     def droppable(self) -> Iterator[None]:
@@ -261,26 +276,27 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """Save the state after the last complete update, and end the process."""
         # between: training has begun, and the callbacks have not been told of its end
         assert self._interruptions is not None, "train() has made it"
+        told = self._save_last_update(state)
+        self._interruptions.nothing_to_lose = True
+        if between:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
+        self._interruptions.asked = self._interruptions.asked or number
+        if distributed.is_main():
+            print(f"{self._interruptions.name}: {told}", file=sys.stderr, flush=True)
+        raise self._interruptions.error
+
+    def _save_last_update(self, state: dict) -> str:
+        """Save the state after the last complete update, and return how far the run is and how it goes on."""
         self.work_dropped()
         self.home.stop_sampling()
         self.finish_checkpoint()
         target, step = self._checkpoint_folder(), self.state.global_step
         if step and not distributed.broadcast_from_main(target.exists()):
             write_checkpoint(target, self.learning, state, self.checkpoint_others())
-        self._interruptions.nothing_to_lose = True
-        if between:
-            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        number = distributed.all_reduce_max(self._interruptions.asked, self.accelerator.device)
-        self._interruptions.asked = self._interruptions.asked or number
         checkpoints = [target] if step else numbered_checkpoints(self.folder)
         where = f"saved in {checkpoints[-1]}" if checkpoints else "saved nothing yet, because no update was complete"
-        told = (
-            f"{self._interruptions.name}: stopped after update {step} of {self.state.max_steps}; {where}; to go on: "
-            f"{self.how_to_resume()}"
-        )
-        if distributed.is_main():
-            print(told, file=sys.stderr, flush=True)
-        raise self._interruptions.error
+        return f"stopped after update {step} of {self.state.max_steps}; {where}; to go on: {self.how_to_resume()}"
 
     def how_to_resume(self) -> str:
         """Hook: return the command, or the call, that goes on with the run."""
