@@ -142,7 +142,8 @@ class Evaluation:
         for number, turn in enumerate(self.turns, 1):
             flat[f"accuracy/turn_{number}"] = turn.team.value
             flat[f"majority/turn_{number}"] = turn.majority.value
-            flat[f"agreement/turn_{number}"] = turn.agreement.value
+            if len(turn.agents) > 1:  # one agent agrees with itself
+                flat[f"agreement/turn_{number}"] = turn.agreement.value
             flat |= {f"accuracy/turn_{number}/{agent}": share.value for agent, share in turn.agents.items()}
         for number, flips in enumerate(self.flips, 1):
             if not flips.questions:

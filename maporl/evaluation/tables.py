@@ -68,11 +68,12 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     for heading in ("turn", "who", "accuracy in %"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
     for number, turn in enumerate(evaluation.turns, 1):
-        for agent, share in turn.agents.items():
-            table.add_row(str(number), agent, cell(share))
-        table.add_row(str(number), "all agents", cell(turn.team))
-        table.add_row(str(number), "majority vote", cell(turn.majority))
-        table.add_row(str(number), "agreement", cell(turn.agreement), end_section=number == len(evaluation.turns))
+        rows = list(turn.agents.items())
+        if len(rows) != 1:  # one agent is the team, its own majority, and agrees with itself
+            rows += [("all agents", turn.team), ("majority vote", turn.majority), ("agreement", turn.agreement)]
+        for position, (who, share) in enumerate(rows, 1):
+            ends = position == len(rows) and number == len(evaluation.turns)
+            table.add_row(str(number), who, cell(share), end_section=ends)
     for name, share in evaluation.baselines.items():
         table.add_row("", name, cell(share))
     for name, mean in evaluation.rewards.items():

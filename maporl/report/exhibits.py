@@ -57,8 +57,9 @@ def _by_talking(run: Run, to: bool) -> dict[str, Any]:
     title = f"Talking {'made an answer right' if to else 'spoiled a right answer'}"
     held_out = run.of("after")
     found = _clearest(change for one in held_out for change in _changes(one, to))
-    missing = ""
+    held_out_too = ""
     if found is None:
+        missing = ""
         what = f"No {'wrong answer became right' if to else 'right answer became wrong'}"
         if held_out:
             missing = f"{what} in {counted(len(held_out), 'held-out dialogue')} after training."
@@ -70,13 +71,17 @@ def _by_talking(run: Run, to: bool) -> dict[str, Any]:
             played = f"{counted(len(recent), 'dialogue')} recorded in the last {LAST_UPDATES} updates"
             also = f"{missing} Nor did one in {played}." if missing else f"{what} in {played}."
             return _empty(title, also if recent else missing or f"{what}.")
+        title += " in training"
+        if held_out:
+            told_too = f"On held-out questions {what[0].lower()}{what[1:]} after training"
+            held_out_too = f" {told_too} ({counted(len(held_out), 'dialogue')})."
     words = ("wrong", "right") if to else ("right", "wrong")
     heard = _heard(found, to)
     told = (
         f"{found.now.agent} was {words[0]} in turn {found.was.turn + 1}{heard} and is {words[1]} in turn "
         f"{found.now.turn + 1}."
     )
-    return _exhibit(title, " ".join(filter(None, [missing, told])), found.one, _lines(found))
+    return _exhibit(title, told + held_out_too, found.one, _lines(found))
 
 
 def _changes(one: Recorded, to: bool) -> list[Change]:

@@ -131,14 +131,14 @@ def scores_others(section: RewardSection, utterance: Utterance) -> list[str]:
 
 
 def build_sources(
-    section: RewardSection, names: Collection[str], voices: Voices | None = None
+    section: RewardSection, names: Collection[str], voices: Voices | None = None, others: Collection[str] = ()
 ) -> dict[str, RewardSource]:
-    """Build the sources called ``names``.
+    """Build the sources called ``names``. ``others`` are those that the run has already, for errors.
 
     Raises:
         ConfigError: a name is unknown, or a source lacks the part of ``section`` that describes it.
     """
-    return {name: find_source(name)(section, voices) for name in names}
+    return {name: find_source(name, pays=others)(section, voices) for name in names}
 
 
 def is_completion_reward(part: Any) -> bool:
@@ -162,7 +162,7 @@ def find_source(name: str, where: str = "reward.sources", pays: Collection[str] 
 
     A source of the user's own is a function ``(dialogues, task)``, a class that derives from
     :class:`maporl.RewardSource` and takes no arguments, or a function with the signature of TRL's ``GRPOTrainer``
-    (:func:`is_completion_reward`). ``pays`` are the names of the protocol's own rewards, for errors.
+    (:func:`is_completion_reward`). ``pays`` are the names of rewards that need no source, for errors.
 
     Raises:
         ConfigError: no source has this name, or the object is something else. The message begins with ``where``.

@@ -50,7 +50,7 @@ def credit_lines(
     sources = _credited(reward, dialogues, unsure)
     told = {agent: [(role, parts) for (name, role), parts in sources.items() if name == agent] for agent in learners}
     line = "; ".join(f"{', '.join(names)}: {what}" for what, names in _grouped(told).items())
-    return [f"credit: {line}", *_warnings(told, bool(reward.rules)), *_unlisted(protocol, sorted(unlisted))]
+    return [f"credit: {line}", *_warnings(told, bool(reward.rules), unsure), *_unlisted(protocol, sorted(unlisted))]
 
 
 def _is_completion(name: str) -> bool:
@@ -129,13 +129,14 @@ def _grouped(told: dict[str, list[tuple[str | None, dict[str, None]]]]) -> dict[
     return groups
 
 
-def _warnings(told: dict[str, list[tuple[str | None, dict[str, None]]]], rules: bool) -> list[str]:
+def _warnings(told: dict[str, list[tuple[str | None, dict[str, None]]]], rules: bool, unsure: list[str]) -> list[str]:
     ruled = ", no rule credits it" if rules else ""
+    scores = f"only {' or '.join(unsure)} may score it" if unsure else "no source scores it"
     return [
         f"warning: credit: nothing credits {agent} if all utterances are empty: nobody who has a credit is shown what "
-        f"it says, and no source scores it{ruled}. If that is so in the first update, the run stops. Name its ids in "
+        f"it says, and {scores}{ruled}. If that is so in the first update, the run stops. Name its ids in "
         "Ask.parents of those who are shown it, let a reward source or the protocol (pays) score it, or set "
         f"agents.{agent}.trainable: false"
         for agent, roles in told.items()
-        if roles and all(set(parts) == {NOTHING} for _, parts in roles)
+        if roles and all(part.endswith(NOTHING) for _, parts in roles for part in parts)
     ]

@@ -200,8 +200,9 @@ class Player:
             growth=growth,
             grants=tools.grants,
         )
-        needed = {*reward.asked, *protocol.between_turns()} - passed.keys() - protocol.pays - world.offers.rewards()
-        scorer.sources |= build_sources(reward, needed, player)
+        others = {*passed, *protocol.pays, *world.offers.rewards()}
+        needed = {*reward.asked, *protocol.between_turns()} - others
+        scorer.sources |= build_sources(reward, needed, player, others)
         readers = [name for name, source in scorer.sources.items() if source.reads_environments]
         check_environments(readers, {name: s.options.isolate == "process" for name, s in world.environments.items()})
         world.keeps_until_scored = bool(readers)

@@ -64,8 +64,8 @@ def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], met
     if silent:
         logger.warning(
             "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: "
-            "show it an example in agents.NAME.system, set call_format: json, teach it by warm_start.calls, or train "
-            "it first with maporl sft",
+            "teach it by warm_start.calls or maporl sft, show it an example in agents.NAME.system, or choose another "
+            "agents.NAME.call_format",
             ", ".join(silent),
         )
 

@@ -208,9 +208,10 @@ def test_what_no_held_out_dialogue_shows_is_taken_from_training_or_said_in_words
     spoiled = heard("t", (RIGHT, WRONG), (WRONG, WRONG))
     run = read_run(write_run(tmp_path / "one", after=AFTER[:7], dialogues=[spoiled]))
     assert exhibits(run)[1]["told"] == (
-        "No right answer became wrong in 7 held-out dialogues after training. ann was right in turn 1, was shown "
-        "bob\u2019s wrong answer, and is wrong in turn 2."
+        "ann was right in turn 1, was shown bob\u2019s wrong answer, and is wrong in turn 2. On held-out questions no "
+        "right answer became wrong after training (7 dialogues)."
     )
+    assert exhibits(run)[1]["title"] == "Talking spoiled a right answer in training"
     assert exhibits(run)[1]["where"] == "A question in training, update 1"
     none = exhibits(read_run(write_run(tmp_path / "two", after=AFTER[:7], dialogues=AFTER[:1])))[1]
     assert (none["lines"], none["told"]) == (

@@ -410,11 +410,13 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(SOURCES, "mine", lambda section, speak: as_source(Of(ann=1.0)))
     mine = {"reward": {"sources": {"label": 1, "mine": 0.5}}}
-    assert credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **mine)) == [
+    told, warning = credit_lines(workshop_values(tmp_path, monkeypatch, {"told": True}, **mine))
+    assert told == (
         "credit: ann: its own reward if mine scores it, or else the mean credit of those who are shown it (bob); bob: "
         "answers (label 1, mine 0.5 where it scores), horizon discounted_sum, share all; cy: its own reward if mine "
         "scores it, or else NOTHING"
-    ]
+    )
+    assert warning.startswith("warning: credit: nothing credits cy ") and "and only mine may score it" in warning
     call = workshop_values(tmp_path, monkeypatch, {}, TEAM[:2]) | {
         "protocol": {"name": "call_return", "plan": "{question}"}
     }
