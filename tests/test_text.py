@@ -160,6 +160,26 @@ def test_warnings_log_records_and_traces_of_a_program_are_printable():
     assert not obeyed(told)
 
 
+def test_a_log_record_beside_a_progress_bar_has_a_line_of_its_own():
+    program = (
+        "import logging\n"
+        "from tqdm.auto import tqdm\n"
+        "from maporl.config.command_line import printable_messages\n"
+        "printable_messages()\n"
+        "bar = tqdm(total=4, desc='update')\n"
+        "logging.getLogger('x').warning('the first update called nothing')\n"
+        "bar.update()\n"
+        "bar.close()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert (
+        "update:" in ended.stderr and "the first update called nothing" in ended.stderr.replace("\r", "\n").splitlines()
+    )
+
+
 # -- halves of surrogate pairs ------------------------------------------------------------------------------------
 
 

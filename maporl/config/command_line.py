@@ -113,6 +113,16 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
+class Messages(logging.Handler):
+    """Writes log records to standard error, each on a line of its own also while a progress bar of tqdm is drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write ``record``."""
+        bars = sys.modules.get("tqdm.std")  # which whoever draws a bar has imported
+        with bars.tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext():
+            sys.stderr.write(f"{self.format(record)}\n")
+
+
 def run_program(app: Callable[..., Any], **options: Any) -> None:
     """Run the typer ``app`` as the whole program: nothing of this process goes on after it.
 
@@ -143,7 +153,7 @@ def printable_messages() -> None:
         return printable(formatted(*parts, **named))
 
     sys.excepthook, warnings.formatwarning = trace, warning
-    assert logging.lastResort is not None
+    logging.lastResort = Messages(logging.WARNING)  # type: ignore[assignment]  # of records that nobody else handles
     logging.lastResort.setFormatter(PrintableFormatter())
 
 

@@ -103,7 +103,7 @@ def test_an_outage_that_many_requests_meet_is_told_in_one_line_and_its_end_in_an
     assert asking.scores(CHATS, TRUTHS) == [0.25] * 10
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
     told, again = [line for line in warned if "sha256" not in line]
-    assert "answered 500" in told and told.endswith("nothing more is told of it until it answers")
+    assert "answered 500" in told and told.endswith("further attempts are not told")
     # the answer to a request that failed may be read after the first one that did not
     counted = re.search(rf"{fake.url} answers again after \d+ s, in which (\d+) requests failed", again)
     assert 12 - 7 <= int(counted[1]) <= 12

@@ -140,7 +140,7 @@ class Outages:
             if outage is None or level <= outage.told:
                 return
             outage.told = level
-        logger.log(level, "%s; nothing more is told of it until it answers", message)
+        logger.log(level, "%s; further attempts are not told", message)
 
     def over(self, url: str) -> None:
         """Log that a server answers again, if an outage of it was told."""
