@@ -89,8 +89,17 @@ def _with_rewards(run: Run) -> Run:
 
 
 def _names(run: Run) -> set[str]:
-    """The names of the run's metrics."""
-    return {name for record in run.metrics for name in record}
+    """The names of the run's metrics, without rewards that are only charged for.
+
+    These are counts of words and the like, beside which scores and credits would all be flat lines at 0.
+    """
+    charges, sources = (run.section("reward").get(key) for key in ("charges", "sources"))
+    charged: set[str] = set()
+    if isinstance(charges, dict) and isinstance(sources, dict):
+        # a function of a run that was made in Python has its place in front of its name here, and not in the metrics
+        alone = [str(name) for name in charges if name not in sources]
+        charged = {f"reward/{part}" for name in alone for part in (name, name.rpartition(":")[2])}
+    return {name for record in run.metrics for name in record} - charged
 
 
 def _is_share(panel: Panel) -> bool:

@@ -147,6 +147,10 @@ def test_the_page_says_what_a_run_learns_from_and_where_each_credit_came_from(tm
     crew(tmp_path / "run", tiny, reward, disable_tqdm=True).train()
     content = payload([read_run(tmp_path / "run")])
     assert content["runs"][0]["learns_from"] == (tmp_path / "run/learns_from.txt").read_text().splitlines()
+    (rewards,) = (chart for chart in content["charts"] if chart["title"] == "Reward, by name")
+    drawn = {line["name"] for line in rewards["series"]}
+    assert "credit" in drawn and "words" not in drawn, "beside 10 words, a credit of 1 would be a flat line"
+    assert not [chart for chart in content["charts"] if chart["title"] == "Agreement"], "one agent answers"
     plan, draft, check, answer = content["dialogues"][0]["said"]
     assert plan["credited"] == draft["credited"].replace("its own score", "sol's score in turn 1")
     assert draft["credited"] == "Credit 1.00: 0.50 from its own score, 0.50 from sol's score in turn 2."
