@@ -75,7 +75,8 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     bases = [
         n
         for n, s in config.get("agents", {}).items()
-        if s.get("model") in scrubber.places.values() and (s.get("lora") or not s.get("trainable", True))
+        if s.get("model") in scrubber.places.values()
+        and (s.get("lora") or s.get("adapter") or not s.get("trainable", True))
     ]
     notes = [*scrubber.notes, *(f"left out: {root.name}/{path}" for path in left_out)]
     notes += [

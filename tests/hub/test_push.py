@@ -184,6 +184,11 @@ def test_nothing_of_this_machine_is_pushed(run, saved, tmp_path):
     ):
         assert note in notes, notes
     assert not any("agents.bob:" in note for note in notes), "whole models need no base"
+    config["agents"]["cat"] |= {"lora": None, "adapter": str(run / "initial/cat")}  # as a run that was made in Python
+    file.write_text(yaml.safe_dump(config))
+    assert any(
+        note.startswith("agents.cat: its base is a folder") for note in unpacked(tmp_path / "run", tmp_path / "two")
+    )
 
 
 @pytest.mark.parametrize(
