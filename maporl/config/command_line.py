@@ -117,10 +117,13 @@ class Messages(logging.Handler):
     """Writes log records to standard error, each on a line of its own also while a progress bar of tqdm is drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``."""
+        """Write ``record``. What cannot be written ends no run: logging says so, as of its own handlers."""
         bars = sys.modules.get("tqdm.std")  # which whoever draws a bar has imported
-        with bars.tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext():
-            sys.stderr.write(f"{self.format(record)}\n")
+        try:
+            with bars.tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext():
+                sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
 
 
 def run_program(app: Callable[..., Any], **options: Any) -> None:

@@ -57,25 +57,24 @@ def _by_talking(run: Run, to: bool) -> dict[str, Any]:
     title = f"Talking {'made an answer right' if to else 'spoiled a right answer'}"
     held_out = run.of("after")
     found = _clearest(change for one in held_out for change in _changes(one, to))
+    words = ("wrong", "right") if to else ("right", "wrong")
     held_out_too = ""
     if found is None:
-        missing = ""
-        what = f"No {'wrong answer became right' if to else 'right answer became wrong'}"
+        missing, what = "", f"{words[0]} answer became {words[1]}"
         if held_out:
-            missing = f"{what} in {counted(len(held_out), 'held-out dialogue')} after training."
+            missing = f"No {what} in {counted(len(held_out), 'held-out dialogue')} after training."
         others = [one for one in run.dialogues if isinstance(one.when, int)]
         newest_update = max((one.when for one in others), default=0)
         recent = [one for one in others if one.when > newest_update - LAST_UPDATES]  # type: ignore[operator]
         found = _clearest(change for one in recent for change in _changes(one, to))
         if found is None:
             played = f"{counted(len(recent), 'dialogue')} recorded in the last {LAST_UPDATES} updates"
-            also = f"{missing} Nor did one in {played}." if missing else f"{what} in {played}."
-            return _empty(title, also if recent else missing or f"{what}.")
+            also = f"{missing} Nor did one in {played}." if missing else f"No {what} in {played}."
+            return _empty(title, also if recent else missing or f"No {what}.")
         title += " in training"
         if held_out:
-            told_too = f"On held-out questions {what[0].lower()}{what[1:]} after training"
-            held_out_too = f" {told_too} ({counted(len(held_out), 'dialogue')})."
-    words = ("wrong", "right") if to else ("right", "wrong")
+            asked = counted(len(held_out), "dialogue")
+            held_out_too = f" On held-out questions no {what} after training ({asked})."
     heard = _heard(found, to)
     told = (
         f"{found.now.agent} was {words[0]} in turn {found.was.turn + 1}{heard} and is {words[1]} in turn "

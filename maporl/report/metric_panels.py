@@ -130,9 +130,7 @@ MAJORITY = Panel(
     picture=("majority.png", "accuracy of the majority vote"),
     comparisons=(Comparison("Majority vote at the final turn", RIGHT, last_turn=True),),
 )
-AGREEMENT = Panel(
-    "Agreement", "Share of questions on which all agents give the same answer.", whole=True, debate=True, voters=2
-)
+AGREEMENT = Panel("Agreement", "Share of questions on which all agents give the same answer.", whole=True, debate=True)
 CHANGES = Panel(
     "Corrected and spoiled answers",
     "Share of answers that went from wrong to right, or from right to wrong, between one turn and the next.",

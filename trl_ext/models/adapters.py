@@ -143,11 +143,9 @@ def narrow_adapters(model: Any, adapters: Iterable[str | None]) -> None:
     optimizer steps float32 master weights.
     """
     names = [name for name in adapters if name is not None]
-    dtype = _dtype_of_base(model) if names else torch.float32
-    for name in names if dtype in HALF_PRECISION else ():
-        for tensor in adapter_state(model, name).values():
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.to(dtype)
+    if names and (dtype := _dtype_of_base(model)) in HALF_PRECISION:
+        for name in names:
+            _convert(model, name, dtype)
 
 
 def narrow_as_saved(model: Any, adapter: str, saved: Iterable[Tensor]) -> None:
@@ -156,8 +154,16 @@ def narrow_as_saved(model: Any, adapter: str, saved: Iterable[Tensor]) -> None:
     PEFT reads every adapter in float32. One that was trained here was measured in its base's dtype, and answers
     otherwise in float32.
     """
-    if {tensor.dtype for tensor in saved if tensor.is_floating_point()} == {_dtype_of_base(model)}:
-        narrow_adapters(model, [adapter])
+    dtypes = {tensor.dtype for tensor in saved if tensor.is_floating_point()}
+    # the base is looked through only for what was saved in half precision: weights are also sent in every update
+    if dtypes <= {*HALF_PRECISION} and dtypes == {_dtype_of_base(model)}:
+        _convert(model, adapter, *dtypes)
+
+
+def _convert(model: Any, adapter: str, dtype: torch.dtype) -> None:
+    for tensor in adapter_state(model, adapter).values():
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def _dtype_of_base(model: Any) -> torch.dtype:

@@ -62,18 +62,14 @@ def base(tiny, folder, dtype=HALF):
 # -- how far weights move -----------------------------------------------------------------------------------------
 
 
+CASES = [("head", name) for name in OPTIMIZERS] + [(c, OPTIMIZERS[1]) for c in ("adapter", "model", "none")]
+QUICK = {("head", OPTIMIZERS[0]), ("adapter", OPTIMIZERS[1]), ("none", OPTIMIZERS[1])}
+"""The rest are left to ``make test-slow``."""
+
+
 @pytest.mark.parametrize(
     "critic, optim",
-    [
-        *(
-            pytest.param("head", name, marks=pytest.mark.slow if number else ())
-            for number, name in enumerate(OPTIMIZERS)
-        ),
-        *(
-            pytest.param(c, OPTIMIZERS[1], marks=pytest.mark.slow if c == "model" else ())
-            for c in ("adapter", "model", "none")
-        ),
-    ],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_small_steps_add_up_for_every_critic_and_optimizer(tmp_path, critic, optim):
     if optim.endswith("8bit") and not HAS_BITSANDBYTES:
