@@ -131,6 +131,34 @@ def report(
 
 
 @command
+def audit(
+    run: Run,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Status 1 for a doubt too.")] = False,
+) -> None:
+    """Say what a run did, and what it did not do although a part of it promised it. Status 0: nothing is void or idle;
+    1: something is; 2: the folder holds no run."""
+    from maporl.cli.common import Screen
+    from maporl.errors import RunError
+    from maporl.evaluation.tables import audit_table
+    from maporl.report.audit import audits_of
+    from maporl.report.read import read_run
+
+    try:
+        audits = audits_of(read_run(run))
+    except RunError as error:
+        raise ConfigError(str(error)) from None
+    screen = Screen(markup=False, highlight=False)
+    if as_json:
+        done = {name: one.to_json() for name, one in audits.items()}
+        echo(json.dumps(done.get("", done)))
+    for name, one in audits.items() if not as_json else ():
+        screen.print(audit_table(one, name))
+        screen.print(*one.lines(), sep="\n", soft_wrap=True)
+    raise typer.Exit(max(one.status(strict) for one in audits.values()))
+
+
+@command
 def watch(
     run: Run,
     port: Port = 8600,

@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "eval": look.evaluate,
         "crossplay": crossplay.crossplay,
         "sharing": sharing.sharing,
+        "audit": look.audit,
         "report": look.report,
         "watch": look.watch,
         "dump": look.dump,

@@ -56,7 +56,9 @@ def train(
     load_libraries()
     from maporl.cli.common import Screen
     from maporl.config.threads import threads_of
-    from maporl.evaluation.tables import before_after, flip_lines, learned
+    from maporl.evaluation.tables import audit_table, before_after, flip_lines, learned
+    from maporl.report.audit import AUDIT, audit_of, read_audit
+    from maporl.report.read import read_run
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from trl_ext.process import distributed
@@ -86,6 +88,10 @@ def train(
         console.print(str(path), soft_wrap=True)
     if after is not None:
         console.print(learned(before, after), soft_wrap=True)
+    file = folder / AUDIT
+    done = read_audit(file) if file.exists() else audit_of(read_run(folder))  # a loop has none of its own
+    console.print(audit_table(done))
+    console.print(*done.lines(), sep="\n", soft_wrap=True)
     if (folder / "report.html").exists():
         console.print(f"open {folder / 'report.html'}", soft_wrap=True)
     return None

@@ -5,6 +5,7 @@ from rich.text import Text
 
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.evaluation.metrics import Evaluation, Share
+from trl_ext.learning.audit import Audit
 
 
 def cell(share: Share | None) -> str:
@@ -60,6 +61,17 @@ def learned(before: Evaluation | None, after: Evaluation) -> str:
     if len(after.turns) > 1 and first.total:
         line += f", and {first.value:.1%} of the first ones (talking: {100 * (final.value - first.value):+.1f} points)"
     return line
+
+
+def audit_table(done: Audit, part: str = "") -> Table:
+    """Return a table of what each learner was asked, and learned from, in a ``part`` of the run or in all of it."""
+    table = Table(title=f"What {part or 'the run'} did")
+    columns, rows = done.table()
+    for number, heading in enumerate(columns):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maporl.evaluation.metrics import Evaluation
+from maporl.report.audit import dialogue_counts
 from maporl.rewards.scoring import mean_rewards, reward_sums
 from maporl.rollout.player import evaluate_everywhere
 from maporl.types import Dialogue
+from trl_ext.learning.audit import COUNT
 
 
 def round_metrics(
@@ -27,6 +29,11 @@ def round_metrics(
         for policy, about in stage.items():
             numbers = {key: value for key, value in about.items() if isinstance(value, int | float)}
             metrics |= {f"{policy}/stage_{number}/{key}": float(value) for key, value in numbers.items()}
+    counts = dialogue_counts(dialogues)
+    for policy in dict.fromkeys(policy for stage in stages for policy in stage if policy != "reward_model"):
+        learned = [about.get("rows") or about.get("dialogues") or 0 for s in stages if (about := s.get(policy))]
+        counts |= {f"learner/{policy}/rounds": 1, f"learner/{policy}/rows": sum(learned)}
+    metrics |= {COUNT + name: float(number) for name, number in counts.items()}
     if held_out is not None:
         metrics |= {f"eval_{name}": value for name, value in (held_out.metrics() | held_out.rewards).items()}
     return metrics

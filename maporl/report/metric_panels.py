@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-PLACES = {"POLICY": "[^/]+", "AGENT": "[^/]+", "NAME": "[^/]+", "N": r"\d+", "M": r"\d+"}
-"""What stands for what in a metric's name: a policy, an agent, any name, and the numbers of two turns, which count from
-1."""
+PLACES = {"POLICY": "[^/]+", "AGENT": "[^/]+", "NAME": "[^/]+", "COUNT": ".+", "N": r"\d+", "M": r"\d+"}
+"""What stands for what in a metric's name: a policy, an agent, any name, a count of the audit, and the numbers of two
+turns, which count from 1."""
 _PLACE = re.compile("|".join(PLACES))
 
 
@@ -394,6 +394,7 @@ METRICS = (
     Metric("verifier/ejected", "How often a server that failed was left out for a while, or a process was replaced.", "times"),
     Metric("verifier/failures", "Requests that failed for good.", "requests"),
     Metric("verifier/labelled", "Answers that got the label's reward because no server or process gave a score.", "answers"),
+    Metric("audit/COUNT", "What an update counted for the audit of the run: a kind of part, its name, and what was counted.", "number"),
 )  # fmt: skip
 """Every metric of a run, in the order of the charts."""
 

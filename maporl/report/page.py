@@ -18,11 +18,11 @@ from maporl.config.safe_yaml import dump_yaml
 from maporl.errors import RunError
 from maporl.evaluation.metrics import Difference, Evaluation
 from maporl.report import crossplay, groups
+from maporl.report.audit import audit_of, shown
 from maporl.report.charts import charts, compared, finite, unique_names
 from maporl.report.dialogues import FLAGS, MOST, entries, graded, right_share
 from maporl.report.exhibits import exhibits
 from maporl.report.failures import failures
-from maporl.report.health import health, vital_signs
 from maporl.report.language import counted, percent
 from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
@@ -111,8 +111,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "tables": [] if is_game(run) else [table for table in tables if table is not None],
         "told": [{"title": title, "text": parts[title]} for title in TOLD if title in parts],
         "story": story(run),
-        "health": health(run),
-        "vital_signs": vital_signs(run),
+        "audit": shown(audit_of(run)),
         "failures": failures(run),
         "results": results(run),
         "flips": [] if is_game(run) else _flips(run),

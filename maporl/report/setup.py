@@ -1,6 +1,6 @@
 """What a run is: its team, its task, and how it was trained, as rows of a table."""
 
-from maporl.report.language import counted, listed
+from maporl.report.language import counted
 from maporl.report.names import agents_of, is_prompts, part_name
 from maporl.report.read import Run
 from maporl.report.story import amount, example_of, is_game, rounds, speaker, warm_start
@@ -34,16 +34,9 @@ def _task(run: Run) -> list[Row]:
 
 
 def _training(run: Run) -> list[Row]:
-    advantage, ppo = run.section("advantage"), run.section("ppo")
     held_out = run.section("evaluation").get("temperature")
-    parts = [f"{name} {part_name(advantage[name])}" for name in ("baseline", "scale") if advantage.get(name)]
-    key = advantage.get("key")
-    keys = f"over equal {listed([str(each) for each in key])}" if isinstance(key, list) and key else ""
     return [
         ("Rounds", rounds(run)) if run.section("loop").get("stages") else ("Updates", amount(run)),
-        ("Objective", part_name(ppo.get("objective") or "")),
-        ("Advantages", ", ".join(filter(None, [*parts, keys if parts else ""]))),
-        ("Answers in training", _drawn(ppo.get("temperature"))),
         ("Held-out answers", _drawn(held_out)),
         ("Warm start", " ".join(warm_start(run))),
     ]

@@ -91,8 +91,6 @@ def _training(run: Run) -> str:
     told = [
         f"So far {amount(run)} have been made." if is_unfinished(run) else f"The team was trained for {amount(run)}."
     ]
-    if objective := run.section("ppo").get("objective"):
-        told.append(f"The objective is {part_name(objective)}{_compared(run)}.")
     return " ".join([*told, *learns_from(run), *warm_start(run)])
 
 
@@ -147,15 +145,6 @@ def _times(run: Run) -> str:
     branching = run.section("branching")
     group = branching.get("group", 1)
     return f", each played {group} times" if branching.get("how") == "independent" and group != 1 else ""
-
-
-def _compared(run: Run) -> str:
-    """What advantages are compared with, in the words of the options."""
-    section = run.section("advantage")
-    named = section.get("baseline") and section.get("scale")
-    if not named:
-        return ""
-    return f", with the baseline {part_name(section['baseline'])} and the scale {part_name(section['scale'])}"
 
 
 def warm_start(run: Run) -> list[str]:

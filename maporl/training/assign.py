@@ -18,6 +18,7 @@ from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
 from maporl.training.samples import Columns, Name, TeamUpdateBatch, turn_batch, untrained_columns
+from trl_ext.learning.audit import COUNT, as_counts
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths
@@ -86,6 +87,8 @@ class Advantages:
         if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
             for (policy, row), share in zip(rows, turn_shares(row_columns), strict=True):
                 batches[policy].weight[row] *= share
+        for name, compared in self._compared(row_columns).items():
+            metrics[name] |= compared
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
 
@@ -152,6 +155,23 @@ class Advantages:
             }
             found |= {columns[i].name: group for i in rows}
         return found
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether an answer is compared with others of its group, and not with what a critic expects or with all."""
+        return not self.returned.per_token and self.baseline.over == "group"
+
+    def _compared(self, columns: Sequence[Columns]) -> dict[str, Metrics]:
+        """Return for each policy the number of its groups with several rows, or 1 for the whole batch where rows are in
+        no groups, and in how many of them credits differ."""
+        groups = turn_batch(columns, [0.0] * len(columns)).groups(self.config.key if self.in_groups else ("policy",))
+        counts: dict[str, Metrics] = {entry.policy: as_counts({"compared": 0.0, "differ": 0.0}) for entry in columns}
+        for rows in (rows for rows in groups if len(rows) > 1):
+            apart = float(differ([columns[i].credit for i in rows]))
+            for policy in {columns[i].policy for i in rows}:
+                counts[policy][f"{COUNT}compared"] += 1.0
+                counts[policy][f"{COUNT}differ"] += apart
+        return counts
 
     # -- over tokens --------------------------------------------------------------------------------------------------
 

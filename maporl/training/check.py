@@ -67,6 +67,8 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
     critics = [config.critic_of(agent) for agent in config.agents.values() if agent.trainable and agent.weights]
     yield from critics_options(config.advantage, config.ppo, critics)
+    own = {name: agent.critic for name, agent in config.agents.items() if agent.trainable and agent.weights}
+    yield from unread_critics(config.advantage, own)
     if config.training.eval_steps and not config.evaluation.questions:
         yield Fault(
             "training.eval_steps",
@@ -103,6 +105,24 @@ def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collec
                 f"it is a lambda of GAE over tokens, and advantage.returns: {advantage.returns} has one number for "
                 "each utterance",
                 "set advantage.returns: token_gae or token_agent_gae, or remove it",
+            )
+
+
+def unread_critics(advantage: AdvantageConfig, own: Mapping[str, str | None]) -> Iterator[Fault]:
+    """Yield the critics that agents ask for by themselves, where the advantage reads no values and none is built.
+
+    ``own`` has the critic that each agent that is trained asks for, or None.
+    """
+    if advantage == AdvantageConfig():
+        return
+    from maporl.advantages.baselines import baseline_of  # needs torch
+
+    for name, critic in own.items() if not baseline_of(advantage).needs_critic else ():
+        if critic not in (None, "none"):
+            yield Fault(
+                f"agents.{name}.critic",
+                f"{critic} would not be built, because advantage.baseline: {advantage.baseline} reads no values",
+                "remove it, or set advantage.baseline: critic",
             )
 
 

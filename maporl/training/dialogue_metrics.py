@@ -3,23 +3,21 @@
 All processes call the functions that return metrics together. But for ages, metrics are over all processes.
 """
 
-import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from statistics import fmean, pstdev
 
 from maporl.environments.world import World
-from maporl.report.health import EQUAL_SCORES
+from maporl.report.audit import dialogue_counts
 from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, is_program
+from trl_ext.learning.audit import source_counts
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
-
-logger = logging.getLogger(__name__)
 
 
 def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
@@ -32,42 +30,12 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     metrics = staleness_metrics(dialogues, number) if ahead else {}
     metrics |= evaluate_everywhere(dialogues).metrics()
     metrics |= dialogue_metrics(dialogues, player.world, player.tools)
+    batch.counts |= counts_of(dialogues, player)
     for source in player.scorer.sources.values():
         metrics |= source.after_update(number, dialogues, batch.task)
     for engine in player.engines.values():
         metrics |= engine.metrics()
-    if number == 1 and distributed.is_main():
-        mention_no_calls(player.tools, dialogues, metrics)
-        verifier = player.scorer.sources.get("verifier")
-        mention_equal_scores(metrics, verifier is not None and verifier.learns)
     return metrics
-
-
-def mention_equal_scores(metrics: Mapping[str, float], learns: bool) -> None:
-    """Warn of a verifier that gave all answers of the first update the same score. One that ``learns`` begins so."""
-    if not learns and metrics.get("verifier/spread", 1.0) < EQUAL_SCORES:
-        logger.warning(
-            "the verifier gave all answers of the first update nearly the same score (%.4f on average, with a standard "
-            "deviation of %.1e), so that its scores teach nothing; measure it (verifier.json, or maporl verifier "
-            "train), and see that it reads the chat template and the kind of answers that it was trained on",
-            metrics.get("reward/verifier", float("nan")), metrics["verifier/spread"],
-        )  # fmt: skip
-
-
-def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], metrics: Mapping[str, float]) -> None:
-    """Warn of ``agents`` with tools that spoke in an update and called none of them.
-
-    ``metrics`` are those of :func:`dialogue_metrics`.
-    """
-    spoke = {utterance.agent for dialogue in dialogues for utterance in dialogue.utterances}
-    silent = [agent for agent in agents if agent in spoke and not metrics.get(f"calls/{agent}")]
-    if silent:
-        logger.warning(
-            "agents with tools that called none of them in the first update: %s; perhaps the model does not know how: "
-            "teach it by warm_start.calls or maporl sft, show it an example in agents.NAME.system, or choose another "
-            "agents.NAME.call_format",
-            ", ".join(silent),
-        )
 
 
 def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collection[str]) -> Metrics:
@@ -84,7 +52,7 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
             _verdicts(dialogues),
             _programs(dialogues),
             _verified(dialogues),
-            [u.rewards["verifier"] for d in dialogues for u in d.utterances if "verifier" in u.rewards],
+            _values(dialogues, ("verifier",)),
         )
     )
     rewards, tools, proposals, verdicts, programs, verified, scores = zip(*parts, strict=True)
@@ -93,7 +61,27 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
     shares |= _means([*chain(*programs), *chain(*verified)])
-    return mean_rewards(rewards) | metrics | shares | _spread([*chain(*scores)])
+    return mean_rewards(rewards) | metrics | shares | _spread([*chain(*(part["verifier"] for part in scores))])
+
+
+def counts_of(dialogues: Sequence[Dialogue], player: Player) -> Metrics:
+    """Return what the dialogues of all processes count for the audit of the run. All processes call this together."""
+    names = player.scorer.reward.sources
+    parts = distributed.all_gather((dialogue_counts(dialogues), _values(dialogues, names)))
+    counts: Metrics = defaultdict(float)
+    for name, number in chain(*(part.items() for part, _ in parts)):
+        counts[name] += number
+    for name in names:
+        counts |= source_counts(name, [value for _, values in parts for value in values[name]])
+    present = [*(f"agent/{name}" for name in player.speakers)]
+    present += [f"tool/{name}" for name in (*player.world.tools, *player.world.environments)]
+    return counts | {f"{subject}/updates": 1.0 for subject in present}
+
+
+def _values(dialogues: Sequence[Dialogue], names: Collection[str]) -> dict[str, list[float]]:
+    """Return the values of the rewards ``names`` of this process's utterances."""
+    earned = [u.rewards for dialogue in dialogues for u in dialogue.utterances]
+    return {name: [rewards[name] for rewards in earned if name in rewards] for name in names}
 
 
 def _tool_sums(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> Metrics:

@@ -7,8 +7,9 @@ prints and records it when it begins, and its page shows it.
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.returns import return_of
@@ -16,6 +17,7 @@ from maporl.advantages.scales import scale_of
 from maporl.advantages.transforms import build_transforms
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, PenaltySection, RewardSection
+from maporl.decoding import TeamSampling
 from maporl.report.language import listed
 from maporl.rewards.rules import build_rules
 from maporl.schedules import Plan, Schedule
@@ -39,6 +41,8 @@ MOST_SPANS = 6
 """Spans of updates that a line lists. A schedule that repeats is clear from fewer."""
 MOST_UPDATES = 10_000
 """Updates whose plans are looked at."""
+_DRAWN = {"temperature": None, "top_p": 1.0, "top_k": 0}
+"""How a token is drawn, with the values that a line leaves out."""
 COMPARED_OVER = {"group": "its group", "agent": "its agent", "batch": "all"}
 
 
@@ -47,6 +51,7 @@ def learns_from(
     advantage: AdvantageConfig,
     branching: BranchingSection,
     ppo: PPOOptions,
+    learners: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     """Return what a run learns from, a sentence or two for each part, in the order in which they are computed.
 
@@ -55,14 +60,74 @@ def learns_from(
         advantage: how credits are compared.
         branching: how many dialogues a question has.
         ppo: the options of PPO, for its penalties.
+        learners: by name, what each policy that is trained is (:func:`facts_of`).
     """
+    critics = {name: facts["critic"] for name, facts in learners.items()}
     return [
+        *learner_lines(learners),
         *_scores(reward),
         *_fines(reward.penalties, ppo),
         *_charges(reward),
         *_teaching(reward, ppo),
-        *_comparison(advantage, branching),
+        *_comparison(advantage, branching, critics),
     ]
+
+
+def facts_of(
+    made: Mapping[str, Any],
+    agents: Sequence[str],
+    adapter: bool,
+    ppo: PPOOptions,
+    advantage: AdvantageConfig,
+    sampling: TeamSampling,
+    roles: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """Return what a policy that is trained is, for its line and for the audit of the run.
+
+    Args:
+        made: its learner's rates, critic, objective and KL (:func:`trl_ext.learning.audit.learner_facts`).
+        agents: the agents for which it speaks.
+        adapter: whether it is an adapter.
+        ppo: the options of PPO.
+        advantage: what computes its advantages.
+        sampling: how answers are sampled where this differs from the run.
+        roles: the roles of the agents that are trained.
+    """
+    playing = [agent for agent in agents if agent in roles] or list(agents)
+    drawn = []
+    for agent in playing:
+        own = sampling.of(agent, training=True).at(None, roles.get(agent), 0, ppo.decoding)
+        values = {
+            name: vars(own)[name] if own is not None and vars(own)[name] is not None else vars(ppo)[name]
+            for name in _DRAWN
+        }
+        drawn.append(", ".join(f"{name} {value:g}" for name, value in values.items() if value != _DRAWN[name]))
+    returned, over = return_of(advantage), baseline_of(advantage).over
+    return {
+        **made,
+        "agents": list(agents),
+        "trains": "an adapter" if adapter else "all weights",
+        "returns": advantage.returns, "baseline": advantage.baseline, "scale": advantage.scale,
+        "groups": "groups" if over == "group" and not returned.per_token else "updates",
+        "kl": f"KL {ppo.kl_coef:g} ({ppo.kl_estimator}, in the {ppo.kl_in})" if ppo.kl_coef else "no KL",
+        "sampled": " or ".join(dict.fromkeys(drawn)),
+        "longest": max(sampling.longest(agent, ppo.response_length) for agent in playing),
+    }  # fmt: skip
+
+
+def learner_lines(learners: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each policy that is trained, or one for several that are alike."""
+    alike: dict[str, list[str]] = {}
+    for name, f in learners.items():
+        critic = f"critic {f['critic']} at {f['critic_learning_rate']:g}" if f["critic"] else "critic none"
+        what = (
+            f"{f['trains']} at learning rate {f['learning_rate']:g}, {critic}, {f['returns']} with baseline "
+            f"{f['baseline']} and scale {f['scale']}, objective {f['objective']}, {f['kl']}, sampled with "
+            f"{f['sampled']}, at most {f['longest']} tokens an answer"
+        )
+        others = f" (for {listed(f['agents'])})" if f["agents"] != [name] else ""
+        alike.setdefault(what, []).append(name + others)
+    return [f"policy {listed(names)}: {what}" for what, names in alike.items()]
 
 
 def who_learns(schedule: Schedule, learners: Sequence[str], speakers: Sequence[str], turns: int, updates: int) -> str:
@@ -150,10 +215,14 @@ def _teaching(reward: RewardSection, ppo: PPOOptions) -> Iterator[str]:
         yield f"KL from the weights before training: {ppo.kl_coef:g} ({ppo.kl_estimator}), {where}"
 
 
-def _comparison(advantage: AdvantageConfig, branching: BranchingSection) -> Iterator[str]:
+def _comparison(advantage: AdvantageConfig, branching: BranchingSection, critics: Mapping[str, str]) -> Iterator[str]:
     returned, baseline, scale = return_of(advantage), baseline_of(advantage), scale_of(advantage)
-    by_critic = advantage.baseline == "critic"
-    against = "what the critic expects" if by_critic else f"{advantage.baseline}, {_first_sentence(baseline.compute)}"
+    without = [name for name, critic in critics.items() if not critic]
+    against = f"{advantage.baseline}, {_first_sentence(baseline.compute)}"
+    if advantage.baseline == "critic":
+        against = "what the critic expects" if len(without) < len(critics) else "nothing, because nobody has a critic"
+        if without and len(without) < len(critics):
+            against += f" ({listed(without)}, without a critic: with nothing)"
     over = "group" if returned.per_token and scale.over == "nothing" and advantage.scale != "none" else scale.over
     scaled = f", divided by {advantage.scale} over {COMPARED_OVER[over]}" if over in COMPARED_OVER else ""
     yield f"compared: {advantage.returns} with {against}{scaled}"
@@ -224,4 +293,5 @@ def _first_sentence(part: object) -> str:
     """Return the first paragraph of a part's docstring as a clause, without the marks of reStructuredText."""
     text = " ".join((inspect.getdoc(part) or "").split("\n\n")[0].split())
     text = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("``", "")
+    text = re.sub(r" \([^()]*arXiv [^()]*\)", "", text)  # a part that one paper uses is not its method
     return text.removeprefix("Return ").removesuffix(".")

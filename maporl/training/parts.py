@@ -33,7 +33,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.check import check_kinds, critics_options, fitting
+from maporl.training.check import check_kinds, critics_options, fitting, unread_critics
 from maporl.training.distillation import Distillation
 from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
@@ -148,6 +148,8 @@ class RunParts:
         learners = [policy for policy in team.policies.values() if policy.trainable]
         critics = [policy.critic or args.critic for policy in learners]
         refuse(critics_options(parts.advantage, args, critics), "trainer")
+        own = {agent: policy.critic for policy in learners for agent in policy.agents}
+        refuse(unread_critics(parts.advantage, own), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
         longest = {name: parts.sampling.longest(name, args.response_length) for name in parts.learning_roles()}
@@ -227,12 +229,12 @@ class RunParts:
         pays = self.protocol.pays | self.tools.world.offers.rewards()
         return [name for name, weight in self.reward.sources.items() if weight and name not in {*SOURCES, *pays}]
 
-    def learns_from(self) -> list[str]:
+    def learns_from(self, learners: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Return in plain sentences what the run learns from (:func:`maporl.training.learns_from.learns_from`)."""
         turns, updates = self.protocol.turns, self.args.num_total_batches or MOST_UPDATES
         schedule = self.schedule.resolved(turns, tuple(self.team.agents))
         told = who_learns(schedule, tuple(self.learning_roles()), self.speakers, turns, updates)
-        return [told, *learns_from(self.reward, self.advantage, self.branching, self.args)]
+        return [told, *learns_from(self.reward, self.advantage, self.branching, self.args, learners)]
 
     def role_gradients(self) -> RoleGradients:
         """Return what measures and balances the gradients of roles."""

@@ -40,6 +40,7 @@ from trl_ext.files.fingerprint import DATA, Fingerprint, check_data, fingerprint
 from trl_ext.files.lock import LOCK, is_leftover
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.files.set_aside import ABANDONED, set_aside
+from trl_ext.learning.audit import AUDIT
 from trl_ext.process import distributed
 
 CONFIG, LOGS = "config.yaml", "logs"
@@ -48,7 +49,7 @@ PARTS = ("task", "protocol", "reward", "advantage", "branching", "schedule")
 """The sections of a configuration that decide what is learned, besides the options that checkpoints compare."""
 UNTRAINED = {BEFORE, "evaluation_before.jsonl"}
 """What a run writes before it trains anything, besides its configuration, its data's fingerprints and ``initial/``."""
-_BEFORE_TRAINING = {CONFIG, LEARNS_FROM, DATA, FINGERPRINTS, LOGS, *UNTRAINED}
+_BEFORE_TRAINING = {CONFIG, AUDIT, LEARNS_FROM, DATA, FINGERPRINTS, LOGS, *UNTRAINED}
 logger = logging.getLogger(__name__)
 
 
@@ -105,8 +106,9 @@ class RunRecord:
             self._begun = True
             self._kept.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
-    def begin(self, parts: RunParts, resumes: bool) -> None:
-        """Write the configuration, and the weights and tokenizers that have no other name.
+    def begin(self, parts: RunParts, resumes: bool, learns_from: Sequence[str]) -> None:
+        """Write the configuration, what the run ``learns_from``, and the weights and tokenizers that have no other
+        name.
 
         The weights are those before training, and whole (``whole_weights``).
 
@@ -119,7 +121,7 @@ class RunRecord:
             distributed.on_main(lambda: self._write(parts, resumes))
         elif distributed.is_main() and not (self.folder / CONFIG).exists():
             replace_file(self.folder / CONFIG, to_yaml(self.config))
-        distributed.on_main(lambda: replace_file(self.folder / LEARNS_FROM, "\n".join(parts.learns_from()) + "\n"))
+        distributed.on_main(lambda: replace_file(self.folder / LEARNS_FROM, "\n".join(learns_from) + "\n"))
         self._begun = True
 
     def _write(self, parts: RunParts, resumes: bool) -> None:

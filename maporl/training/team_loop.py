@@ -14,7 +14,9 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
-from maporl.evaluation.tables import before_after, learned
+from maporl.evaluation.tables import audit_table, before_after, learned
+from maporl.protocols.program import Program
+from maporl.report.audit import TEAM
 from maporl.report.metric_panels import bar_text, what_matters_first
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.storage.run_folder import RunFolder
@@ -28,6 +30,7 @@ from maporl.training.ahead import Ahead
 from maporl.training.assign import Advantages
 from maporl.training.check import by_role
 from maporl.training.home import TeamHome
+from maporl.training.learns_from import facts_of
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.parts import RunParts
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
@@ -36,6 +39,7 @@ from maporl.training.untrained import UntrainedCounter
 from maporl.types import Dialogue
 from trl_ext.errors import short_trace
 from trl_ext.files.paths import below
+from trl_ext.learning.audit import Built, learner_facts
 from trl_ext.learning.checkpoint import Saved
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
@@ -183,9 +187,10 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
                 distributed.on_main(self.set_results_aside)
             return
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
-            self.record.begin(self.parts, resumes)
+            self.record.begin(self.parts, resumes, self.learns_from)
+        self.record_audit()
         if self._tells:
-            print(*map(printable, self.parts.learns_from()), sep="\n", flush=True)
+            print(*map(printable, self.learns_from), sep="\n", flush=True)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
 
     def end_run(self) -> None:
@@ -199,6 +204,9 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             if self.after is not None:
                 Console(markup=False, highlight=False).print(before_after(self.before, self.after))
                 print(printable(learned(self.before, self.after)))
+            done = self.audit
+            Console(markup=False, highlight=False).print(audit_table(done))
+            print(*map(printable, done.lines()), sep="\n")
             print(f"report: {printable(str(self.record.folder / 'report.html'))}", flush=True)
 
     @property
@@ -213,6 +221,47 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     @property
     def _evaluation(self) -> Callable[[], list[Dialogue]] | None:
         return self.play_evaluation if self.eval_task is not None and self.args.eval_questions else None
+
+    promises = TEAM
+
+    @property
+    def learns_from(self) -> list[str]:
+        """Return in plain sentences what the built run learns from (:mod:`maporl.training.learns_from`)."""
+        return self.parts.learns_from(self.built()["learner"])
+
+    def built(self) -> Built:
+        """Return the facts of the built team: its learners, agents, sources of reward, tools, program and task."""
+        parts, player, world = self.parts, self.player, self.player.world
+        policies, policies_of, roles = self.team.policies, self.team.policies_of, parts.learning_roles()
+        learners = {
+            name: facts_of(
+                learner_facts(learner, self.args),
+                policies[name].agents,
+                policies[name].adapter is not None,
+                self.args,
+                self.advantages.config,
+                player.sampling,
+                roles,
+            )
+            for name, learner in self.learners.items()
+        }
+        agents = {
+            name: {
+                "learns": any(policy.name in self.learners for policy in policies_of.get(name, ())),
+                "ends": self.args.stop_token != "none",
+            }
+            for name in player.speakers
+        }
+        program: dict[str, dict] = {"program": {}} if isinstance(player.protocol, Program) else {}
+        return {
+            "run": {"run": {}},
+            "task": {"task": {"name": self.task.name, "questions": len(self.task)}},
+            "program": program,
+            "agent": agents,
+            "learner": learners,
+            "source": {name: {"weight": weight} for name, weight in parts.reward.sources.items()},
+            "tool": {name: {} for name in (*world.tools, *(n for n, e in world.environments.items() if e.agents))},
+        }
 
     def how_to_resume(self) -> str:
         """Return the command that goes on with a run from a configuration, or the call that goes on with one from
@@ -277,8 +326,10 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write metrics to the run folder's ``metrics.jsonl`` and to the services in ``report_to``."""
-        self.run.add_metrics(self.state.global_step, logs)
+        """Write metrics to the run folder's ``metrics.jsonl``, with the counts of the audit, and to the services in
+        ``report_to``."""
+        counts = self.watch.logged() if "episode" in logs else {}  # an evaluation counts nothing
+        self.run.add_metrics(self.state.global_step, logs | counts)
         super().log(logs, start_time)
 
     def save_learner_policy(self, name: str, folder: Path) -> None:

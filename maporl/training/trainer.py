@@ -21,6 +21,7 @@ from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
 from maporl.protocols.base import Protocol
+from maporl.report.audit import metric_counts
 from maporl.rewards.base import RewardSource
 from maporl.schedules import Schedule
 from maporl.tasks.base import Task
@@ -136,7 +137,7 @@ class MultiAgentPPOTrainer(TeamLoop):
         self.collector = Collector(self.player, parts.branching, args, frozenset(home.learners), self.past_policies)
         with_critic = {name for name, learner in home.learners.items() if learner.critic.gives_values}
         self.advantages = Advantages(parts.advantage, args, with_critic, parts.reward.sources)
-        self.untrained = UntrainedCounter(parts.learning_roles(), bool(parts.reward.rules), parts.own_sources())
+        self.untrained = UntrainedCounter(bool(parts.reward.rules), parts.own_sources())
         self.distillation, self.role_gradients = parts.distillation(), parts.role_gradients()
         self._ahead: Ahead[TeamUpdateBatch] = Ahead(args.async_depth, self.player.interleaving)
         with self.undone_if_it_fails(home):
@@ -228,13 +229,26 @@ class MultiAgentPPOTrainer(TeamLoop):
                 self.args.ratio == "trajectory",
             )
             batch.metrics |= self.untrained.measure(batch, tokenizers)
+        batch.counts |= self._due(batch)
         if self.distillation is not None:
             batch.metrics |= self.named_metrics(self.distillation.add(batch, self.learning))
         together = torch.device("cpu") if self.args.placement == "split" else None
         metrics = self.advantages.fill(batch, self.learning, together)
+        batch.count(metrics)
         batch.metrics |= self.named_metrics(metrics)
         batch.metrics |= self.named_metrics(self.role_gradients.measure(batch, self.learning))
         return batch
+
+    def _due(self, batch: TeamUpdateBatch) -> dict[str, float]:
+        """Return which learners the plan of an update trains."""
+        turns = range(max(self.parts.protocol.turns, 1))
+        return {
+            f"learner/{name}/due": float(
+                not batch.plan.critic_only
+                and any(batch.plan.learns(a, turn) for a in self.team.policies[name].agents for turn in turns)
+            )
+            for name in self.learners
+        }
 
     def finish_update(self, batch: TeamUpdateBatch, clock: Clock | None = None) -> None:
         """Send the new weights to the engines, let reward sources learn, and record the update."""
@@ -245,6 +259,9 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
+        batch.counts |= metric_counts(batch.metrics, self.learners)
+        batch.counts |= {"run/run/asked": sum(batch.counts.get(f"learner/{name}/asked", 0.0) for name in self.learners)}
+        batch.counts |= {"run/run/due": sum(batch.counts.get(f"learner/{name}/due", 0.0) for name in self.learners)}
         if self.args.async_depth:
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):

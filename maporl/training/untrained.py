@@ -40,13 +40,12 @@ class UntrainedCounter:
     """Counts, over all processes, which utterances of an update could be trained on but have no credit.
 
     Args:
-        learners: the agents that play and have a policy that is trained.
         rules: whether ``reward.rules`` assign the credit, for messages.
         sources: the names of the reward sources that may score anything that is said, and are the user's own.
     """
 
-    def __init__(self, learners: Collection[str], rules: bool, sources: Collection[str] = ()):
-        self.learners, self.rules, self.sources = tuple(learners), rules, tuple(sources)
+    def __init__(self, rules: bool, sources: Collection[str] = ()):
+        self.rules, self.sources = rules, tuple(sources)
         self.credited: set[str] = set()
         """The agents that had a credit in some update. They are part of checkpoints."""
 
@@ -56,14 +55,11 @@ class UntrainedCounter:
         Raises:
             RewardFailure: no utterance of an agent has a credit in the first update that would train it.
         """
-        spoken = {u.agent for d in batch.dialogues for u in d.utterances}
-        parts = distributed.all_gather((count_credits(batch.dialogues, policies, batch.plan), spoken))
         counts: dict[Speaker, Count] = {}
-        for process_counts, _ in parts:
+        for process_counts in distributed.all_gather(count_credits(batch.dialogues, policies, batch.plan)):
             for speaker, count in process_counts.items():
                 counts.setdefault(speaker, Count()).add(count)
         if batch.number == 1 and distributed.is_main():
-            self._mention_silent(frozenset().union(*(spoken for _, spoken in parts)), batch.plan)
             for (source, speaker), readers in replaced(batch.dialogues, () if self.rules else self.sources).items():
                 logger.warning(
                     "%s scores what %s says, and that takes the place of the mean credit of those who are shown it "
@@ -72,6 +68,10 @@ class UntrainedCounter:
                     *(source, speaker, ", ".join(readers), source, speaker),
                 )
         self._must_learn(counts, batch.number)
+        for (_, agent, _), count in counts.items():
+            for name, number in (("credited", count.credited), ("uncredited", count.uncredited)):
+                key = f"agent/{agent}/{name}"
+                batch.counts[key] = batch.counts.get(key, 0.0) + number
         return shares(counts)
 
     def _must_learn(self, counts: dict[Speaker, Count], update: int) -> None:
@@ -87,14 +87,6 @@ class UntrainedCounter:
             "source, or the protocol (pays), score them; or credit them by a rule such as reward.rules: [last]; or do "
             "not train the agent (trainable: false)"
         )
-
-    def _mention_silent(self, spoken: Collection[str], plan: Plan) -> None:
-        silent = [name for name in self.learners if name not in spoken and name not in plan.frozen]
-        if silent:
-            logger.warning(
-                "agents that did not speak in the first update, so nothing is known of their credit yet: %s",
-                ", ".join(silent),
-            )
 
 
 def _never(agent: str, counts: dict[Speaker, Count]) -> str:

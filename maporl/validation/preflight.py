@@ -4,6 +4,7 @@
 """
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from transformers import SchedulerType, get_scheduler, training_args
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
+from maporl.advantages.baselines import baseline_of
 from maporl.backends import check as cluster
 from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
@@ -34,9 +36,9 @@ from maporl.run import ResolvedRun
 from maporl.tasks import Mixture, Task
 from maporl.team import memory, model_checks
 from maporl.team.devices import split
-from maporl.team.loading import base_owners
+from maporl.team.loading import base_owners, policy_names
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.learns_from import learns_from, who_learns
+from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
 from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation import disk, servers
@@ -183,11 +185,34 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
 
 
 def learned_from(run: ResolvedRun) -> list[str]:
-    """Return in plain sentences what a run by PPO learns from."""
+    """Return in plain sentences what a run by PPO learns from, as it will be built."""
     config, turns = run.config, run.protocol.turns
     schedule = config.schedule.resolved(turns, run.agents)
     told = [who_learns(schedule, tuple(run.learners), run.speakers, turns, config.updates)] if run.learners else []
-    return [*told, *learns_from(config.reward, config.advantage, config.branching, config.ppo)]
+    return [*told, *learns_from(config.reward, config.advantage, config.branching, config.ppo, planned_learners(run))]
+
+
+def planned_learners(run: ResolvedRun) -> dict[str, dict[str, Any]]:
+    """Return what each policy that is trained will be (:func:`maporl.training.learns_from.facts_of`)."""
+    config, training = run.config, run.config.training
+    reads_values, spoken = baseline_of(config.advantage).needs_critic, defaultdict(list)
+    for name, agent in config.agents.items():
+        if agent.weights and agent.trainable:
+            for policy in policy_names(name, agent, config):
+                spoken[policy].append(name)
+    planned = {}
+    for policy, agents in spoken.items():
+        section = config.agents[agents[0]]
+        rate = training.learning_rate if section.learning_rate is None else section.learning_rate
+        critic = config.critic_of(section) if reads_values else "none"
+        value_rate = rate if training.value_learning_rate is None else training.value_learning_rate
+        made = {
+            "learning_rate": rate, "critic": "" if critic == "none" else critic, "critic_learning_rate": value_rate,
+            "objective": config.ppo.objective,
+        }  # fmt: skip
+        adapter = bool(section.lora or section.adapter)
+        planned[policy] = facts_of(made, agents, adapter, config.ppo, config.advantage, run.sampling, run.learners)
+    return planned
 
 
 def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:

@@ -148,6 +148,7 @@ def findings(rehearsal: Rehearsal) -> Iterator[Fault]:
     yield from _questions(rehearsal.run)
     yield from _documents(rehearsal)
     yield from _program(rehearsal)
+    yield from _unasked(rehearsal)
     yield from _roles(rehearsal)
     yield from _hearing(rehearsal)
 
@@ -188,6 +189,22 @@ def _program(rehearsal: Rehearsal) -> Iterator[Fault]:
         )
         remedy = "let its client use the base_url that it is given, with the name of an agent as model"
         yield Fault("protocol", what, remedy, "warning")
+
+
+def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
+    """Yield a warning for agents that are trained and that no rehearsal asked anything."""
+    if isinstance(rehearsal.run.protocol, Program):
+        return
+    plays = (rehearsal.silent, rehearsal.right, rehearsal.marked)
+    asked = {request.ask.agent for play in plays for request in play.requests}
+    silent = [name for name in rehearsal.run.learners if name not in asked]
+    if silent and all(play.ended for play in plays):
+        yield Fault(
+            "protocol",
+            f"three rehearsals asked nothing of agents that are to learn: {', '.join(silent)}",
+            "let the protocol ask them, or set trainable: false; what others say may decide it in the run",
+            "warning",
+        )
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:

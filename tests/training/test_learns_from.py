@@ -9,15 +9,19 @@ import pytest
 from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTrainer, Protocol, RewardSection, Team
 from maporl.config.parse import recipe_files
 from maporl.config.schema import AdvantageConfig, BonusSection, BranchingSection, ChargeSection, PenaltySection
+from maporl.decoding import TeamSampling
 from maporl.evaluation.metrics import Evaluation, Share, TurnReport
 from maporl.evaluation.tables import learned
 from maporl.report.page import payload
 from maporl.report.read import read_run
 from maporl.run import ResolvedRun
-from maporl.training.learns_from import learns_from
+from maporl.training.learns_from import facts_of, learns_from
 from maporl.validation.load import load
 from maporl.validation.preflight import learned_from
 from trl_ext.ppo.options import PPOOptions
+
+MADE = {"learning_rate": 1e-4, "critic": "head", "critic_learning_rate": 2e-4, "objective": "ppo"}
+ANN = facts_of(MADE, ["ann"], True, PPOOptions(), AdvantageConfig(), TeamSampling(), {"ann": None})
 
 
 def told(reward=None, advantage=None, branching=None, ppo=None):
@@ -26,7 +30,8 @@ def told(reward=None, advantage=None, branching=None, ppo=None):
         advantage or AdvantageConfig(),
         branching or BranchingSection(),
         ppo or PPOOptions(kl_coef=0.0),
-    )
+        {"ann": ANN},
+    )[1:]
 
 
 def test_every_part_that_pays_or_fines_is_named_with_its_numbers():
@@ -62,7 +67,7 @@ def test_rules_and_comparisons_are_told():
         "score: label (for rules alone: nll)",
         "credit, rule 1: last (to: all). Every utterance gets the score of the last utterance that has one",
         "credit, rule 2: cost (per_token: 0.002). Subtracts per_token for every sampled token, but at most most in all",
-        "compared: utterance with loo, the mean of the *other* rows of the group (RLOO, arXiv 2402.14740)",
+        "compared: utterance with loo, the mean of the *other* rows of the group",
         "group: the same prompt, agent; a question has 8 dialogues",
         "then: drop_zeros. " + told(reward, advantage)[-1].removeprefix("then: drop_zeros. "),
     ]

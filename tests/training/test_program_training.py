@@ -29,10 +29,11 @@ def talk(question, base_url):
     return bobs[-1]["content"]
 
 
-def trained(folder, updates=2, **sections):
+def trained(folder, updates=2, on_void="stop", **sections):
     program = {"name": "program", "run": "test_program_training:talk"}
     reward = {"sources": {"label": 1.0}, "rules": ["last"]}
-    config = config_of(folder, updates, {"protocol": program, "reward": reward} | sections, learning_rate=0.0)
+    sections = {"protocol": program, "reward": reward} | sections
+    config = config_of(folder, updates, sections, learning_rate=0.0, on_void=on_void)
     return run.train(config, resume=False)
 
 
@@ -165,6 +166,7 @@ def test_a_request_without_a_token_is_refused_and_a_limit_of_another_model_is_lo
         1,
         protocol={"name": "program", "run": "test_program_training:talk_of_nothing"},
         warm_start={"steps": 0},
+        on_void="warn",
     )
     said = [u for d in dialogues_of(tmp_path / "run") for u in d["utterances"]]
     assert {u["agent"]: bool(u["response_ids"]) for u in said} == {"ann": False, "bob": True}

@@ -156,7 +156,7 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
     trainer = trainer_of(run, team())
     trainer.train()
     assert names(run) == [
-        "config.yaml", "data_fingerprints.json", "dialogues.jsonl", "evaluation_after.json", "evaluation_after.jsonl",
+        "audit.json", "config.yaml", "data_fingerprints.json", "dialogues.jsonl", "evaluation_after.json", "evaluation_after.jsonl",
         "evaluation_before.json", "evaluation_before.jsonl", "final", "initial", "learns_from.txt", "metrics.jsonl",
         "report.html",
     ]  # fmt: skip

@@ -6,8 +6,7 @@ from scripted_training import played
 
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
-from maporl.report.health import health
-from maporl.report.read import Run
+from maporl.report.audit import metric_counts
 from maporl.runs.build import build_trainer
 from maporl.training.role_gradients import RoleGradients
 from maporl.validation.load import from_dict
@@ -108,16 +107,12 @@ def test_roles_are_refused_where_gradients_are_elsewhere(training, key, tmp_path
         from_dict(values)
 
 
-def test_the_page_says_which_role_captures_a_policy(tmp_path):
-    lines = [
-        {
-            "step": n,
-            "episode": n,
-            "one/policy/approxkl_avg": 0.01,
-            "one/role/critic/grad_share": 0.8,
-            "one/role/solver/grad_share": 0.2,
-        }
-        for n in range(1, 7)
-    ]
-    told = " ".join(health(Run(tmp_path, metrics=lines)))
-    assert "80% of what moves it comes from what it says as critic, of 2 roles. training.balance: role weighs" in told
+def test_updates_in_which_one_role_moves_a_policy_are_counted():
+    shares = {"one/role/critic/grad_share": 0.8, "one/role/solver/grad_share": 0.2}
+    assert metric_counts(shares, ["one", "two"]) == {"learner/one/by_role": 1.0, "learner/one/captured": 1.0}
+    even = {"one/role/critic/grad_share": 0.7, "one/role/solver/grad_share": 0.3}
+    assert metric_counts(even, ["one"]) == {"learner/one/by_role": 1.0}
+    old = {"one/policy/staleness": 2.0, "one/policy/engine_gap": 0.1}
+    assert metric_counts(old, ["one"]) == {"learner/one/far": 1.0}
+    assert metric_counts(old | {"one/policy/engine_gap": 0.09}, ["one"]) == {}
+    assert metric_counts(old | {"one/policy/staleness": 0.0}, ["one"]) == {}

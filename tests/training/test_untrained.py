@@ -2,7 +2,6 @@
 credit."""
 
 import json
-import logging
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -21,8 +20,6 @@ from maporl import (
     Team,
 )
 from maporl.config.schema import BranchingSection
-from maporl.report.health import health
-from maporl.report.read import read_run
 from maporl.rewards import RewardFailure, RewardSource, as_source, assign_credit, build_sources, fill_in
 from maporl.rewards.build import ANSWERS_ONLY, SOURCES
 from maporl.rewards.scoring import Scorer
@@ -203,15 +200,16 @@ def test_copies_in_forks_count_once_and_one_credit_is_enough():
 def test_processes_count_together_and_stop_together(monkeypatch):
     """One process has no dialogue of cy, and another has its only credit."""
     others = {("cy", "cy", None): Count(1, 3, "elsewhere")}
-    monkeypatch.setattr(untrained.distributed, "all_gather", lambda own: [own, (others, {"cy"})])
+    monkeypatch.setattr(untrained.distributed, "all_gather", lambda own: [own, others])
     trained = batch_of([])
-    counter = UntrainedCounter(["cy"], rules=False)
+    counter = UntrainedCounter(rules=False)
     assert counter.measure(trained, {"cy"}) == {"cy/untrained_share": 0.75, "cy/untrained/cy": 3.0}
+    assert trained.counts == {"agent/cy/credited": 1.0, "agent/cy/uncredited": 3.0}
     others = {("cy", "cy", None): Count(0, 3, "elsewhere")}
     with pytest.raises(
         RewardFailure, match=r"update 1: no utterance of agent 'cy' \(3 utterances; elsewhere\) has a credit, so"
     ):
-        UntrainedCounter(["cy"], rules=False).measure(trained, {"cy"})
+        UntrainedCounter(rules=False).measure(trained, {"cy"})
     assert counter.measure(trained, {"cy"})["cy/untrained_share"] == 1.0, "it has learned before"
 
 
@@ -330,25 +328,13 @@ def test_an_agent_that_learned_once_may_go_without_and_a_checkpoint_remembers(tm
     trainer.advantage(trainer.score(trainer.collect(trainer.next_batch())))
     state = json.loads(json.dumps(trainer.checkpoint_state()["credited"]))
     assert state == ["ann", "bob"]
-    again = UntrainedCounter(["ann"], rules=False)
+    again = UntrainedCounter(rules=False)
     again.credited = set(state)
     assert again.measure(batch_of([plan_and_answer()], 2), {"ann"})["ann/untrained_share"] == 1.0
     saved = trainer.checkpoint_state()
     trainer.untrained.credited.clear()
     trainer.restore_state(saved)
     assert trainer.untrained.credited == {"ann", "bob"}
-
-
-def test_an_agent_that_has_not_spoken_yet_is_mentioned(tmp_path, caplog):
-    counter = UntrainedCounter(["ann", "dee", "eve"], rules=False)
-    batch = batch_of([plan_and_answer(rewards={"credit": 1.0})])
-    batch.plan = Plan(frozen=frozenset({"eve"}))
-    with caplog.at_level(logging.WARNING):
-        counter.measure(batch, {"ann"})
-        counter.measure(replace(batch, number=2), {"ann"})
-    assert [r.getMessage() for r in caplog.records] == [
-        "agents that did not speak in the first update, so nothing is known of their credit yet: dee"
-    ]
 
 
 def test_approving_verifiers_learn(tmp_path):
@@ -421,21 +407,3 @@ def test_check_says_who_is_credited_for_what(tmp_path, monkeypatch):
         "protocol": {"name": "call_return", "plan": "{question}"}
     }
     assert credit_lines(call)[0].endswith("; bob: not asked if all utterances are empty")
-
-
-def test_the_page_says_who_did_not_learn_and_why(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(json.dumps({"agents": {"ann": {}}, "reward": {"rules": ["own"]}}))
-    lines = [
-        {"step": n, "time/update": 1.0, "ann/untrained_share": 0.5, "ann/untrained/ann/plan": 3.0} for n in (1, 2, 3)
-    ]
-    del lines[1]["ann/untrained/ann/plan"]
-    sentence = (
-        "ann: {} had no credit, so nothing was learned from them: no reward scored them, no rule credited them, and "
-        "they were shown to nobody who had a credit. Name their ids in Ask.parents of those who are shown them, or "
-        "let a reward source, the protocol (pays) or a rule credit them."
-    )
-    for number, told in ((1, "3 utterances as plan in 1 of 1 update"), (3, "6 utterances as plan in 2 of 3 updates")):
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:number]))
-        assert health(read_run(folder)) == [sentence.format(told)]

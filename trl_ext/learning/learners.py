@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from trl_ext.learning.audit import as_counts
 from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.checkpoint import Learners, Saving
 from trl_ext.learning.invariants import check_samples, check_unmoved
@@ -106,7 +107,7 @@ class Learning:
         metrics["val/num_eos_tokens"] = ended
         metrics["completions/mean_length"] = length / max(answers, 1.0)
         metrics["completions/clipped_ratio"] = 1.0 - ended / max(answers, 1.0)
-        return batch, metrics
+        return batch, metrics | as_counts({"sequences": answers, "ended": ended, "tokens": length})
 
     def update(self, batches: dict[str, TokenBatch], step: int) -> tuple[dict[str, Metrics], float]:
         """Train every learner: ``num_ppo_epochs`` passes over its batch, with ``num_mini_batches`` steps in each.
@@ -128,6 +129,8 @@ class Learning:
         collected: dict[str, list[Metrics]] = {name: [] for name in batches}
         central_norms: list[float] = []
         active = set(batches)  # learners that target_kl has not stopped
+        counts = {name: dict.fromkeys(("learned", "advantaged", "valued"), 0.0) for name in batches}
+        probes = {name: self.learners[name].strategy.probe() for name in batches}
         if step == 0:
             for name, gap in self._gaps.items():
                 check_samples(self.learners[name], batches.get(name), gap)
@@ -138,6 +141,8 @@ class Learning:
                 indices = {name: minibatches[name][number] for name in stepping}
                 for name, measures in self._accumulated(batches, indices).items():
                     collected[name].append(measures)
+                    if epoch == 0:  # each token once
+                        counts[name] = {key: count + measures[key] for key, count in counts[name].items()}
                     if epoch == number == 0:
                         check_unmoved(self.learners[name], batches[name], indices[name], measures)
                 # all gradients are computed before any weights change
@@ -157,6 +162,10 @@ class Learning:
             if self.central is not None:
                 self.central.trained.scheduler.step()
         merged = {name: update_metrics(entries) for name, entries in collected.items()}
+        for name, before in probes.items():
+            moved = int(not torch.equal(before, self.learners[name].strategy.probe()))
+            counts[name]["moved"] = float(distributed.all_reduce_max(moved, self.device))
+            merged[name] |= as_counts(counts[name])
         if args.target_kl is not None:
             for name in merged:
                 merged[name]["policy/stopped_early"] = float(name not in active)

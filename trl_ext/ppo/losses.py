@@ -185,7 +185,7 @@ def micro_batch_loss(
     if options.entropy_coef != 0:
         entropy = (_spread(out.entropies, mask.shape, *sampled) * weights).sum()
         loss = loss if rows.critic_only else loss - options.entropy_coef * entropy
-    value_loss = value_clipped = policy_loss.new_zeros(())
+    value_loss = value_clipped = valued = policy_loss.new_zeros(())
     if out.values is not None:
         # the mask is on the host, so reading by it waits for nothing
         trained = rows.value_mask[rows.sampled_on_host]
@@ -197,6 +197,7 @@ def micro_batch_loss(
             options.huber_delta if options.value_loss == "huber" else None,
         )
         value_loss, value_clipped = terms.sum() / totals.values, clips.sum() / totals.values
+        valued = valued + len(terms)
         loss = loss + options.vf_coef * value_loss
     with torch.no_grad():
         difference = out.logprobs - rows.old_logprobs[sampled]
@@ -207,8 +208,23 @@ def micro_batch_loss(
             "value_clipped": value_clipped,
             "approx_kl": 0.5 * (difference**2).sum() / totals.tokens,
             "ratio": measures["ratio"][sampled].sum() / totals.tokens,
+            "valued": valued,
+            "advantaged": ((rows.advantages * rows.weight.unsqueeze(1))[sampled] != 0).sum().to(policy_loss.dtype),
+            "learned": _moved_by(policy_loss, out.logprobs, rows.critic_only),
         }
     return loss, {name: value.detach() for name, value in sums.items()}
+
+
+def _moved_by(policy_loss: Tensor, logprobs: Tensor, critic_only: bool) -> Tensor:
+    """Return how many of the ``logprobs`` the policy's loss moves, after all masks, weights and clips, as a tensor [].
+
+    Neither the KL nor the entropy counts, and nothing moves where the critic learns alone.
+    """
+    if critic_only or not logprobs.requires_grad:
+        return policy_loss.new_zeros(())
+    # it goes from the loss back to the log-probabilities and not through the model
+    (gradient,) = torch.autograd.grad(policy_loss, logprobs, retain_graph=True, allow_unused=True)
+    return policy_loss.new_zeros(()) if gradient is None else gradient.count_nonzero().to(policy_loss.dtype)
 
 
 def sampling_logprobs(rows: TokenBatch) -> Tensor:

@@ -359,6 +359,11 @@ class LearnerOptions:
         "What of a critic with a trunk of its own (critic: adapter, model or central) does not learn: nothing, or its "
         "attention (attention; SAO), so that its other layers and its head learn.",
     )
+    on_void: Literal["stop", "warn"] = option(
+        "stop",
+        "What follows an update which shows that nothing can come of the run, such as one whose tokens are all "
+        "masked: stop, with the state saved, or warn.",
+    )
     async_save: bool = option(
         False,
         "Write checkpoints of policies with all weights trained in the background, while training goes on. Each "

@@ -103,6 +103,9 @@ class Sharded(Holder):
     def streamed_bytes(self, parameters: Mapping[str, nn.Parameter]) -> int:
         return sum(parameter.numel() * self.dtype.itemsize for parameter in parameters.values())
 
+    def _of_policy(self) -> Sequence[Tensor]:
+        return [parameter.to_local() for parameter in super()._of_policy()]  # type: ignore[attr-defined]  # a DTensor
+
     def stepped_here(self) -> int:
         return super().stepped_here() // distributed.size()  # a shard gives the number of the whole
 

@@ -30,6 +30,10 @@ Build = Callable[[list[dict]], torch.optim.Optimizer]
 """Builds an optimizer over groups of parameters."""
 
 
+PROBED = 16
+"""The numbers of each tensor that are looked at to see whether an update moves a policy."""
+
+
 class Whole(nn.Module):
     """All trainable modules of a learner as one module. Its forward runs a given function.
 
@@ -242,6 +246,15 @@ class Holder:
             if parts and name in numbers:
                 state[numbers[name]] = state.get(numbers[name], {}) | parts
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    @torch.no_grad()
+    def probe(self) -> Tensor:
+        """Return a few of the policy's numbers that the optimizer of this process steps, to see whether they move."""
+        return torch.cat([stepped.detach().flatten()[:PROBED].float() for stepped in self._of_policy()])
+
+    def _of_policy(self) -> Sequence[Tensor]:
+        """Return what the optimizer of this process steps for the policy: the first of its groups."""
+        return self.optimizer.param_groups[0]["params"]
 
     def stepped_here(self) -> int:
         """Return how many numbers the optimizer of this process steps."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trl_ext.process import distributed
-from trl_ext.sharding.holder import Build, Holder, State, working_dtype
+from trl_ext.sharding.holder import PROBED, Build, Holder, State, working_dtype
 from trl_ext.sharding.shards import WEIGHT, Shard, Shards, flattened
 from trl_ext.sharding.spreading import Received, spread
 
@@ -217,6 +217,9 @@ class Zero(Holder):
             utils.safe_set_local_fp32_param(parameter, padded)
         else:
             utils.safe_set_local_optimizer_state(parameter, padded, part)
+
+    def _of_policy(self) -> Sequence[Tensor]:
+        return self._flat()[0].detach().chunk(PROBED**2)
 
     def _flat(self) -> list[Tensor]:
         """Return this process's shards of the weights as the optimizer sees them, one flat tensor for each group."""

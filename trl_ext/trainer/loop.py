@@ -1,9 +1,12 @@
 """The loop of PPO over any number of learners. :class:`trl_ext.PPOv2Trainer` and trainers of teams share it."""
 
+import json
+import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,9 +15,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.errors import UserError, short_trace
+from trl_ext.files.atomic import replace_file
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.lock import RunLock
 from trl_ext.files.paths import below
+from trl_ext.learning.audit import AUDIT, LEARNER, Audit, Built, Finding, Promise, VoidRun, Watch, audit
 from trl_ext.learning.checkpoint import RandomState, random_state, set_random_state, write_checkpoint
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.home import Home
@@ -27,6 +32,8 @@ from trl_ext.process.waits import Discarded, check
 from trl_ext.trainer.device_failure import device_failure
 from trl_ext.trainer.resuming import Resuming
 from trl_ext.trainer.update_batch import UpdateBatch
+
+logger = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch", bound=UpdateBatch)
 
@@ -43,9 +50,9 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     :meth:`advantage`. Where the weights are is decided by the :class:`trl_ext.learning.home.Home` that it sets up with.
     It may override these hooks: :meth:`collected`, :meth:`inform_samplers`, :meth:`finish_update`,
     :meth:`log_completions`, :meth:`named_metrics`, :meth:`save_learner_policy`, :meth:`checkpoint_state`,
-    :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`begin_run`,
-    :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`, :meth:`set_results_aside` and
-    :meth:`must_be_new`.
+    :meth:`restore_state`, :meth:`checkpoint_others`, :meth:`data_sets`, :meth:`record_files`, :meth:`built`,
+    :meth:`begin_run`, :meth:`end_run`, :meth:`run_failed`, :meth:`work_dropped`, :meth:`how_to_resume`,
+    :meth:`set_results_aside` and :meth:`must_be_new`.
     """
 
     _interruptions: Interruptions | None = None
@@ -99,6 +106,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         self.learning = home.start(args, self.accelerator, updates)
         self.optimizer, self.lr_scheduler = first.optimizer, first.scheduler
         self.episodes = 0
+        self.watch = Watch(self.promises)
         self._made = 0
         """The number of the last update that was made. finish_update has counted it if global_step is not below."""
 
@@ -171,11 +179,15 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                 )
             self.finish_checkpoint()
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.record_audit()
             with self._dropped_alone():
                 self.end_run()
         except (Exception, KeyboardInterrupt) as error:
             if distributed.size() == 1:  # others may be elsewhere, and would not come to finish it
                 self.finish_checkpoint()
+            if self.state.global_step:
+                with suppress(OSError):  # the disk may be what failed
+                    self.record_audit()
             self.run_failed()
             if (failure := device_failure(error, self.folder, self.state.global_step)) is not None:
                 raise failure from error
@@ -341,6 +353,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         """
         self._check_order(batch)
         metrics, rate = self.learning.update(batch.token_batches, self.state.global_step)
+        batch.count(metrics)
         batch.metrics |= self.named_metrics(metrics) | {"lr": rate}
         self._made = self.state.global_step + 1
         return batch
@@ -388,6 +401,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
             metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+        found = list(self.watch.add(self.built(), batch.counts))
         if self.control.should_log:
             self.log(dict(metrics))
         self.log_completions()
@@ -399,6 +413,23 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             self._save_checkpoint(self.model, None)
         else:
             self.finish_checkpoint(wait=False)
+        self._tell(found)
+
+    def _tell(self, found: Sequence[Finding]) -> None:
+        """Warn of what the last updates have shown.
+
+        Raises:
+            VoidRun: nothing can come of the run, and ``on_void`` is "stop". The state after this update is saved.
+        """
+        void = [finding for finding in found if finding.severity == "void" and self.args.on_void == "stop"]
+        for finding in found if distributed.is_main() else ():
+            if finding not in void:
+                logger.warning("audit: %s", finding)
+        if void:
+            error = VoidRun(f"update {self.state.global_step}: nothing can come of this run: {void[0]}")
+            error.add_note(self._save_last_update(self.checkpoint_state()))
+            error.add_note("training.on_void: warn goes on all the same")
+            raise error
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
@@ -413,6 +444,24 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
         All processes call this together, whenever completions are about to be sampled. By default this does nothing.
         """
+
+    promises: Sequence[Promise] = LEARNER
+    """The table by which the run is audited."""
+
+    def built(self) -> Built:
+        """Hook: return the facts of the built parts, as the run is audited by them."""
+        raise NotImplementedError
+
+    @property
+    def audit(self) -> Audit:
+        """Return what the run did so far, against what its parts promise."""
+        return audit(self.built(), self.watch.total, self.promises)
+
+    def record_audit(self) -> None:
+        """Write the audit of the run so far into its folder."""
+        note = f"after update {self.state.global_step} of {self.state.max_steps}"
+        if distributed.is_main():  # the others need not come here: where a run fails, they may be elsewhere
+            replace_file(self.folder / AUDIT, json.dumps(replace(self.audit, note=note).to_json(), indent=1))
 
     def end_run(self) -> None:
         """Hook: all updates are made, and the output folder is still locked. By default this does nothing."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl_ext.chat.encoding import Tokenizer, check_length
 from trl_ext.chat.stop_strings import StopStrings, ended
 from trl_ext.errors import short_trace
+from trl_ext.learning.audit import Built, learner_facts, source_counts
 from trl_ext.learning.checks import check_apart, check_module, check_policy_model
 from trl_ext.learning.config import PPOv2Config, check_args
 from trl_ext.learning.home import Home
@@ -221,8 +222,16 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         """
         with self.droppable():
             self._score(batch.completions)
-        batch.metrics |= {f"reward/{name}": mean(values) for name, values in self._sources.gathered().items()}
+        for name, values in self._sources.gathered().items():
+            batch.metrics[f"reward/{name}"] = mean(values)
+            batch.counts |= source_counts(name, values)
         return batch
+
+    def built(self) -> Built:
+        """Return the facts of the policy and of its sources of reward."""
+        sources = dict(zip(self._sources.names, self._sources.weights, strict=True))
+        facts = learner_facts(self.learners["policy"], self.args) | {"groups": "updates", "ends": True}
+        return {"learner": {"policy": facts}, "source": {name: {"weight": weight} for name, weight in sources.items()}}
 
     def update(self, batch: UpdateBatch) -> UpdateBatch:
         """Train on the token batch of ``batch``.
@@ -248,6 +257,14 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         has_critic = self.learners["policy"].critic.gives_values
         gathered = GlobalBatch.of(batches["policy"])
         metrics["policy"] |= assign_advantages(gathered.rows, self.args, has_critic)
+        batch.count(metrics)
+        batch.counts |= {
+            "learner/policy/due": float(not critic_only),
+            "learner/policy/asked": float(len(gathered.rows)),
+            "learner/policy/answered": float(len(gathered.rows)),
+            "learner/policy/compared": 1.0,
+            "learner/policy/differ": float(len(gathered.rows.score.unique()) > 1),
+        }
         batch.token_batches = {"policy": gathered.back(batches["policy"])}
         batch.metrics |= self.named_metrics(metrics)
         return batch

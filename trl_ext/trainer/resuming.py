@@ -23,6 +23,7 @@ from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
 from trl_ext.files.manifest import CheckpointError, verify
 from trl_ext.files.set_aside import ABANDONED, DAMAGED, check_records, set_records_aside
 from trl_ext.learning.arguments import check_options, deciding_options, is_longer
+from trl_ext.learning.audit import Watch
 from trl_ext.learning.checkpoint import CheckpointWriter, Saved, SavingLost, load_checkpoint, read_state
 from trl_ext.learning.learners import Learning
 from trl_ext.process import distributed
@@ -61,6 +62,7 @@ class Resuming:
     accelerator: Any
     callback_handler: Any
     control: Any
+    watch: Watch
     _saving: CheckpointWriter | None = None
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -69,7 +71,8 @@ class Resuming:
         """Hook: return what ``state.json`` of a checkpoint records. An override adds to it."""
         counts = {"global_step": self.state.global_step, "episodes": self.episodes}
         rewards = {name: record for name, source in self.remembering().items() if (record := source.remembered())}
-        more = {"rewards": rewards} if rewards else {}
+        more: dict[str, Any] = {"rewards": rewards} if rewards else {}
+        more |= {"audit": self.watch.state()}
         return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
 
     def remembering(self) -> dict[str, Remembers]:
@@ -83,6 +86,7 @@ class Resuming:
     def restore_state(self, state: dict) -> None:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
+        self.watch.restore(state.get("audit", {}))
         sources = self.remembering()
         for name, record in state.get("rewards", {}).items():
             if name in sources:

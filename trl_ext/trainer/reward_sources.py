@@ -59,8 +59,8 @@ class RewardSources:
         if model is not None:
             quiet(model)
             self.model = ModelReward(model, model_tokenizer, batch_size)
-        names = ["reward_model"] * (model is not None) + [reward_name(f) for f in self.functions]
-        self.weights = _weights(weights, names)
+        self.names = ["reward_model"] * (model is not None) + [reward_name(f) for f in self.functions]
+        self.weights = _weights(weights, self.names)
         self.rewards: dict[str, list[Reward]] = {}
         """What each source gave each completion that was scored last, by the source's name."""
 

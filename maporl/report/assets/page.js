@@ -158,12 +158,16 @@
   /* The first screen: a verdict, at most three numbers, the first chart, and two dialogues. */
   function Result({ run, number, level, open, children }) {
     const { verdict, about, numbers } = run.result, Title = level, played = (one) => one.lines.length > 0;
-    if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p>`;
+    if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p><${Audit} audit=${run.audit} />`;
     return html`${verdict.length > 0 && html`<p class="verdict">${verdict.join(" ")}</p>`}
       ${numbers.length > 0 && html`<p class="quiet">${about} Ranges are 95% intervals.</p><dl class="numbers">${numbers.map((n) => html`<div><dt>${n.label}</dt><dd><strong>${n.value}</strong> <span class="interval">${n.interval}</span> <span class="quiet">${n.note}</span></dd></div>`)}</dl>`}
+      <${Audit} audit=${run.audit} />
       <div class=${`first of-${run.exhibits.filter(played).length}${children?.length ? " charted" : ""}`}>${children}${run.exhibits.filter(played).map((one) => html`<${Exhibit} one=${one} title=${Title} open=${open(`${number}/${one.key}`)} />`)}</div>
       ${run.exhibits.filter((one) => !played(one)).map((one) => html`<p class="missing"><strong>${one.title}?</strong> ${one.told}</p>`)}`;
   }
+
+  /* What the run did not do although a part of it promised it. */
+  const Audit = ({ audit }) => html`${audit.findings.length > 0 ? html`<ul class="audit">${audit.findings.map((f) => html`<li class=${f.severity}><strong>${f.severity}</strong> ${f.text}</li>`)}</ul>` : html`<p class="quiet">Nothing is void, idle or in doubt.</p>`}${audit.note && html`<p class="quiet">Audited ${audit.note}.</p>`}`;
 
   /* One dialogue as a conversation. */
   function Exhibit({ one, title, open }) {
@@ -411,7 +415,6 @@
     const drawn = (chart, high) => html`<${Chart} key=${chart.id} chart=${chart} dark=${theme === "dark"} high=${high} />`;
     const to = (id) => (event) => { event.preventDefault(); document.getElementById(id)?.scrollIntoView(); };
     const of = (part) => data.charts.filter((chart, i) => chart.part === part && !(one && i === 0));
-    const health = data.runs.flatMap((r) => r.health.map((text) => (one ? text : `${r.name}: ${text}`)));
     const keys = useMemo(() => new Set(data.dialogues.map((d) => d.key)), [data]);
     const open = (key) => keys.has(key) && (() => {
       setView({ ...view, flags: [], when: "all", words: "", kind: "", run: "", line: "", open: key }, true);
@@ -433,7 +436,7 @@
           <tbody>${versus.setup.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div></details></section>`}
         ${versus && data.runs.map((run, i) => html`<section><h2>${run.name}</h2><${Result} run=${run} number=${i} level="h3" open=${open} /><${Details} run=${run} number=${i} level="h3" show=${show} /></section>`)}
         ${one && data.runs[0].flips.length > 0 && html`<section id="flips" aria-label="Changed answers"><h2>Answers that changed between turns</h2><div class="flips">${data.runs[0].flips.map((f) => html`<${Flips} flips=${f} />`)}</div></section>`}
-        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${health.length > 1 ? html`<ul>${health.map((text) => html`<li>${text}</li>`)}</ul>` : health.map((text) => html`<p>${text}</p>`)}${data.runs.map((r) => r.vital_signs && html`${!one && html`<h3>${r.name}</h3>`}<p class="quiet">${r.vital_signs.about}</p><${Rows} ...${r.vital_signs} />`)}<div class="charts">${of("health").map((chart) => drawn(chart))}</div></section>`}
+        ${of("health").length > 0 && html`<section><h2>Was the training healthy?</h2>${data.runs.map((r) => html`${!one && html`<h3>${r.name}</h3><${Audit} audit=${r.audit} />`}${one && r.audit.rows.length > 0 && html`<${Rows} ...${r.audit} />`}`)}<div class="charts">${of("health").map((chart) => drawn(chart))}</div></section>`}
         ${one && data.runs[0].groups && html`<section id="groups" aria-label="Groups"><h2>What do the groups wait for?</h2><${Groups} groups=${data.runs[0].groups} dark=${theme === "dark"} /></section>`}
         ${of("machine").length > 0 && html`<section><h2>The machine</h2><${Folded} title="Speed, memory, and how exactly sampler and trainer agree"><div class="charts">${of("machine").map((chart) => drawn(chart))}</div><//></section>`}
         <${Dialogues} data=${data} view=${view} setView=${setView} />
