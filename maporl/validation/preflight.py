@@ -36,11 +36,10 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.doubts import doubts, narrow_sampling
 from maporl.training.learns_from import learns_from, who_learns
 from maporl.training.lonely import lonely_groups
-from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation import disk, servers
-from maporl.validation.learning import schedule_warnings
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerator, accelerators, main_bytes, total_bytes
@@ -172,11 +171,10 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
         *(() if config.loop.stages else learned_from(run)),
-        *schedule_warnings(run),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
+        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
         *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
@@ -191,10 +189,9 @@ def learned_from(run: ResolvedRun) -> list[str]:
 
 
 def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield what PPO reads and a loop does not: its groups and its options."""
+    """Yield what PPO reads and a loop does not: its groups."""
     if not rehearsal.run.config.loop.stages:
         yield from lonely_groups(rehearsal.grouping())
-        yield from method_warnings(rehearsal.run)
 
 
 def _launch_line(config: Config) -> list[str]:
