@@ -48,6 +48,7 @@ from maporl.training.run_record import RunRecord
 from trl_ext.files import stacks
 from trl_ext.learning.critics import CRITICS
 from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.ppo.options import rate_of
 from trl_ext.process.waits import Threads, result
 
 ANSWER = 5.0
@@ -173,7 +174,10 @@ class RayBackend(TeamHome):
                 name,
                 policy.tokenizer,
                 CRITICS[(policy.critic or args.critic) if critics else "none"],
-                args.learning_rate if policy.learning_rate is None else policy.learning_rate,
+                *(
+                    rate_of(*own, policy.learning_rate, args.learning_rate, adapter=policy.adapter is not None)
+                    for own in ((), (args.value_learning_rate,))
+                ),
             )
             for name, policy in team.policies.items()
             if policy.trainable

@@ -36,6 +36,7 @@ class RemoteLearner:
         tokenizer: its tokenizer.
         critic: its kind of critic.
         learning_rate: its learning rate.
+        value_learning_rate: that of its critic, if it has one.
         model: an empty module, because the weights are in the group.
     """
 
@@ -43,6 +44,7 @@ class RemoteLearner:
     tokenizer: Tokenizer
     critic: type[Critic]
     learning_rate: float
+    value_learning_rate: float
     model: nn.Module = field(default_factory=nn.Module)
     optimizer: None = None
     scheduler: None = None

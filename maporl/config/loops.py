@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from maporl.config.numbers import AboveZero, NotNegative, Positive, section
 from maporl.text import check_placeholders
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import option, rate_of
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
 
@@ -26,7 +26,15 @@ class StageSection:
         "The weights that the stage starts from: those of the stage before it (last), or those with which the "
         "loop began (initial). A critic of turns starts from the policy's, which are its reference too.",
     )
-    learning_rate: AboveZero = option(5e-6, "Learning rate at the start. It falls linearly to 0.")
+    learning_rate: AboveZero | None = option(
+        None,
+        "Learning rate at the start. It falls linearly to 0. None: 1e-4 for an adapter such as a LoRA, and 5e-6 where "
+        "all weights are trained (train: ppo: 3e-6).",
+    )
+
+    def rate(self, adapter: str | None) -> float:
+        """Return the learning rate of a stage that trains an ``adapter`` by TRL, or whole weights if it is None."""
+        return rate_of(self.learning_rate, adapter=adapter is not None, whole=5e-6)
 
 
 @section(kw_only=True)

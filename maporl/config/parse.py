@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,16 @@ def with_home(values: Any, done: dict[int, Any] | None = None) -> Any:
 def to_yaml(config: Config) -> str:
     """Return the YAML text of a configuration with all its values. Reading it gives an equal configuration."""
     return dump_yaml(dataclasses.asdict(config))
+
+
+def leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value but mappings and lists, with its dotted key."""
+    if isinstance(values, Mapping | list | tuple):
+        parts = values.items() if isinstance(values, Mapping) else enumerate(values)
+        for name, part in parts:
+            yield from leaves(part, f"{at}.{name}" if at else str(name))
+    else:
+        yield at, values
 
 
 def validated(kind: Any, values: dict[str, Any], where: str) -> Any:

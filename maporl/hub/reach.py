@@ -11,6 +11,7 @@ from typing import Any
 
 from maporl.config.engines import IN_PYTHON
 from maporl.config.imports import is_import
+from maporl.config.parse import leaves
 from maporl.config.schema import ArenaSection, JudgeSection
 
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(:[\w.-]+)?")
@@ -28,12 +29,12 @@ def reach_of(values: Mapping[str, Any], given: Mapping[str, Any], root: Path) ->
         given: the user's own values among these. They may name whatever the user likes.
         root: the folder with the team's weights, whose folders the configuration may name.
     """
-    overrides = dict(_leaves(given))
+    overrides = dict(leaves(given))
     named = list(code_in(given))
     code = next((pair for pair in code_in(values) if pair not in named), None)
     if code is not None:
         return f"{code[0]}={code[1]!r:.60}"
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         if not (key in overrides and overrides[key] == value) and _reaches_out(key, value, root):
             return f"{key}={value!r:.60}"
     return ""
@@ -54,16 +55,6 @@ def code_in(values: Any, at: str = "") -> Iterator[tuple[str, str]]:
         for number, part in enumerate(values):
             yield from code_in(part, f"{at}.{number}")
     elif is_import(values) or (isinstance(values, str) and at.partition(".")[0] == "pythonpath"):
-        yield at, values
-
-
-def _leaves(values: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value but mappings and lists, with its dotted key."""
-    if isinstance(values, Mapping | list | tuple):
-        parts = values.items() if isinstance(values, Mapping) else enumerate(values)
-        for name, part in parts:
-            yield from _leaves(part, f"{at}.{name}" if at else str(name))
-    else:
         yield at, values
 
 

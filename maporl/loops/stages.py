@@ -154,12 +154,14 @@ def completion_logprobs(policy: Policy, rows: Sequence[Row]) -> list[float]:
         return forward.completion_logprobs(policy.model, [(row.prompt_ids, row.completion_ids) for row in rows])
 
 
-def trainer_options(config: Config, stage: RowsStage, scratch: Path, quiet: bool) -> dict[str, Any]:
-    """Return the options that all trainers of TRL share."""
+def trainer_options(
+    config: Config, stage: RowsStage, adapter: str | None, scratch: Path, quiet: bool
+) -> dict[str, Any]:
+    """Return the options that all trainers of TRL share. ``adapter`` is trained, or whole weights if it is None."""
     return {
         "output_dir": str(scratch),
         "num_train_epochs": stage.epochs,
-        "learning_rate": stage.learning_rate,
+        "learning_rate": stage.rate(adapter),
         "per_device_train_batch_size": stage.batch_size,
         "max_length": None,
         "bf16": config.training.bf16,
@@ -175,7 +177,7 @@ def trainer_options(config: Config, stage: RowsStage, scratch: Path, quiet: bool
 
 def _optimizer(policy: Policy, stage: StageSection) -> torch.optim.Optimizer:
     learning = [p for p in policy.model.parameters() if p.requires_grad]
-    return MasterAdamW(learning, lr=stage.learning_rate)
+    return MasterAdamW(learning, lr=stage.rate(policy.adapter))
 
 
 def _train_sft(
@@ -183,7 +185,7 @@ def _train_sft(
 ) -> float:
     trainer = SFTTrainer(
         model=policy.model,
-        args=SFTConfig(completion_only_loss=True, **trainer_options(config, stage, scratch, quiet)),
+        args=SFTConfig(completion_only_loss=True, **trainer_options(config, stage, policy.adapter, scratch, quiet)),
         train_dataset=Dataset.from_list(sft_rows([row for row in rows if isinstance(row, Row)])),
         processing_class=policy.tokenizer,
         optimizers=(_optimizer(policy, stage), None),
@@ -209,7 +211,7 @@ def _train_kto(
         rows,
         kto_rows(rows, *logprobs),
         0.1 if stage.beta is None else stage.beta,
-        trainer_options(config, stage, scratch, quiet),
+        trainer_options(config, stage, policy.adapter, scratch, quiet),
         _optimizer(policy, stage),
     )
     return run_quietly(trainer, quiet)
@@ -268,7 +270,7 @@ class DPOLearner:
         chosen, rejected = self.reference
         if others is not None:
             chosen = [logprob - other for logprob, other in zip(chosen, others, strict=True)]
-        options = trainer_options(config, stage, scratch, quiet) | {"num_train_epochs": epochs}
+        options = trainer_options(config, stage, self.policy.adapter, scratch, quiet) | {"num_train_epochs": epochs}
         with self.policy.active():
             trainer = SampledDPOTrainer(
                 model=self.policy.model,

@@ -159,7 +159,7 @@ def train_turn_critic(
         values = iter(zip(flat, logprobs, strict=True))
         data = [dict(zip(("chosen", "rejected"), [[next(values) for _ in s] for s in p], strict=True)) for p in reads]
         learning = [p for p in critic.model.parameters() if p.requires_grad]
-        options = trainer_options(config, stage, scratch, quiet)
+        options = trainer_options(config, stage, critic.adapter, scratch, quiet)
         del options["max_length"]
         options |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": stage.batch_size}
         trainer = TurnCriticTrainer(
@@ -168,7 +168,7 @@ def train_turn_critic(
             model=critic.model,
             args=TrainingArguments(remove_unused_columns=False, **options),
             train_dataset=data,  # type: ignore[arg-type]  # a list serves
-            optimizers=(MasterAdamW(learning, lr=stage.learning_rate), None),
+            optimizers=(MasterAdamW(learning, lr=options["learning_rate"]), None),
         )
         loss = run_quietly(trainer, quiet)
         after = iter(completion_logprobs(critic.model, flat))

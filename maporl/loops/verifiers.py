@@ -65,12 +65,13 @@ def train_verifier(
     ]
     model, tokenizer = verifier.model.requires_grad_(True), copy.deepcopy(verifier.tokenizer)
     padding = model.config.pad_token_id
+    options = trainer_options(config, stage, None, scratch, quiet)
     trainer = RewardTrainer(
         model=model,
-        args=RewardConfig(pad_token=_padding(tokenizer, pairs), **trainer_options(config, stage, scratch, quiet)),
+        args=RewardConfig(pad_token=_padding(tokenizer, pairs), **options),
         train_dataset=Dataset.from_list([{"chosen_ids": one, "rejected_ids": other} for one, other in pairs]),
         processing_class=tokenizer,
-        optimizers=(MasterAdamW(model.parameters(), lr=stage.learning_rate), None),
+        optimizers=(MasterAdamW(model.parameters(), lr=options["learning_rate"]), None),
     )
     loss = run_quietly(trainer, quiet)
     model.config.pad_token_id = padding

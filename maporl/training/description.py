@@ -32,7 +32,7 @@ from maporl.tasks import TASKS, build_task
 from maporl.team.saving import SavedTeam
 from maporl.training.parts import RunParts
 from trl_ext.ppo.losses import OBJECTIVES
-from trl_ext.ppo.options import PPOOptions
+from trl_ext.ppo.options import DefaultRate, PPOOptions
 
 MOST = 100
 """An option with more entries than this, such as a list of examples, is not written into a configuration."""
@@ -236,6 +236,8 @@ class _Description:
         replaced: dict[str, Any] = {} if args.save_strategy != "no" else {"save_steps": 0}
         if args.eval_strategy == "no":
             replaced["eval_steps"] = None
+        if isinstance(args.learning_rate, DefaultRate):
+            replaced["learning_rate"] = None
         section = self._section("training", TrainingOptions, replaced)
         for option in dataclasses.fields(args):
             if option.name in _UNNAMED and (value := vars(args)[option.name]) != option.default:

@@ -38,12 +38,12 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, policy_names
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.doubts import doubts, narrow_sampling
 from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
-from maporl.training.method_warnings import method_warnings, narrow_sampling
 from maporl.validation import disk, servers
-from maporl.validation.learning import schedule_warnings
 from maporl.validation.rehearsal import Measured, Rehearsal, check_any_agent, findings
+from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
 from trl_ext.process.devices import accelerator, accelerators, main_bytes, total_bytes
 
@@ -174,11 +174,10 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *_run_lines(config, dialogues, f", if a dialogue takes {len(steps)} steps" if longer > dialogues else "", task),
         *tools.lines(),
         *(() if config.loop.stages else learned_from(run)),
-        *schedule_warnings(run),
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
+        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
         *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
@@ -203,23 +202,23 @@ def planned_learners(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     planned = {}
     for policy, agents in spoken.items():
         section = config.agents[agents[0]]
-        rate = training.learning_rate if section.learning_rate is None else section.learning_rate
-        critic = config.critic_of(section) if reads_values else "none"
-        value_rate = rate if training.value_learning_rate is None else training.value_learning_rate
-        made = {
-            "learning_rate": rate, "critic": "" if critic == "none" else critic, "critic_learning_rate": value_rate,
-            "objective": config.ppo.objective,
-        }  # fmt: skip
         adapter = bool(section.lora or section.adapter)
+        rates = section.learning_rate, training.learning_rate
+        critic = config.critic_of(section) if reads_values else "none"
+        made = {
+            "learning_rate": rate_of(*rates, adapter=adapter),
+            "critic": "" if critic == "none" else critic,
+            "critic_learning_rate": rate_of(training.value_learning_rate, *rates, adapter=adapter),
+            "objective": config.ppo.objective,
+        }
         planned[policy] = facts_of(made, agents, adapter, config.ppo, config.advantage, run.sampling, run.learners)
     return planned
 
 
 def _ppo_faults(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield what PPO reads and a loop does not: its groups and its options."""
+    """Yield what PPO reads and a loop does not: its groups."""
     if not rehearsal.run.config.loop.stages:
         yield from lonely_groups(rehearsal.grouping())
-        yield from method_warnings(rehearsal.run)
 
 
 def _launch_line(config: Config) -> list[str]:

@@ -21,7 +21,7 @@ from simulated_processes import Processes
 from maporl.config.recipes import card_of, recipe_files
 from maporl.errors import ConfigError, refuse
 from maporl.run import ResolvedRun
-from maporl.training.method_warnings import method_warnings
+from maporl.training.doubts import doubts
 from maporl.types import Example
 from maporl.validation.load import from_dict, load
 
@@ -471,8 +471,8 @@ def test_maac_and_iac_differ_in_what_they_learn(tmp_path):
     ],
 )
 def test_what_works_but_is_hardly_meant_is_warned_about(recipe, changes, words):
-    assert refuse(method_warnings(ResolvedRun(load(recipe)))) == []
-    (warning,) = refuse(method_warnings(ResolvedRun(load(recipe, changes))))
+    assert refuse(doubts(ResolvedRun(load(recipe)))) == []
+    (warning,) = refuse(doubts(ResolvedRun(load(recipe, changes))))
     assert re.search(words, warning)
 
 

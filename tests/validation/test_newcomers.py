@@ -640,7 +640,10 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("change", "warning"),
     [
-        ({"training.learning_rate": 300}, "training.learning_rate: AdamW moves each weight by up to 300 in one step"),
+        (
+            {"training.learning_rate": 300},
+            "training.learning_rate: 300 is far above what is usual of a tiny model, 1e-06 to 0.02",
+        ),
         ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
         (
             {"reward.rules": "[own]", "reward.share": "individual", "reward.discount": 0.5},

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from trl_ext.files.manifest import CheckpointError
 from trl_ext.models.liger import check_liger
+from trl_ext.ppo.options import DefaultRate
 
 DECIDING = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
@@ -89,6 +90,8 @@ def deciding_options(args: Any) -> dict[str, Any]:
         if field.name in DECIDING or not (field.name in inherited or field.name in args.may_change)
     ]
     options = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    if isinstance(args.learning_rate, DefaultRate):
+        options["learning_rate"] = None  # a policy's kind decides its rate
     if str(options["lr_scheduler_type"]) in ("constant", "constant_with_warmup"):
         del options["num_total_batches"]
     return options

@@ -234,11 +234,10 @@ class Watch:
 def learner_facts(learner: Any, args: Any) -> dict[str, Any]:
     """Return what a built ``learner`` is, as far as its audit and its description need it."""
     critic = learner.critic.kind if learner.critic.gives_values else ""
-    rate = learner.learning_rate if args.value_learning_rate is None else args.value_learning_rate
     return {
         "learning_rate": learner.learning_rate,
         "critic": critic,
-        "critic_learning_rate": rate if critic else None,
+        "critic_learning_rate": learner.value_learning_rate if critic else None,
         "objective": args.objective,
         "kl_coef": args.kl_coef,
     }

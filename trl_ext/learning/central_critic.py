@@ -19,6 +19,7 @@ from trl_ext.learning.trained import Trained
 from trl_ext.models.forward import head_width, share_reading, states_of
 from trl_ext.models.randomness import quiet
 from trl_ext.ppo.batch import TokenBatch
+from trl_ext.ppo.options import rate_of
 from trl_ext.process.distributed import WorldError
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.spreading import place
@@ -69,7 +70,7 @@ class CentralCritic:
         share_reading(self.model)
         place(self.model, accelerator.device)
         self.head.to(accelerator.device)
-        rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
+        rate = rate_of(args.value_learning_rate, args.learning_rate, adapter=False)
         learning = [p for p in (*self.model.parameters(), *self.head.parameters()) if p.requires_grad]
         group = {"params": learning, "lr": rate}
         self.trained = Trained(

@@ -11,11 +11,11 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_ext.learning.arguments import check_training_arguments
 from trl_ext.learning.trl_scripts import TRLScriptOptions
-from trl_ext.ppo.options import LearnerOptions, PPOOptions, option
+from trl_ext.ppo.options import WHOLE_RATE, DefaultRate, LearnerOptions, PPOOptions, option
 
 
 @dataclass
-class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArguments):
+class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArguments):  # type: ignore[misc]  # a rate may be left out
     """The options of PPO (:class:`PPOOptions`), of a learner (:class:`LearnerOptions`) and ``TrainingArguments``.
 
     One update collects ``per_device_train_batch_size * gradient_accumulation_steps`` completions, ``num_generations``
@@ -64,6 +64,8 @@ class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArgument
             warnings.filterwarnings("ignore", message="`gradient_checkpointing", category=FutureWarning)
             TrainingArguments.__post_init__(self)
         check_training_arguments(self)
+        if self.learning_rate is None:
+            self.learning_rate = DefaultRate(WHOLE_RATE)
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         unset_hf_deepspeed_config()  # models are loaded whole, and each engine shards its own afterwards
         if self.fp16:

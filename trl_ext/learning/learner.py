@@ -47,6 +47,7 @@ from trl_ext.models.liger import use_liger
 from trl_ext.models.randomness import quiet, set_recomputation
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
 from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
+from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
 from trl_ext.sharding.holder import Holder
@@ -95,7 +96,8 @@ class Learner:
             another model is copied and frozen. With ``kl_coef`` 0 a reference is not needed, and no copy is made.
         ref_adapter: the adapter of the model that serves as the reference, instead of adapters off.
         outputs: the number of critic outputs, such as one for each turn.
-        learning_rate: this policy's learning rate. By default it is ``args.learning_rate``.
+        learning_rate: this policy's learning rate. By default it is ``args.learning_rate``, or what
+            :func:`trl_ext.ppo.options.rate_of` says if nobody set that.
 
     Raises:
         ValueError: the parts do not fit each other. The message says which, and what to do.
@@ -121,7 +123,7 @@ class Learner:
         self.policy, self.args = policy, args
         self.name, self.model, self.tokenizer, self.adapter = name, model, policy.tokenizer, policy.adapter
         policy.keep_frozen()
-        self.learning_rate = args.learning_rate if learning_rate is None else learning_rate
+        self.learning_rate = rate_of(learning_rate, args.learning_rate, adapter=self.adapter is not None)
         for part, module in (("model", model), ("value_model", value_model), ("reference", reference)):
             check_adapters(module, f"policy {name!r}: its {part}")
         if value_model is not None:
@@ -129,6 +131,10 @@ class Learner:
         if self.adapter is not None:
             self._check_adapter()
         self.critic = CRITICS[critic](policy, args, outputs, value_model, central_values)
+        trunk = model if self.critic.model is None else self.critic.model
+        self.value_learning_rate = rate_of(
+            args.value_learning_rate, learning_rate, args.learning_rate, adapter=isinstance(trunk, PeftModel)
+        )
         policy.refer_to(reference, ref_adapter, needed=args.kl_coef != 0)
         for module in filter(None, (model, self.critic.model, policy.reference)):
             quiet(module)  # also the adapters that were added here
@@ -286,8 +292,7 @@ class Learner:
                 f"{lost[0]}; PEFT would not save them, so they are not trained: name their modules in modules_to_save, "
                 "train the whole model without PEFT, or say requires_grad_(False)"
             )
-        rate = self.args.value_learning_rate
-        rate = self.learning_rate if rate is None else rate
+        rate = self.value_learning_rate
         critic = [{"params": params, "lr": rate} for params in self.critic.parameters() if params]
         return [{"params": policy, "lr": self.learning_rate}, *critic]
 

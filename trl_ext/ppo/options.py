@@ -100,6 +100,26 @@ GREEDY = Decoding(0.0)
 """The likeliest token at each step."""
 
 
+WHOLE_RATE, ADAPTER_RATE = 3e-6, 1e-4
+"""The learning rates of whole models, which is that of TRL 1.12's ``PPOConfig``, and of adapters where none is set."""
+
+
+class DefaultRate(float):
+    """A learning rate that nobody set, in arguments whose rate must be a number. It is that of whole models."""
+
+
+def rate_of(*rates: float | None, adapter: bool, whole: float = WHOLE_RATE) -> float:
+    """Return the learning rate of a part that is trained: the first of ``rates`` that was set, or else its default.
+
+    Args:
+        rates: what was set, the nearest first. None and a :class:`DefaultRate` were not.
+        adapter: whether an adapter is trained, and not whole weights. Its default is :data:`ADAPTER_RATE`.
+        whole: the default of whole weights.
+    """
+    chosen = (rate for rate in rates if rate is not None and not isinstance(rate, DefaultRate))
+    return next(chosen, ADAPTER_RATE if adapter else whole)
+
+
 @options()
 class PPOOptions:
     """PPO hyper-parameters, with the names and defaults of TRL 1.12's ``PPOConfig``.
@@ -332,20 +352,22 @@ class PPOOptions:
 class LearnerOptions:
     """How a policy and its critic learn. The YAML section ``training:`` and every trainer share these options.
 
-    The default learning rate is that of TRL 1.12's ``PPOConfig``, because scripts written for it rely on that. It suits
-    training all weights. An adapter usually needs a rate ten to a hundred times as high, and the configurations that
-    are shipped set their own.
+    Where no learning rate is set, :func:`rate_of` gives whole models that of TRL 1.12's ``PPOConfig``, because scripts
+    written for it rely on that, and adapters a higher one, because they need it (Schulman et al. 2025, "LoRA Without
+    Regret": at least ten times that of whole models).
 
     Raises:
         ValueError: an option is out of its range.
     """
 
-    learning_rate: NotNegative = option(
-        3e-6,
-        "Learning rate of the policy, and of the critic unless it has its own. 3e-6, TRL's default for PPO, suits "
-        "training all weights; a LoRA usually wants 1e-5 to 1e-4.",
+    learning_rate: NotNegative | None = option(
+        None,
+        "Learning rate of the policy, and of the critic unless it has its own. None: 3e-6 where all weights are "
+        "trained, TRL's default for PPO, and 1e-4 for an adapter such as a LoRA.",
     )
-    value_learning_rate: NotNegative | None = option(None, "Learning rate of the critic; default: learning_rate.")
+    value_learning_rate: NotNegative | None = option(
+        None, "Learning rate of the critic; default: learning_rate, of which None goes by what the critic trains."
+    )
     lr_scheduler_type: str = option("linear", "Schedule of the learning rate, stepped once per update.")
     critic: Literal["head", "adapter", "model", "central", "none"] = option(
         "head",
