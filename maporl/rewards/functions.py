@@ -104,8 +104,9 @@ def with_functions(
     Every function becomes a source of its own name. The default weight is 1. ``task`` has the columns that they get.
 
     Raises:
-        ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have
-            one name, the number of weights differs, or a column has the name of what functions get besides the columns.
+        ArgumentError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two
+            have one name, the number of weights differs, or a column has the name of what functions get besides the
+            columns.
     """
     reward_funcs: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not reward_funcs:
@@ -135,7 +136,7 @@ def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -
     """Check that ``task`` has a column for every parameter of reward functions, and none whose name is taken.
 
     Raises:
-        ValueError: a parameter has no column and no default, or a column has a taken name. The message of the latter
+        ArgumentError: a parameter has no column and no default, or a column has a taken name. The message of the latter
             begins with ``where``.
     """
     columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}

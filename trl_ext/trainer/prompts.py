@@ -204,7 +204,7 @@ def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[
     """Check that no column has one of the ``reserved`` names, which reward functions get for other things.
 
     Raises:
-        ValueError: a column has one.
+        ArgumentError: a column has one.
     """
     taken = [column for column in reserved if dataset and column in dataset[0]]
     if taken:

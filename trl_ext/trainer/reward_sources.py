@@ -35,7 +35,7 @@ class RewardSources:
         batch_size: the most rows that the reward model reads at a time.
 
     Raises:
-        ValueError: a source is missing, or the weights do not fit the sources.
+        ArgumentError: a source is missing, or the weights do not fit the sources.
     """
 
     def __init__(

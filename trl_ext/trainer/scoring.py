@@ -277,7 +277,7 @@ def check_parameters(function: RewardFunction, columns: Collection[str]) -> None
     ``columns`` are the names of what it gets besides the prompts, the completions and the other :data:`RESERVED` names.
 
     Raises:
-        ValueError: it has one.
+        ArgumentError: it has one.
     """
     more: dict[str, Any] = dict.fromkeys([*columns, *RESERVED[2:]])
     positional, keywords = _arguments(function, [], [], more)
