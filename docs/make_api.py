@@ -114,7 +114,8 @@ GROUPS: list[tuple[str, str, str]] = [
         "to use it.",
         "trl_ext.PPOv2Trainer trl_ext.PPOv2Config trl_ext.PPOOptions trl_ext.LearnerOptions trl_ext.Policy "
         "trl_ext.Learner trl_ext.ValueHead "
-        "trl_ext.OBJECTIVES trl_ext.ppo.losses.importance_ratio trl_ext.ppo.maths.masked_mean "
+        "trl_ext.OBJECTIVES trl_ext.ppo.losses.objective_of trl_ext.ppo.losses.importance_ratio "
+        "trl_ext.ppo.maths.masked_mean "
         "trl_ext.ppo.maths.masked_var trl_ext.ppo.maths.masked_whiten trl_ext.ppo.maths.gae "
         "trl_ext.ppo.maths.policy_loss_terms trl_ext.ppo.maths.value_loss_terms trl_ext.ppo.maths.kl_estimate "
         "trl_ext.ppo.maths.token_logprobs trl_ext.ppo.maths.token_entropies ServedReward VLLMSampler trl_ext.Sampler "

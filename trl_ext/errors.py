@@ -34,6 +34,10 @@ class UserError(Exception):
         return "".join(traceback.format_exception(self)).splitlines()
 
 
+class ArgumentError(UserError, ValueError):
+    """What a user gave, such as a function, does not fit what it is given to. The message says what was expected."""
+
+
 def short_trace(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Let a :class:`UserError` that leaves ``function`` have a trace without the lines of this library.
 

@@ -1,11 +1,16 @@
 """Check an advantage: its slots, and the columns that they need."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from maporl.advantages.baselines import baseline_of
-from maporl.advantages.estimator import check_columns
+from maporl.advantages.batch import TurnBatch
+from maporl.advantages.estimator import check_columns, estimate
 from maporl.advantages.returns import return_of
 from maporl.advantages.transforms import build_transforms
+from maporl.config.imports import is_import, named_imports
+from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import Fault, refused
 from maporl.run import ResolvedRun
@@ -38,6 +43,30 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield Fault("advantage.post", "cumulative_kl works on tokens and stands alone", "remove the others")
     yield from _added_terms(config, per_token)
     yield from _critics(run)
+    yield from refused(lambda: _try_own(run))
+
+
+def _try_own(run: ResolvedRun) -> None:
+    """Compute advantages by slots and transforms of the user's own, of two questions with four dialogues each.
+
+    The second question pays all dialogues alike. What the columns hold is made up.
+
+    Raises:
+        ConfigError: a slot or a transform fails, or returns anything but one finite number for each row.
+    """
+    config = run.config.advantage
+    if return_of(config).per_token or not any(key.startswith("advantage.") for key in named_imports(run.config)):
+        return
+    rows = [(prompt, rollout, agent) for prompt in range(2) for rollout in range(4) for agent in run.speakers]
+    prompts, rollouts, agents = ([*column] for column in zip(*rows, strict=True))
+    columns: dict[str, Any] = {name: [1] * len(rows) for name in recorded_columns(run)}
+    columns |= dict.fromkeys(("agent", "role", "policy"), agents) | {"prompt": prompts, "rollout": rollouts}
+    columns |= dict.fromkeys(("parent", "caller"), [None] * len(rows))
+    reward = [0.0 if prompt else float(rollout) for prompt, rollout, _ in rows]
+    value = reward if baseline_of(config).needs_critic else None
+    own = tuple(entry for entry in config.post if is_import(entry_name(entry)))
+    batch = TurnBatch(reward, value, parts={"score": reward}, **columns)
+    estimate(batch, replace(config, post=own, singleton="zero"))
 
 
 def recorded_columns(run: ResolvedRun) -> list[str]:

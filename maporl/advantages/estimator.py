@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +10,11 @@ from maporl.advantages.baselines import BaselineState, Groups, all_equal, baseli
 from maporl.advantages.batch import TurnBatch
 from maporl.advantages.returns import RETURNS, return_of
 from maporl.advantages.scales import scale_of
-from maporl.advantages.slots import Return, find
+from maporl.advantages.slots import Return, find, numbers_of
 from maporl.advantages.transforms import Transform, build_transforms
-from maporl.config.imports import told
 from maporl.config.parse import entry_name
 from maporl.config.schema import AdvantageConfig
-from maporl.errors import ConfigError, UserError
+from maporl.errors import UserError
 
 
 class GroupOfOne(UserError, ValueError):
@@ -63,7 +61,8 @@ def estimate_all(
 
     Raises:
         ValueError: as for :func:`estimate`; or the return runs over tokens.
-        ConfigError: a transform fails, or returns anything but one finite number for each row.
+        ConfigError: a slot or a transform fails, or returns anything but one finite number for each row. The message
+            names it.
     """
     slot = return_of(config)
     if slot.compute is None:
@@ -75,31 +74,24 @@ def estimate_all(
     transforms = build_transforms(config)
     weights = torch.zeros(len(batch), dtype=torch.float64)
     weights[batch.rows()] = 1.0
-    for transform in transforms:
-        weights *= transform.weigh(batch)
-    compared = _compare(batch, config, weights, state or BaselineState(), slot.compute(batch, config))
+    post = [(f"advantage.post: {entry_name(e)}", t) for e, t in zip(config.post, transforms, strict=True)]
+    for where, transform in post:
+        weights = weights * numbers_of(f"{where}: weigh", transform.weigh, batch, like=weights)
+    compared = _compare(batch, config, weights, state or BaselineState())
     values = batch.tensor(batch.value) if batch.value is not None else torch.zeros_like(compared.returns)
     targets = compared.returns + values if slot.needs_critic else compared.returns
     if not scaled:
         return Estimates(compared.raw, targets, weights)
-    advantages = compared.advantages
+    advantages = compared.finite(config)
     if config.multi_objective_aggregation == "normalize_then_sum":
         advantages = _each_reward_alone(batch, config, weights)
     for term in config.plus:
         section = term.within(config)
-        compute = return_of(section).compute
-        assert compute is not None  # the check of the configuration refuses returns over tokens here
-        added = _compare(batch, section, weights, BaselineState(), compute(batch, section)).advantages
-        advantages = advantages + term.weight * added
-    for transform, entry in zip(transforms, config.post, strict=True):
-        name = entry_name(entry)
-        try:
-            result = transform.apply(advantages, batch, config)
-        except (TypeError, LookupError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"advantage.post: {name}: apply failed: {told(error)}") from error
-        advantages = _must_be_advantages(result, advantages, name)
-    for transform in transforms:
-        weights = transform.weigh_after(advantages, weights, batch)
+        advantages = advantages + term.weight * _compare(batch, section, weights, BaselineState()).finite(section)
+    for where, transform in post:
+        advantages = numbers_of(f"{where}: apply", transform.apply, advantages, batch, config, like=advantages)
+    for where, transform in post:
+        weights = numbers_of(f"{where}: weigh_after", transform.weigh_after, advantages, weights, batch, like=weights)
     return Estimates(advantages, targets, _loss_weights(batch, transforms, weights))
 
 
@@ -111,18 +103,32 @@ class _Compared:
     raw: Tensor
     advantages: Tensor
 
+    def finite(self, config: AdvantageConfig) -> Tensor:
+        """Return the advantages.
 
-def _compare(
-    batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: BaselineState, returns: Tensor
-) -> _Compared:
-    """Compare the ``returns`` of rows with those of their groups. Rows without a ``weight`` get 0."""
-    baseline, scale = baseline_of(config), scale_of(config)
+        Raises:
+            ConfigError: one is not finite. The message names the slot that made it.
+        """
+        wrong = ~self.advantages.isfinite()
+        made = {"returns": self.returns, "baseline": self.raw, "scale": self.advantages} if bool(wrong.any()) else {}
+        for slot, values in made.items():
+            numbers_of(f"advantage.{slot}: {getattr(config, slot)}", torch.where, wrong, values, 0.0, like=values)
+        return self.advantages
+
+
+def _compare(batch: TurnBatch, config: AdvantageConfig, weights: Tensor, state: BaselineState) -> _Compared:
+    """Compare the returns of rows with those of their groups. Rows without a ``weight`` get 0."""
+    baseline, scale, compute = baseline_of(config), scale_of(config), return_of(config).compute
+    assert compute is not None  # estimate_all, and the check of the configuration, refuse returns over tokens
+    returns = numbers_of(f"advantage.returns: {config.returns}", compute, batch, config, like=weights, finite=False)
     groups, statistics = batch.groups(config.key), weights
     if config.unit != "row":
         returns, statistics = _by_unit(batch, config, returns, weights)
     lone = _groups_of_one(batch, config, groups, statistics)
     counted = [rows for rows in groups if bool((statistics[rows] > 0).any())]
-    raw = returns - baseline.compute(returns, counted, statistics, batch, config, state)
+    where, given = "advantage.baseline: " + config.baseline, (counted, statistics, batch, config)
+    # a copy, because a function may write into what it is given
+    raw = returns - numbers_of(where, baseline.compute, returns.clone(), *given, state, like=returns, finite=False)
     for rows in counted if baseline.over == "group" else [batch.rows()]:
         raw[rows] = without_rounding(raw[rows], returns[rows])
     if baseline.over == "group" and baseline.needs_critic and scale.over != "nothing":
@@ -130,7 +136,8 @@ def _compare(
         for rows in counted:
             if all_equal(returns[[i for i in rows if statistics[i] > 0]]):
                 raw[rows] = 0.0
-    advantages = scale.compute(raw, returns, counted, statistics, batch, config)
+    where = "advantage.scale: " + config.scale
+    advantages = numbers_of(where, scale.compute, raw, returns.clone(), *given, like=raw, finite=False)
     if baseline.over == "group" and not baseline.needs_critic:
         for rows in counted:
             weighted = [i for i in rows if statistics[i] > 0]
@@ -148,30 +155,14 @@ def _each_reward_alone(batch: TurnBatch, config: AdvantageConfig, weights: Tenso
             "multi_objective_aggregation: normalize_then_sum needs the rewards apart, in TurnBatch.parts, which were "
             "not recorded"
         )
-    compute = return_of(config).compute
-    assert compute is not None  # returns over tokens were refused before
     total = torch.zeros(len(batch), dtype=torch.float64)
     for name, values in batch.parts.items():
         present = torch.tensor([value is not None for value in values])
         rewards = [0.0 if value is None else value for value in values]
-        returns = compute(replace(batch, reward=rewards, parts=None), config)
-        advantages = _compare(batch, config, weights * present, BaselineState(), returns).advantages
+        alone = replace(batch, reward=rewards, parts=None)
+        advantages = _compare(alone, config, weights * present, BaselineState()).finite(config)
         total += (batch.part_weights or {}).get(name, 1.0) * advantages
     return total
-
-
-def _must_be_advantages(result: Any, before: Tensor, name: str) -> Tensor:
-    """Return what ``apply`` of the transform ``name`` returned, if it is a finite tensor like the one before it."""
-    if not isinstance(result, Tensor) or result.shape != before.shape:
-        got = f"a tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else f"{result!r:.80}"
-    elif bool(result.isfinite().all()) or not bool(before.isfinite().all()):
-        return result
-    else:
-        got = "NaN or infinite advantages"
-    raise ConfigError(
-        f"advantage.post: {name}: apply returned {got}; expected a tensor of finite numbers of shape "
-        f"{list(before.shape)}, one for each row"
-    )
 
 
 def check_columns(config: AdvantageConfig, recorded: Sequence[str], where: str = "advantage") -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
-from maporl.config.imports import look_up, must_take
+from maporl.config.imports import look_up, must_take, told
+from maporl.errors import ConfigError
 
 Over = Literal["nothing", "group", "agent", "batch"]
 """Which rows are compared: none, those of the configuration's key, those of one agent, or all."""
@@ -80,6 +81,26 @@ class Scale:
     compute: Callable[..., Tensor]
     over: Over = "nothing"
     needs: tuple[str, ...] = ()
+
+
+def numbers_of(where: str, compute: Callable[..., Any], *arguments: Any, like: Tensor, finite: bool = True) -> Tensor:
+    """Call a part of an advantage, and return what it gives, if it is a number for each of those in ``like``.
+
+    Raises:
+        ConfigError: it failed, or returned something else, or with ``finite`` a number that is NaN or infinite. The
+            message begins with ``where``.
+    """
+    try:
+        result = compute(*arguments)
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ConfigError(f"{where} failed: {told(error)}") from error
+    got = f"a tensor {list(result.shape)}" if isinstance(result, Tensor) else f"{result!r:.80}"
+    if got == f"a tensor {list(like.shape)}" and not result.is_complex():
+        if not finite or bool(result.isfinite().all()):
+            return result.to(like.dtype)
+        got = "NaN or infinite numbers"
+    expected = f"a tensor {list(like.shape)} of finite numbers{', one for each row' if like.dim() == 1 else ''}"
+    raise ConfigError(f"{where} returned {got}; expected {expected}")
 
 
 Slot = TypeVar("Slot", Return, Baseline, Scale)

@@ -174,9 +174,12 @@ class RayBackend(TeamHome):
                 name,
                 policy.tokenizer,
                 CRITICS[(policy.critic or args.critic) if critics else "none"],
-                *(
-                    rate_of(*own, policy.learning_rate, args.learning_rate, adapter=policy.adapter is not None)
-                    for own in ((), (args.value_learning_rate,))
+                rate_of(policy.learning_rate, args.learning_rate, adapter=policy.adapter is not None),
+                rate_of(
+                    args.value_learning_rate,
+                    policy.learning_rate,
+                    args.learning_rate,
+                    adapter=policy.adapter is not None,
                 ),
             )
             for name, policy in team.policies.items()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from maporl.config.imports import must_take
 from maporl.errors import ConfigError, UserError
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Utterance
@@ -104,7 +105,13 @@ class FunctionSource(RewardSource):
 
 
 def as_source(source: RewardSource | Callable[[list[Dialogue], Task], Values]) -> RewardSource:
-    """``source`` itself, or a function wrapped as one."""
+    """``source`` itself, or a function wrapped as one.
+
+    Raises:
+        ConfigError: it is neither a source nor a function of dialogues and a task.
+    """
+    if not isinstance(source, RewardSource):
+        must_take(source, ("dialogues", "task"), f"reward source {getattr(source, '__name__', source)}")
     return source if isinstance(source, RewardSource) else FunctionSource(source)
 
 

@@ -12,6 +12,8 @@ from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values
 from maporl.tasks.base import Task
 from maporl.types import Dialogue
+from trl_ext.errors import ArgumentError
+from trl_ext.learning.trained import NonFiniteError
 from trl_ext.trainer.scoring import (
     RESERVED,
     RewardError,
@@ -77,7 +79,7 @@ class CompletionReward(RewardSource):
             (values,) = call_reward_functions(
                 [self.function], prompts, completions, ids, columns, self.state()
             ).values()
-        except RewardError as error:
+        except (RewardError, NonFiniteError) as error:
             cause = error.__cause__  # what the function raised itself
             what = f"reward {reward_name(self.function)!r} failed: {told(cause)}" if cause else str(error)
             raise RewardFailure(what) from error
@@ -102,15 +104,16 @@ def with_functions(
     Every function becomes a source of its own name. The default weight is 1. ``task`` has the columns that they get.
 
     Raises:
-        ValueError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two have
-            one name, the number of weights differs, or a column has the name of what functions get besides the columns.
+        ArgumentError: the list of functions is empty, one is not callable or has a parameter that nothing fills, two
+            have one name, the number of weights differs, or a column has the name of what functions get besides the
+            columns.
     """
     reward_funcs: list[Any] = list(functions) if isinstance(functions, list | tuple) else [functions]
     if not reward_funcs:
-        raise ValueError("reward_funcs: expected a function or a list of functions, got an empty list")
+        raise ArgumentError("reward_funcs: expected a function or a list of functions, got an empty list")
     for function in reward_funcs:
         if not callable(function) or isinstance(function, nn.Module):
-            raise ValueError(
+            raise ArgumentError(
                 f"reward_funcs: expected functions f(prompts, completions, **columns), got {function!r:.80}; a reward "
                 "model is a source of its own: reward=RewardSection(sources={'verifier': 1.0}, verifier=...), or "
                 "maporl.ServedReward"
@@ -118,10 +121,10 @@ def with_functions(
     check_columns(reward_funcs, task, "train_dataset")
     names = [reward_name(function) for function in reward_funcs]
     if len(set(names)) != len(names):
-        raise ValueError(f"reward_funcs: expected functions with different names, got {names}; rename one")
+        raise ArgumentError(f"reward_funcs: expected functions with different names, got {names}; rename one")
     shares = [1.0] * len(reward_funcs) if weights is None else [float(w) for w in weights]
     if len(shares) != len(reward_funcs):
-        raise ValueError(
+        raise ArgumentError(
             f"reward_weights: expected {len(reward_funcs)} numbers, one for each of {names}, got {len(shares)}"
         )
     completion_rewards = {name: CompletionReward(function) for name, function in zip(names, reward_funcs, strict=True)}
@@ -133,12 +136,12 @@ def check_columns(functions: Sequence[RewardFunction], task: Task, where: str) -
     """Check that ``task`` has a column for every parameter of reward functions, and none whose name is taken.
 
     Raises:
-        ValueError: a parameter has no column and no default, or a column has a taken name. The message of the latter
+        ArgumentError: a parameter has no column and no default, or a column has a taken name. The message of the latter
             begins with ``where``.
     """
     columns = {name for number in range(min(len(task), _ROWS)) for name in task.columns(task[number])}
     if taken := sorted(columns & {*RESERVED, *OF_A_TEAM}):
-        raise ValueError(
+        raise ArgumentError(
             f"{where}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
             "it"
         )

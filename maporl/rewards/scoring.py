@@ -3,16 +3,16 @@
 :class:`Scorer` is everything that a trainer or a player needs of rewards, as one part. Then come their statistics.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from maporl.config.imports import told
 from maporl.config.schema import RewardSection
 from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
 from maporl.rewards.counterfactual import set_contributions
-from maporl.rewards.credit import assign_credit
+from maporl.rewards.credit import assign_credit, is_finite
 from maporl.rounding import differ
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Grade
@@ -131,6 +131,9 @@ def grade_answers(dialogues: list[Dialogue], task: Task) -> None:
     except Exception as error:
         first = f"{where(*asked[0])} or another of {len(asked)} answers"
         raise RewardFailure(f"task {task.name}: grading {first} failed: {told(error)}") from error
+    if len(grades) != len(asked) or (strange := [g for g in grades if not isinstance(g, Grade)]):
+        got = f"{len(grades)} grades" if len(grades) != len(asked) else f"{strange[0]!r:.80}"
+        raise RewardFailure(f"task {task.name}: expected a maporl.Grade for each of {len(asked)} answers, got {got}")
     for (_, utterance), grade in zip(asked, grades, strict=True):
         utterance.grade = grade
 
@@ -154,14 +157,10 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
             raise RewardFailure(
                 f"reward source {name!r} failed on task {task.name}: {told(error)}{_hint(shown)}"
             ) from error
-        _must_fit(name, values, shown)
-        for dialogue, row in zip(shown, values, strict=True):
+        for dialogue, row in zip(shown, _checked(name, values, shown), strict=True):
             for utterance, value in zip(dialogue.utterances, row, strict=True):
-                if value is None or name in utterance.rewards:
-                    continue
-                if not math.isfinite(value):
-                    raise RewardFailure(f"reward source {name!r} gave {value} to {where(dialogue, utterance)}")
-                utterance.rewards[name] = value
+                if value is not None and name not in utterance.rewards:
+                    utterance.rewards[name] = value
 
 
 def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[Dialogue]:
@@ -172,13 +171,22 @@ def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[D
     return [d for d in lacking if d.utterances]
 
 
-def _must_fit(name: str, values: Values, shown: list[Dialogue]) -> None:
-    """Check that there is a value, or None, for each utterance."""
-    if [len(row) for row in values] != [len(d.utterances) for d in shown]:
+def _checked(name: str, values: Any, shown: list[Dialogue]) -> Values:
+    """Return what a source gave, if it is a finite number, or None, for each utterance."""
+    try:
+        fits = [len(row) for row in values] == [len(d.utterances) for d in shown]
+    except TypeError:
+        fits = False
+    if not fits:
         raise RewardFailure(
-            f"reward source {name!r}: expected one value for each of the {sum(len(d.utterances) for d in shown)} "
-            f"utterances of {len(shown)} dialogues, got {sum(map(len, values))} for {len(values)}{_hint(shown)}"
+            f"reward source {name!r}: expected a list for each of {len(shown)} dialogues, with one value for each of "
+            f"their {sum(len(d.utterances) for d in shown)} utterances, got {values!r:.80}{_hint(shown)}"
         )
+    for dialogue, row in zip(shown, values, strict=True):
+        for utterance, value in zip(dialogue.utterances, row, strict=True):
+            if value is not None and not is_finite(value):
+                raise RewardFailure(f"reward source {name!r} gave {value!r:.80} to {where(dialogue, utterance)}")
+    return [[None if value is None else float(value) for value in row] for row in values]
 
 
 def _hint(shown: list[Dialogue]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
 from trl_ext.learning.config import PPOv2Config
-from trl_ext.ppo.losses import OBJECTIVES
+from trl_ext.ppo.losses import OBJECTIVES, objective_of
 from trl_ext.ppo.options import Decoding, option
 
 _OF_ONE_POLICY = (
@@ -66,6 +66,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
 
         Raises:
             ConfigError: no objective has this name.
+            ArgumentError: the objective fails on a few made-up tokens, or returns something else than it should.
             ValueError: transformers refuses an argument.
         """
         objective = look_up(config.ppo.objective, OBJECTIVES, "ppo.objective")
@@ -73,7 +74,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         OBJECTIVES.setdefault(config.ppo.objective, objective)
         processes = int(os.environ.get("WORLD_SIZE", "1"))  # each process plays its own batch in every update
         episodes = config.updates * config.questions_per_update() * processes
-        return cls(
+        args = cls(
             output_dir=config.output_dir,
             seed=config.seed,
             eval_questions=config.evaluation.questions,
@@ -85,3 +86,5 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
             **dataclasses.asdict(config.training),
             **dataclasses.asdict(config.ppo) | {"total_episodes": episodes},
         )
+        objective_of(args)
+        return args

@@ -13,6 +13,7 @@ from maporl.advantages.batch import TurnBatch
 from maporl.advantages.estimator import Estimates, estimate_all
 from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
+from maporl.advantages.slots import numbers_of
 from maporl.advantages.transforms import Transform, build_transforms
 from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
@@ -256,7 +257,10 @@ class Advantages:
         for transform in per_token:
             for batch in batches.values():
                 kl, mask = token_kl(batch, "k1"), batch.sampled_mask
-                batch.advantages = transform.apply_to_tokens(batch.advantages, kl, mask, self.options.kl_coef)
+                where, given = f"advantage.post: {type(transform).__name__}: apply_to_tokens", batch.advantages
+                batch.advantages = numbers_of(
+                    where, transform.apply_to_tokens, given, kl, mask, self.options.kl_coef, like=given
+                )
         if per_token and self.config.scale != "none":
             self._number_groups(batches, rows, columns[: len(rows)])
             whiten_groups(list(batches.values()), unbiased=self.config.ddof == 1)

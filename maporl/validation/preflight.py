@@ -23,7 +23,7 @@ from maporl.config.imports import unknown
 from maporl.config.schema import AgentSection, Config, TrainingOptions
 from maporl.config.threads import threads_of
 from maporl.engines import choice
-from maporl.errors import ConfigError, Fault, each, install_command, one_line, refuse, refused
+from maporl.errors import ConfigError, Fault, UserError, each, install_command, one_line, refuse, refused
 from maporl.loops import plan
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
@@ -53,11 +53,12 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
 
     Raises:
         ConfigError: transformers refuses an option, or a package that an option needs is not installed.
+        ArgumentError: an objective of the user's own fails, or returns something else than it should.
     """
     refuse(_options(config.training))
     try:
         return MultiAgentPPOConfig.from_config(config)
-    except ConfigError:
+    except UserError:
         raise
     except ValueError as error:
         raise ConfigError(f"training: {one_line(error)}") from None

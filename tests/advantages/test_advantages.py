@@ -6,7 +6,17 @@ import pytest
 import torch
 from folders import ROOT
 
-from maporl.advantages import AdvantageConfig, BaselineState, TurnBatch, check_columns, estimate, estimate_all
+from maporl.advantages import (
+    BASELINES,
+    SCALES,
+    AdvantageConfig,
+    Baseline,
+    BaselineState,
+    TurnBatch,
+    check_columns,
+    estimate,
+    estimate_all,
+)
 from maporl.errors import ConfigError
 
 
@@ -418,3 +428,36 @@ def test_the_worked_example_of_the_documentation():
     ]
     columns = zip(namespace["batch"].reward, namespace["grpo"], namespace["dr_mas"], namespace["at_grpo"], strict=True)
     assert shown == [list(map(float, row)) for row in columns]
+
+
+@pytest.mark.parametrize("made, message", [
+    (lambda r: r[:2], "advantage.baseline: own returned a tensor [2]; expected a tensor [4] of finite numbers, one for each row"),
+    (lambda r: r.mean(), "advantage.baseline: own returned a tensor []; expected a tensor [4]"),
+    (lambda r: r.tolist(), "advantage.baseline: own returned [0.0, 1.0, 1.0, 1.0]; expected a tensor [4]"),
+    (lambda r: r.to(torch.complex64), "advantage.baseline: own returned a tensor [4]; expected a tensor [4] of finite numbers"),
+    (lambda r: r / 0, "advantage.baseline: own returned NaN or infinite numbers"),
+    (lambda r: r[7], "advantage.baseline: own failed: "),
+])  # fmt: skip
+def test_a_baseline_that_gives_no_number_for_each_row_is_named(monkeypatch, made, message):
+    monkeypatch.setitem(BASELINES, "own", Baseline(lambda returns, *others: made(returns), over="group"))
+    with pytest.raises(ConfigError) as caught:
+        estimate(one_prompt([0.0, 1.0, 1.0, 1.0]), config(baseline="own", scale="none"))
+    assert message in str(caught.value)
+
+
+def test_the_function_that_made_a_nan_is_named_and_equal_groups_may_divide_by_0(monkeypatch):
+    monkeypatch.setitem(SCALES, "own", lambda advantages, returns, *others: advantages / returns.std())
+    equal, batch = one_prompt([1.0, 1.0]), one_prompt([0.0, 1.0])
+    assert estimate(equal, config(baseline="mean", scale="own")).tolist() == [0.0, 0.0], "0/0 of an equal group is 0"
+    assert estimate(batch, config(baseline="mean", scale="own")).tolist() == pytest.approx([-0.7071, 0.7071], abs=1e-4)
+    with pytest.raises(ConfigError, match=r"^advantage\.scale: own returned NaN or infinite numbers"):
+        estimate(equal, config(baseline="none", scale="own"))
+
+
+def test_a_baseline_may_write_into_what_it_is_given_and_return_whole_numbers(monkeypatch):
+    def least(returns, groups, *others):
+        returns[:] = returns.min()
+        return returns.long()
+
+    monkeypatch.setitem(BASELINES, "least", Baseline(least, over="group"))
+    assert estimate(one_prompt([0.0, 1.0]), config(baseline="least", scale="none")).tolist() == [0.0, 1.0]

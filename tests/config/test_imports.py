@@ -462,6 +462,8 @@ def test_in_python_the_modules_folder_is_remembered(project, tmp_path, monkeypat
         ({"advantage": {"returns": "utterance", "baseline": "M:whole"}}, "advantage.baseline: M:whole: expected a function of (returns, "),
         ({"advantage": {"returns": "utterance", "baseline": "none", "post": ["M:Best"]}}, "advantage.post: M:Best: expected a class"),
         ({"ppo": {"objective": "M:whole"}}, "ppo.objective: M:whole: expected a function of (new, old, advantages, mask, options)"),
+        ({"ppo": {"objective": "M_odd:mean_loss"}}, "objective M_odd:mean_loss: returned losses that are a tensor []; expected"),
+        ({"advantage": {"returns": "utterance", "baseline": "M_odd:short"}}, "advantage.baseline: M_odd:short returned a tensor ["),
         ({"ppo": {"objective": "pppo"}}, "ppo.objective: unknown 'pppo'; did you mean 'ppo'?"),
         ({"schedule": {"curriculum": [{"update": 2, "task": {"name": "M_task:Nobody"}}]}}, "update 2: task.name: M_task:Nobody: unknown"),
         ({"branching": {"how": "M:Relay"}}, "got 'M:Relay'; no part of your own can be named here"),
@@ -483,7 +485,8 @@ def test_a_part_that_does_not_serve_is_refused_before_a_model_loads(
         "return 1\n    def __getitem__(self, i): pass\n@dataclass(frozen=True)\nclass Unsplit(Task):\n    def "
         "__len__(self): return 1\n    def __getitem__(self, i): pass\n    def grade(self, e, t): pass\nclass "
         "Derived(Reversal):\n    more: int = 3\n@dataclass(frozen=True)\nclass Odd(Reversal):\n    draw: "
-        "random.Random = None\n",
+        "random.Random = None\ndef mean_loss(new, old, advantages, mask, options): return (new - old).mean(), {}\n"
+        "def short(returns, groups, weights, batch, config, state): return returns[:1]\n",
     )
     file = project("M", **{"schedule": {}, "advantage": {}, "reward": {}, "ppo": {"response_length": 3}, **changes})
     if words is None:  # two arguments are two arguments

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import traceback
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ from maporl.report.metric_panels import bar_text
 from maporl.rewards.base import RewardFailure
 from maporl.rollout.requests import opening
 from maporl.tasks import TaskError
+from trl_ext import PPOv2Config, PPOv2Trainer
 from trl_ext.chat.encoding import CONCATENATION_TEMPLATE, encode_prompt
+from trl_ext.errors import WHOLE
 from trl_ext.trainer.scoring import RewardError, call_reward_functions
 
 
@@ -225,6 +228,24 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path, functions, more, mess
         trainer_of(tmp_path, functions, **more)
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_a_wrong_parameter_of_a_reward_function_is_told_in_a_few_lines(tmp_path, monkeypatch, single):
+    monkeypatch.delenv(WHOLE, raising=False)
+
+    def labelled(completions, label):
+        return [0.0 for _ in completions]
+
+    with pytest.raises(ValueError) as caught:
+        if single:
+            one, args = agent("solo"), PPOv2Config(output_dir=str(tmp_path), total_episodes=8, use_cpu=True)
+            PPOv2Trainer(args, one.tokenizer, one.model, train_dataset=ROWS, reward_funcs=labelled)
+        else:
+            trainer_of(tmp_path, labelled)
+    told = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert len(told) <= 17 and not any("maporl/training" in line or "trl_ext/trainer/p" in line for line in told)
+    assert "'labelled': missing a required argument: 'label'; its parameters may be prompts, comp" in told[-1]
+
+
 def test_an_adapter_and_its_base_are_not_two_policies(tmp_path):
     """``get_peft_model`` changes the base, so the base would speak with the adapter, and would not be trained."""
     base = agent("ann")
@@ -262,7 +283,7 @@ def test_trls_names_in_yaml_lead_to_those_here():
         (lambda completions: 1 / 0, RewardFailure, "test_from_grpo.py, line [0-9]+: ZeroDivisionError"),
         (lambda completions: [None] * 8, RewardFailure, "no reward source scored agent 'solo', turn 1"),
         (lambda completions, completion_ids: [[0.0] * len(i) for i in completion_ids], RewardFailure, "gave a list of numbers"),
-        (lambda completions: [math.nan] * 8, Exception, "value nan"),
+        (lambda completions: [math.nan] * 8, RewardFailure, "^reward '<lambda>': value nan for completion 0 "),
     ],
 )  # fmt: skip
 def test_a_reward_that_fails_stops_the_run(tmp_path, function, error, message):

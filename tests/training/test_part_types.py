@@ -7,7 +7,8 @@ import torch
 
 from maporl import Arithmetic
 from maporl.advantages.batch import TurnBatch
-from maporl.advantages.estimator import _must_be_advantages, estimate
+from maporl.advantages.estimator import estimate
+from maporl.advantages.slots import numbers_of
 from maporl.config.schema import AdvantageConfig, RewardSection
 from maporl.environments.games import Game
 from maporl.errors import ConfigError
@@ -202,12 +203,17 @@ def pays_nan(dialogues, credits):
     return [dict.fromkeys(own, float("nan")) for own in credits]
 
 
+def pays_agents(dialogues, credits):
+    return [{"ann": 1.0} for own in credits]
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("returns_none", "returns_none: returned None; expected a list of {utterance: credit}"),
+        ("returns_none", "returns_none: returned None; expected a list of {utterance id: credit}"),
         ("one_too_few", "one_too_few: returned 1 of them for 2 dialogues"),
         ("pays_nan", "pays_nan: returned the credit nan"),
+        ("pays_agents", "pays_agents: returned the utterance 'ann'"),
     ],
 )
 def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
@@ -225,13 +231,16 @@ def test_a_rule_that_returns_no_credits_is_named(rule, message, monkeypatch):
     ("result", "message"),
     [
         (None, "Clamp: apply returned None"),
-        (torch.zeros(2), r"Clamp: apply returned a tensor of shape \[2\]"),
+        (
+            torch.zeros(2),
+            r"Clamp: apply returned a tensor \[2\]; expected a tensor \[3\] of finite numbers, one for each row",
+        ),
         (torch.full((3,), float("nan")), "Clamp: apply returned NaN"),
     ],
 )
 def test_a_transform_that_returns_no_advantages_is_named(result, message):
     with pytest.raises(ConfigError, match=message):
-        _must_be_advantages(result, torch.zeros(3), "adv:Clamp")
+        numbers_of("advantage.post: adv:Clamp: apply", lambda: result, like=torch.zeros(3))
 
 
 def test_a_transform_that_keeps_to_its_contract_is_applied():

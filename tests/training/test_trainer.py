@@ -164,6 +164,10 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
         def grade(self, example, text):
             return Grade(None, None, "unreadable label") if text == "?" else super().grade(example, text)
 
+    class Careless(Arithmetic):
+        def grade(self, example, text):
+            return True
+
     class Broken(Arithmetic):
         def grade(self, example, text):
             raise ZeroDivisionError("no")
@@ -174,6 +178,8 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
     ):
         score_dialogues(dialogues, Odd(), {"label": label}, {"label": 1.0})
     dialogues = played({"ann": ["4", "4"], "bob": ["4", "?"]})
+    with pytest.raises(RewardFailure, match=r"expected a maporl\.Grade for each of 4 answers, got True"):
+        score_dialogues(dialogues, Careless(), {"label": label}, {"label": 1.0})
     with pytest.raises(
         RewardFailure,
         match=r"grading agent 'ann', turn 1, dialogue e\.0 or another of 4 answers failed: .*, line \d+: ZeroDivisionError: no",
@@ -184,7 +190,9 @@ def test_a_reward_that_fails_or_is_missing_names_agent_turn_and_dialogue():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda dialogues, task: [[1.0]], r"expected one value for each of the 4 utterances .* got 1 for 1"),
+        (lambda dialogues, task: [[1.0]], r"one value for each of their 4 utterances, got \[\[1.0\]\]"),
+        (lambda dialogues, task: 3, r"one value for each of their 4 utterances, got 3"),
+        (lambda dialogues, task: [[1.0, "high", 0.0, 0.0]], r"gave 'high' to agent 'bob', turn 1, dialogue e\.0"),
         (lambda dialogues, task: 1 / 0, r"failed on task .*: ZeroDivisionError"),
         (lambda dialogues, task: [[1.0, float("nan"), 0.0, 0.0]], r"gave nan to agent 'bob', turn 1, dialogue e\.0"),
     ],

@@ -46,7 +46,7 @@ from trl_ext.models.forward import (
 from trl_ext.models.liger import use_liger
 from trl_ext.models.randomness import quiet, set_recomputation
 from trl_ext.ppo.batch import TokenBatch, ToRead, placeholder
-from trl_ext.ppo.losses import OBJECTIVES, Objective, Totals, micro_batch_loss
+from trl_ext.ppo.losses import Totals, micro_batch_loss, objective_of
 from trl_ext.ppo.options import rate_of
 from trl_ext.process import distributed
 from trl_ext.sharding.choice import strategy_of
@@ -152,9 +152,7 @@ class Learner:
         self.checked = False
         """Whether a second forward has shown that forwards of the same weights are equal
         (:mod:`trl_ext.learning.invariants`)."""
-        if args.objective not in OBJECTIVES:
-            raise ValueError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {args.objective!r}")
-        self.objective: Objective = OBJECTIVES[args.objective]
+        self.objective = objective_of(args)
 
     def _check_adapter(self) -> None:
         """Check that the adapter, once it has learned, sees no later tokens, and say if it cannot be loaded again."""
@@ -472,21 +470,24 @@ class Learner:
         """Return the statistics of a minibatch, summed over its micro-batches and all processes."""
         # all measures are read at once, after the last backward pass, so that the device is waited for once
         stacked = [torch.stack(list(measures.values())) for *_, measures in microbatches]
-        numbers = torch.stack(stacked).tolist() if stacked else []
+        numbers = iter(torch.cat(stacked).tolist() if stacked else [])
         sums: Metrics = {}
-        for (rows, logprobs, measures), values in zip(microbatches, numbers, strict=True):
-            for key, value in zip(measures, values, strict=True):
-                sums[key] = sums.get(key, 0.0) + value
+        for rows, logprobs, measures in microbatches:
+            for key in measures:
+                sums[key] = sums.get(key, 0.0) + next(numbers)
             if not math.isfinite(sums["loss"]):
-                self._report_not_finite(rows, logprobs, sums["loss"])
+                self._report_not_finite(rows, logprobs, sums)
         parts = distributed.all_gather(sums)
         return {key: sum([part.get(key, 0.0) for part in parts]) for key in max(parts, key=len)}
 
-    def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, loss: float) -> NoReturn:
-        """Raise an error that names the rows with a non-finite log-probability or advantage, or the first rows."""
+    def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, sums: Metrics) -> NoReturn:
+        """Raise an error that names the rows with a non-finite log-probability or advantage, or what made the loss."""
         spread = _scatter(logprobs, rows, torch.arange(len(rows)))
         self._check_finite(rows, {"log-probability": spread, "advantage": rows.advantages})
-        raise NonFiniteError(f"policy {self.name!r}: the loss is {loss} on rows {'; '.join(rows.labels[:4])}")
+        by = "" if math.isfinite(sums["policy_loss"]) else f" by objective {self.args.objective}"
+        raise NonFiniteError(
+            f"policy {self.name!r}: the loss{by} is {sums['loss']} on rows {'; '.join(rows.labels[:4])}"
+        )
 
     def _zero_loss(self, device: torch.device, critic_only: bool) -> Tensor:
         """Return a loss of 0 through everything that is trained."""

@@ -33,17 +33,18 @@ class Clock:
 
 
 def update_metrics(entries: list[Metrics]) -> Metrics:
-    """Return means over all optimizer steps of an update, under TRL's metric names."""
+    """Return means over all optimizer steps of an update, under TRL's metric names, and of an objective's measures."""
     if not entries:
         return {}
-    mean = {key: sum([e[key] for e in entries]) / len(entries) for key in entries[0]}
+    longest = max(entries, key=len)
+    mean = {key: sum(own := [e[key] for e in entries if key in e]) / len(own) for key in longest}
     ratios = [e["ratio"] for e in entries]
-    extra = {"loss/kl_avg": mean["kl_loss"]} if "kl_loss" in mean else {}
+    named = {"kl_loss": "loss/kl_avg", "clipped": "policy/clipfrac_avg"}
+    extra = {named.get(k, k): value for k, value in mean.items() if k in named or k.startswith("measure/")}
     return extra | {
         "loss/policy_avg": mean["policy_loss"],
         "loss/value_avg": mean["value_loss"],
         "policy/approxkl_avg": mean["approx_kl"],
-        "policy/clipfrac_avg": mean["clipped"],
         "val/clipfrac_avg": mean["value_clipped"],
         "val/ratio": mean["ratio"],
         "val/ratio_var": float(np.var(ratios)),

@@ -4,17 +4,19 @@ An objective is a function ``(new, old, advantages, mask, options) -> (losses, m
 log-probabilities and advantages [N, T] with a boolean mask. It returns the loss of every token [N, T] and named values
 [N, T], of which the trainer logs the token mean. ``OBJECTIVES`` names them all. ``options.aggregation`` decides how the
 losses are averaged (:func:`token_weights`), so no objective repeats that. The loss of a micro-batch adds the critic's
-loss, the KL term and the entropy term; each is averaged over the whole minibatch.
+loss, the KL term and the entropy term; each is averaged over the whole minibatch. :func:`checked_objective` is the one
+place that calls an objective.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trl_ext.errors import ArgumentError, one_line
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import TokenBatch
 from trl_ext.ppo.options import PPOOptions
@@ -82,6 +84,70 @@ def dis(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPO
 
 
 OBJECTIVES: dict[str, Any] = {"ppo": ppo, "reinforce": reinforce, "dis": dis}
+
+
+def checked_objective(
+    objective: Objective, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, options: PPOOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Call an objective, and return its losses [N, T] and measures [N, T], of which ``ratio`` is added where it lacks.
+
+    No number is read, because that would wait for the device.
+
+    Raises:
+        ArgumentError: it returned something else, or losses without a gradient.
+    """
+    returned = objective(new, old, advantages, mask, options)
+    losses, measures = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if not isinstance(measures, Mapping):
+        got = f"{_kind(returned)} and no measures"
+    elif strangers := [name for name, value in measures.items() if _kind(value) != _kind(new)]:
+        got = f"the measure {strangers[0]!r}, which is {_kind(measures[strangers[0]])}"
+    elif _kind(losses) != _kind(new):
+        got = f"losses that are {_kind(losses)}"
+    elif new.requires_grad and not losses.requires_grad:
+        got = "losses without a gradient, so that nothing would be learned"
+    else:
+        added = {} if "ratio" in measures else {"ratio": importance_ratio(new.detach(), old, mask, options.ratio)}
+        return losses, {**measures, **added}
+    raise ArgumentError(
+        f"objective {options.objective}: returned {got}; expected (losses, measures): the loss of each token, "
+        f"{_kind(new)} with the gradient of 'new', and a dict of tensors of this shape, which may be empty"
+    )
+
+
+def objective_of(options: PPOOptions) -> Objective:
+    """Return the objective that ``options`` name, which was tried on a few made-up tokens.
+
+    Raises:
+        ArgumentError: no objective has this name, or it fails, or returns something else than losses [N, T] that are
+            finite and have a finite gradient, and measures.
+    """
+    if options.objective not in OBJECTIVES:
+        raise ArgumentError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {options.objective!r}")
+    # answers of 8 and of 5 tokens, better and worse than expected, whose probabilities have moved or not
+    mask = torch.arange(8) < torch.tensor([[8], [5], [8], [5]])
+    old, signs = -torch.linspace(0.1, 2.0, 32).view(4, 8) * mask, torch.tensor([[1.0], [-1.0], [-1.0], [1.0]]) * mask
+    new = (old + torch.tensor([[0.0], [0.0], [0.1], [-0.1]]) * mask).requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            losses, _ = checked_objective(OBJECTIVES[options.objective], new, old, signs, mask, options)
+            (gradient,) = torch.autograd.grad(losses.sum(), new, allow_unused=True, materialize_grads=True)
+    except ArgumentError:
+        raise
+    except Exception as error:
+        what = f"failed on made-up tokens: {type(error).__name__}: {one_line(error)}"
+        raise ArgumentError(f"objective {options.objective}: {what}") from error
+    loss, size = float(losses.detach().sum()), float(gradient.abs().sum())
+    if not (math.isfinite(loss) and 0 < size < math.inf):
+        raise ArgumentError(
+            f"objective {options.objective}: on made-up tokens and zeros outside of the mask its losses sum to {loss} "
+            f"and the sizes of their gradients to {size}; expected finite numbers, and the second above 0"
+        )
+    return OBJECTIVES[options.objective]
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
 
 
 def token_weights(mask: Tensor, rows: Tensor, total: float | Tensor, aggregation: str) -> Tensor:
@@ -166,11 +232,11 @@ def micro_batch_loss(
     old = (rows.old_logprobs if options.ratio_to == "update" else sampling_logprobs(rows)).to(new.dtype)
     if options.ratio == "trajectory":
         (whole_new, whole_old, advantages), whole_mask, position = joined(rows, [new, old, rows.advantages])
-        losses, measures = objective(whole_new, whole_old, advantages, whole_mask, options)
+        losses, measures = checked_objective(objective, whole_new, whole_old, advantages, whole_mask, options)
         losses = _spread(losses.flatten()[position], mask.shape, *sampled)
         measures = {name: _spread(value.flatten()[position], mask.shape, *sampled) for name, value in measures.items()}
     else:
-        losses, measures = objective(new, old, rows.advantages, mask, options)
+        losses, measures = checked_objective(objective, new, old, rows.advantages, mask, options)
     weights = token_weights(mask, rows.weight, totals.policy, options.aggregation)
     if options.engine_tis_cap is not None:
         weights = weights * engine_weights(rows, options.engine_tis_cap, options.engine_tis_mode)
@@ -204,13 +270,16 @@ def micro_batch_loss(
         sums |= {
             "loss": loss,
             "value_loss": value_loss,
-            "clipped": measures["clipfrac"][sampled].sum() / totals.tokens,
             "value_clipped": value_clipped,
             "approx_kl": 0.5 * (difference**2).sum() / totals.tokens,
-            "ratio": measures["ratio"][sampled].sum() / totals.tokens,
             "valued": valued,
             "advantaged": ((rows.advantages * rows.weight.unsqueeze(1))[sampled] != 0).sum().to(policy_loss.dtype),
             "learned": _moved_by(policy_loss, out.logprobs, rows.critic_only),
+        }
+        known = {"clipfrac": "clipped", "ratio": "ratio"}
+        sums |= {
+            known.get(name, f"measure/{name}"): values[sampled].sum() / totals.tokens
+            for name, values in measures.items()
         }
     return loss, {name: value.detach() for name, value in sums.items()}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from trl_ext.chat.control_tokens import special_ends
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
+from trl_ext.errors import ArgumentError
 
 PROMPT_COLUMNS = ("input_ids", "prompt", "messages")
 MOST_READ, MOST_TOKENISED = 20_000, 200
@@ -203,11 +204,11 @@ def check_columns(dataset: Sequence[dict] | None, name: str, reserved: Sequence[
     """Check that no column has one of the ``reserved`` names, which reward functions get for other things.
 
     Raises:
-        ValueError: a column has one.
+        ArgumentError: a column has one.
     """
     taken = [column for column in reserved if dataset and column in dataset[0]]
     if taken:
-        raise ValueError(
+        raise ArgumentError(
             f"{name}: the column {taken[0]!r} has the name of what a reward function gets besides the columns; rename "
             "it"
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trl_ext.chat.encoding import RenderedChat, Tokenizer
+from trl_ext.errors import ArgumentError
 from trl_ext.models.randomness import quiet
 from trl_ext.ppo.batch import Completion
 from trl_ext.process import distributed
@@ -34,7 +35,7 @@ class RewardSources:
         batch_size: the most rows that the reward model reads at a time.
 
     Raises:
-        ValueError: a source is missing, or the weights do not fit the sources.
+        ArgumentError: a source is missing, or the weights do not fit the sources.
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class RewardSources:
         batch_size: int,
     ):
         if model is None and functions is None:
-            raise ValueError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
+            raise ArgumentError("a source of reward is missing: pass reward_funcs (functions) or reward_model")
         self.tokenizer = tokenizer
         self.functions = _as_list(functions)
         if wrong := [f for f in self.functions if not callable(f) or isinstance(f, torch.nn.Module)]:
-            raise ValueError(
+            raise ArgumentError(
                 f"reward_funcs: expected functions, got {wrong[0]!r:.80}; a reward model is passed as reward_model, or "
                 "behind a server as a function that asks it"
             )
@@ -128,12 +129,12 @@ def _weights(weights: Sequence[float] | None, sources: list[str]) -> list[float]
         return [1.0] * len(sources)
     expected = f"expected {len(sources)} numbers, one per source ({', '.join(sources)})"
     if not isinstance(weights, Sequence):
-        raise ValueError(f"reward_weights: {expected}, got {weights!r:.80}")
+        raise ArgumentError(f"reward_weights: {expected}, got {weights!r:.80}")
     values = list(weights)
     if len(values) != len(sources):
-        raise ValueError(f"reward_weights: {expected}, got {len(values)}")
+        raise ArgumentError(f"reward_weights: {expected}, got {len(values)}")
     if not all(isinstance(w, numbers.Real) and math.isfinite(w) for w in values):
-        raise ValueError(f"reward_weights: {expected}, got {values}")
+        raise ArgumentError(f"reward_weights: {expected}, got {values}")
     if not any(values):
-        raise ValueError(f"reward_weights: all are 0, so no completion would earn anything; {expected}, got {values}")
+        raise ArgumentError(f"reward_weights: all are 0, so no completion would earn anything; got {values}")
     return [float(w) for w in values]

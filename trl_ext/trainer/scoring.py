@@ -17,7 +17,7 @@ import torch
 
 from trl_ext.chat.control_tokens import encode_pieces, encode_text
 from trl_ext.chat.encoding import RenderedChat, Tokenizer
-from trl_ext.errors import UserError
+from trl_ext.errors import ArgumentError, UserError
 from trl_ext.learning.checks import sees_later_tokens
 from trl_ext.learning.trained import NonFiniteError
 from trl_ext.models.forward import angles_depend_on_length, base_of, room_of, trunk_of
@@ -277,14 +277,14 @@ def check_parameters(function: RewardFunction, columns: Collection[str]) -> None
     ``columns`` are the names of what it gets besides the prompts, the completions and the other :data:`RESERVED` names.
 
     Raises:
-        ValueError: it has one.
+        ArgumentError: it has one.
     """
     more: dict[str, Any] = dict.fromkeys([*columns, *RESERVED[2:]])
     positional, keywords = _arguments(function, [], [], more)
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
-        raise ValueError(
+        raise ArgumentError(
             f"reward function {reward_name(function)!r}: {error}; its parameters may be "
             f"{', '.join([*RESERVED, *columns])}, and **kwargs takes the rest"
         ) from None

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trl_ext.errors import ArgumentError
+from trl_ext.learning.metrics import update_metrics
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import Completion, build_token_batch
 from trl_ext.ppo.losses import (
@@ -15,6 +17,7 @@ from trl_ext.ppo.losses import (
     aggregation_total,
     importance_ratio,
     micro_batch_loss,
+    objective_of,
     sampling_logprobs,
     token_weights,
 )  # fmt: skip
@@ -273,3 +276,71 @@ def test_while_the_critic_warms_up_only_its_loss_counts():
     loss.backward()
     assert logprobs.grad is None or not logprobs.grad.any()
     assert values.grad.any()
+
+
+# -- an objective of one's own ------------------------------------------------------------------------------------
+
+
+def surrogate(new, old, advantages):
+    return -advantages * (new - old).exp()
+
+
+OWN = {
+    "loss_alone": (lambda n, o, a, m, s: surrogate(n, o, a), "returned a tensor [4, 8] and no measures; expected (losses, measures)"),
+    "no_measures": (lambda n, o, a, m, s: (surrogate(n, o, a), None), "returned a value of type tuple and no measures"),
+    "three": (lambda n, o, a, m, s: (surrogate(n, o, a), {}, 0), "returned a value of type tuple and no measures"),
+    "mean": (lambda n, o, a, m, s: (surrogate(n, o, a).mean(), {}), "returned losses that are a tensor []; expected"),
+    "row": (lambda n, o, a, m, s: (surrogate(n, o, a).sum(1), {}), "returned losses that are a tensor [4]; expected"),
+    "mean_measure": (lambda n, o, a, m, s: (surrogate(n, o, a), {"gap": (n - o).mean()}), "the measure 'gap', which is a tensor []"),
+    "number": (lambda n, o, a, m, s: (surrogate(n, o, a), {"gap": 0.5}), "the measure 'gap', which is a value of type float"),
+    "detached": (lambda n, o, a, m, s: (surrogate(n.detach(), o, a), {}), "losses without a gradient, so that nothing would be learned"),
+    "elsewhere": (lambda n, o, a, m, s: (a + 0 * n, {}), "the sizes of their gradients to 0.0; expected"),
+    "nan_outside": (lambda n, o, a, m, s: (surrogate(n, o, a) * m / m, {}), "its losses sum to nan"),
+    "nan_gradient": (lambda n, o, a, m, s: (a * ((n - o) ** 2).sqrt(), {}), "of their gradients to nan"),
+    "too_few": (lambda n, o, a: (a, {}), "failed on made-up tokens: TypeError: "),
+    "raises": (lambda n, o, a, m, s: (n @ o, {}), "failed on made-up tokens: RuntimeError: mat1 and mat2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_objective_that_cannot_be_trained_on_is_refused_before_anything_is_sampled(name, monkeypatch):
+    objective, message = OWN[name]
+    monkeypatch.setitem(OBJECTIVES, name, objective)
+    with pytest.raises(ArgumentError) as caught:
+        objective_of(PPOOptions(objective=name))
+    assert str(caught.value).startswith(f"objective {name}: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean", "trajectory"])
+@pytest.mark.parametrize("objective", ["ppo", "reinforce", "dis"])
+def test_the_objectives_that_are_here_pass(objective, ratio):
+    if ratio == "token" or objective == "ppo":
+        options = PPOOptions(
+            objective=objective, ratio=ratio, cliprange=0.0003, tis_cap=2.0 if objective == "reinforce" else None
+        )
+        assert objective_of(options) is OBJECTIVES[objective]
+
+
+def test_a_loss_of_another_shape_in_a_later_batch_is_named():
+    def first_only(new, old, advantages, mask, options):
+        return surrogate(new, old, advantages)[:1], {}
+
+    rows, options = some_rows(), PPOOptions(objective="first_only")
+    logprobs = rows.old_logprobs[rows.sampled_mask].requires_grad_(True)
+    with pytest.raises(ArgumentError, match=r"objective first_only: returned losses that are a tensor \[1, 5\]"):
+        micro_batch_loss(rows, Output(logprobs), Totals.of(rows, torch.arange(3), options), options, first_only)
+
+
+def test_own_measures_are_metrics_and_what_is_not_measured_is_left_out():
+    """Six tokens of ratio e^0.1 = 1.1052. Own measures are token means; the ratio is computed, and clips are unknown."""
+
+    def own(new, old, advantages, mask, options):
+        return surrogate(new, old, advantages), {"trust": 3.0 * mask, "near": (new - old).abs() < 1.0}
+
+    rows, options = some_rows(), PPOOptions(cliprange=0.2)
+    logprobs = (rows.old_logprobs[rows.sampled_mask] + 0.1).requires_grad_(True)
+    _, sums = micro_batch_loss(rows, Output(logprobs), Totals.of(rows, torch.arange(3), options), options, own)
+    metrics = update_metrics([{name: float(value) for name, value in sums.items()} | {"grad_norm": 1.0}])
+    assert metrics["measure/trust"] == pytest.approx(3.0) and metrics["measure/near"] == pytest.approx(1.0)
+    assert metrics["val/ratio"] == pytest.approx(1.1052, abs=1e-4)
+    assert "policy/clipfrac_avg" not in metrics
