@@ -94,6 +94,10 @@ class TinyHops(Lessons, Task):
         correct = names[-1] == example.answer
         return Grade(names[-1], correct, "equals the label" if correct else "differs from the label")
 
+    def question_key(self, example: Example) -> str:
+        """The question, with the facts that a search finds."""
+        return f"{example.question} {example.meta['paragraphs']}"
+
     def solution(self, example: Example) -> str:
         """The name alone."""
         return example.answer

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,13 +13,16 @@ from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
 from trl_ext.ppo.options import option
 
+TRIES = 20
+"""How often a held-out question is drawn again that is also a training question. There may be no others."""
+
 
 @dataclass(frozen=True)
 class Parts(Lessons, Task):
     """Questions such as ``47+36*``: each part is digits and a sign, which asks for a skill (:class:`Skills`).
 
-    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. A question
-    is the same in both splits only by chance, once in so many questions as there are.
+    ``47+36*`` asks for the ``next`` of every digit of 47, and for 36 ``reversed``. The answer is ``58 63``. A
+    question that is trained on is not held out, as long as there are others.
 
     For warm starts, the task writes calls of agents that are named after their skills (``ask_next``), one for each
     part.
@@ -61,7 +64,14 @@ class Parts(Lessons, Task):
     @cached_property
     def _examples(self) -> list[Example]:
         rng = random.Random(f"{self.split} {self.seed}")
-        return [self._drawn(rng, number) for number in range(self.size)]
+        trained = {example.question for example in replace(self, split="train")} if self.split == "eval" else ()
+        examples = []
+        for number in range(self.size):
+            examples.append(self._drawn(rng, number))
+            for _ in range(TRIES):
+                if examples[-1].question in trained:
+                    examples[-1] = self._drawn(rng, number)
+        return examples
 
     def _drawn(self, rng: random.Random, number: int) -> Example:
         numbers = rng.sample(range(10**self.digits), self.parts)

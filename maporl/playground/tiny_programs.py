@@ -92,6 +92,10 @@ class TinyPrograms(ProgramTask):
         """The instruction, with the question in the place of ``{question}``."""
         return self.instruction.replace("{question}", example.question)
 
+    def question_key(self, example: Example) -> str:
+        """The question, with the function that tests know, because a question need not tell it."""
+        return f"{example.question} {example.id}"
+
     def solution(self, example: Example) -> str:
         """The reference solution as an agent writes it, on one line."""
         return f"```{example.meta['reference']}```"

@@ -56,23 +56,6 @@ def check_reward_functions(run: ResolvedRun) -> None:
             raise ConfigError(f"reward.sources: {error}") from None
 
 
-def label_warnings(run: ResolvedRun) -> Iterator[Fault]:
-    """Yield a warning for each tiny model whose alphabet lacks characters of the right answers."""
-    if not run.tinies:
-        return  # the answers need not be read
-    labelled = (task for task in run.splits if task.labelled and task.has_questions)
-    used = {c for task in labelled for i in range(min(LOOKED_AT, len(task))) for c in task[i].answer}
-    for name, tiny in run.tinies.items():
-        if lacking := used - set(tiny.alphabet):
-            yield Fault(
-                f"agents.{name}.tiny.alphabet",
-                f"right answers have characters that it lacks, {''.join(sorted(lacking))!r:.60}, so {name} can never "
-                "write those answers",
-                "add them",
-                "warning",
-            )
-
-
 def _split_warnings(config: Config, task: Task) -> Iterator[Fault]:
     """Check the first examples of a split, and grade the right answers of a few. Yield the first that it calls
     wrong."""

@@ -38,6 +38,8 @@ class Task(ABC):
     """Whether its questions are those of several other tasks, each graded by its own."""
     labelled: ClassVar[bool] = True
     """Whether answers can be right or wrong. If not, evaluations measure rewards in place of accuracy."""
+    labels_graded: ClassVar[int] = 4
+    """How many labels of a split are graded before a run, to count those that cannot be read. Grading may be slow."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -81,6 +83,19 @@ class Task(ABC):
         """A right answer in the expected form, for supervised training."""
         return f"Answer: {example.answer}"
 
+    def reads_label(self, example: Example) -> bool:
+        """Whether some answer can be graded, because the label can be read: the right one, or the bare label."""
+        said = (self.solution(example), example.answer)
+        return any(self.grade(example, text).correct is not None for text in said)
+
+    def question_key(self, example: Example) -> str:
+        """What tells a question from all others: what agents are shown of it, without differences of blanks and case.
+
+        A task whose tools or environments know more about an example adds it.
+        """
+        shown = [*(message["content"] for message in self.before_question(example)), self.question(example)]
+        return " ".join(" ".join(shown).split()).casefold()
+
     def remark(self) -> str | None:
         """A line for people about how this split was read, or None. ``maporl check`` prints it."""
         return None
@@ -108,6 +123,8 @@ class ReadTask(Task):
 
     limit: int | None
     instruction: str
+
+    labels_graded = 2_000
 
     @property
     @abstractmethod

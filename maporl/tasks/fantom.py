@@ -54,6 +54,8 @@ class FANToM(Task):
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
+    labels_graded = 0  # every sentence can be read
+
     def __post_init__(self):
         super().__post_init__()
         if self.limit is not None and self.limit < 1:

@@ -125,6 +125,10 @@ class Mixture(Lessons, Task):
         """The messages that its own task puts before the question."""
         return self.part_of(example).before_question(example)
 
+    def question_key(self, example: Example) -> str:
+        """What tells the question from others of its own task."""
+        return self.part_of(example).question_key(example)
+
     def columns(self, example: Example) -> dict[str, Any]:
         """What reward functions get about the example, and the name of its ``task``."""
         return {**self.part_of(example).columns(example), "task": example.meta["task"]}

@@ -42,6 +42,7 @@ class ProgramTask(Lessons, Task):
     """
 
     answer_form = "```python\n<the whole function>\n```"
+    labels_graded = 0  # tests grade, and no label is read
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +97,7 @@ def hidden_tests(example: Example, code: str) -> tuple[str, list[str], str, str]
     return code, meta["tests"], setup, meta["entry_point"]
 
 
-class Programs(ReadTask, ProgramTask):
+class Programs(ProgramTask, ReadTask):
     """Functions to write that are read from rows. Rows whose reference solution does not pass its tests are left out.
 
     Tests run where the program does not. A few cannot: a test may pass a function to the program, or look at the list

@@ -88,6 +88,7 @@ class Triplets(Task):
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = "<answer>...</answer>"
+    labels_graded = 0  # what programs return is compared, and was read when questions were made
 
     def __post_init__(self) -> None:
         super().__post_init__()

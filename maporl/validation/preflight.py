@@ -27,13 +27,13 @@ from maporl.errors import ConfigError, Fault, UserError, each, install_command, 
 from maporl.loops import plan
 from maporl.playground.teacher import check_taught, taught_calls
 from maporl.rewards.credited import credit_lines
-from maporl.rewards.own_code import check_reward_functions, label_warnings, own_task_warnings
+from maporl.rewards.own_code import check_reward_functions, own_task_warnings
 from maporl.rewards.verifier import lengths
 from maporl.rollout.ablation import left_out
 from maporl.rollout.branching import BRANCHINGS
 from maporl.rollout.tool_checks import OfferedTools
 from maporl.run import ResolvedRun
-from maporl.tasks import Mixture, Task
+from maporl.tasks import Mixture, Task, counts
 from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, policy_names
@@ -178,7 +178,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
+        *refuse(each((lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
         *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
@@ -316,6 +316,8 @@ def _faults(run: ResolvedRun, tools: OfferedTools, ask_servers: bool, has_traine
         return  # the rest reads them
     yield from disk.check(run)
     yield from own_task_warnings(run)
+    counted = counts.count_data(run.task, run.held_out, run.config.evaluation.questions, run.curriculum)
+    yield from counts.faults(counted, run.config.task["name"], "label" in run.config.reward.asked)
     check_reward_functions(run)
     yield from model_checks.check_alphabets(run)
     yield from lengths.check(run)

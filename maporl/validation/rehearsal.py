@@ -35,6 +35,8 @@ from trl_ext.process import distributed
 
 UPDATES = 1_000
 """The updates whose plans are looked at."""
+LABELS = 1_000
+"""The right answers of a split that are looked at, the first ones."""
 DECIDE = frozenset({"router"})
 """Roles whose words only decide who speaks next, so that nobody need be shown them."""
 
@@ -398,6 +400,7 @@ class Measured:
                 "warning",
             )
         yield from _unread(config, self.players.requests)
+        yield from self._unwritable()
         for agent, length in longer.items():
             name = (
                 "ppo.response_length"
@@ -411,6 +414,25 @@ class Measured:
                 "a run stops where it does not fit",
                 "warning",
             )
+
+    def _unwritable(self) -> Iterator[Fault]:
+        """Yield agents that cannot write right answers: they lack characters, or may not write so many tokens."""
+        labelled = [task for task in self.run.splits if task.labelled and task.has_questions]
+        labels = [answer for task in labelled for i in range(min(LABELS, len(task))) if (answer := task[i].answer)]
+        for name, tiny in self.run.tinies.items():
+            if lacking := "".join(sorted(set().union(*labels) - set(tiny.alphabet))):
+                what = f"right answers have characters that it lacks, {lacking!r:.60}, so {name} can never write them"
+                yield Fault(f"agents.{name}.tiny.alphabet", what, "add them", "warning")
+        for name, tokenizer in self.players.tokenizers.items() if labels else ():
+            asked = [r for r in self.players.requests if r.ask.agent == name and r.ask.answers]
+            most = max((r.longest(self.most_of[name]) for r in asked), default=None)
+            sizes = [len(ids) for ids in tokenizer(labels, add_special_tokens=False)["input_ids"]]
+            if most is not None and (longer := sum(size > most for size in sizes)):
+                what = f"{longer:,} of {len(sizes):,} right answers have more than the {most} tokens that it may write"
+                remedy = (
+                    f"raise ppo.response_length, or max_tokens of its sampling, to {max(sizes) + 1} for the longest"
+                )
+                yield Fault(f"agents.{name}", what, remedy, "warning")
 
     def _too_long(self, request: Request, length: int, answer: int, context: int) -> Fault:
         """Return the fault of a prompt that leaves no room for an answer."""

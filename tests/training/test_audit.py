@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from folders import ROOT
+from transformers import TrainerCallback
 from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Ask, MultiAgentPPOConfig, MultiAgentPPOTrainer, Protocol, RewardSection, Team
@@ -195,21 +196,20 @@ def test_a_resumed_run_goes_on_counting_and_a_cut_one_is_audited_as_far_as_it_ca
     whole = team_run(tmp_path / "whole", tiny)
     whole.train()
 
-    def stopped(dialogues, task):
-        if stopped.asked == 2:
-            raise RuntimeError("the machine is gone")
-        stopped.asked += 1
-        return letters(dialogues, task)
+    class Gone(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise RuntimeError("the machine is gone")
 
-    stopped.asked = 0
+    saving = {"save_strategy": "steps", "save_steps": 1}
     with pytest.raises(RuntimeError):
-        team_run(tmp_path / "cut", tiny, stopped, options={"save_strategy": "steps", "save_steps": 1}).train()
+        team_run(tmp_path / "cut", tiny, options=saving, callbacks=[Gone()]).train()
     cut = audit_of(read_run(tmp_path / "cut"))
     assert cut.numbers("learner")["ann"].due == 2
     assert (
         said_of(tmp_path / "cut")[1].rstrip().endswith("audited after 2 of 3 updates; the run goes on, or was cut off")
     )
-    resumed = team_run(tmp_path / "cut", tiny, options={"save_strategy": "steps", "save_steps": 1})
+    resumed = team_run(tmp_path / "cut", tiny, options=saving)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.audit.counts == whole.audit.counts == audit_of(read_run(tmp_path / "cut")).counts
 

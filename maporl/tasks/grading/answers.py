@@ -315,7 +315,7 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return choice
     right = reading(truth) or (reading(right_hand_side(truth)) if "=" in truth else None)
     if right is None:
-        return True if _written_alike(answer, truth) else None
+        return _written_alike(answer, truth) or (None if option(truth) is None else False)
     said = reading(answer) or reading(right_hand_side(answer))
     if said is None:
         return _written_alike(answer, truth)
@@ -465,11 +465,11 @@ def grade_mathematics(text: str, truth: str) -> Grade:
     if len(truth) > LONGEST_LABEL:
         return Grade(None, None, too_long(truth))
     answer = written_answer(text)
-    if answer is None:
+    verdict = same_answer(answer or "", truth)
+    if answer is None and verdict is False:
         return Grade(None, False, "no final answer in the asked form")
-    verdict = same_answer(answer, truth)
     reason = {True: "equals the label", False: "differs from the label", None: "the label cannot be read"}[verdict]
-    return Grade(canonical(right_hand_side(answer)), verdict, reason)
+    return Grade(None if answer is None else canonical(right_hand_side(answer)), verdict, reason)
 
 
 def too_long(truth: str) -> str:
