@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maporl.evaluation.metrics import Evaluation
-from maporl.rewards.scoring import mean_rewards, reward_sums
+from maporl.evaluation.metrics import SCORE, Evaluation
 from maporl.rollout.player import evaluate_everywhere
 from maporl.types import Dialogue
 
@@ -19,22 +18,19 @@ def round_metrics(
         stages: what the manifest of each stage says of each policy.
         held_out: the evaluation after the round.
     """
-    evaluation = evaluate_everywhere(list(dialogues))
-    metrics = (
-        evaluation.metrics() | (evaluation.rewards or mean_rewards([reward_sums(list(dialogues))])) | lengths(dialogues)
-    )
+    metrics = evaluate_everywhere(list(dialogues)).metrics() | lengths(dialogues)
     for number, stage in enumerate(stages, 1):
         for policy, about in stage.items():
             numbers = {key: value for key, value in about.items() if isinstance(value, int | float)}
             metrics |= {f"{policy}/stage_{number}/{key}": float(value) for key, value in numbers.items()}
     if held_out is not None:
-        metrics |= {f"eval_{name}": value for name, value in (held_out.metrics() | held_out.rewards).items()}
+        metrics |= {f"eval_{name}": value for name, value in held_out.metrics().items()}
     return metrics
 
 
 def held_out_score(held_out: Evaluation) -> float:
-    """Return the accuracy of the last answers, or without labels the mean score."""
-    return held_out.final().value if held_out.final().total else held_out.rewards["reward/score"]
+    """Return the accuracy of the last answers, or without labels the mean score; 0 if that is not measured."""
+    return held_out.final().value if held_out.final().total else held_out.rewards.get(SCORE, 0.0)
 
 
 def lengths(dialogues: Sequence[Dialogue]) -> dict[str, float]:
