@@ -33,6 +33,8 @@ from claims_verifier import URLS_VARIABLE, make_verifier, served
 from learning import T95, Run, train
 from quickstart import about
 
+from maporl.evaluation.metrics import proves_nothing
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/claims.md"
@@ -128,10 +130,12 @@ def difference(report: dict[str, Any], comparison: Comparison) -> dict[str, Any]
     """Return the paired difference of two arms: its mean, its 95% t interval over the seeds, and a verdict.
 
     The verdict is "moves in the claimed direction" if the whole interval lies on the claimed side of 0, "moves in the
-    other direction" if it lies on the other side, and "does not move by more than chance" if it contains 0.
+    other direction" if it lies on the other side, and "does not move by more than chance" if it contains 0. If all
+    seeds of both arms have one value, it is "proves nothing".
     """
     name, arm, against, direction = comparison.measure, comparison.arm, comparison.against, comparison.direction
-    own = [seed[arm][name] - seed[against][name] for seed in report["seeds"].values()]
+    seeds = [(seed[against][name], seed[arm][name]) for seed in report["seeds"].values()]
+    own = [more - less for less, more in seeds]
     mean = statistics.fmean(own)
     half = T95[len(own)] * statistics.stdev(own) / math.sqrt(len(own))
     sign = 1 if mean - half > 0 else -1 if mean + half < 0 else 0
@@ -148,7 +152,7 @@ def difference(report: dict[str, Any], comparison: Comparison) -> dict[str, Any]
         "mean": round(mean, 4),
         "low": round(mean - half, 4),
         "high": round(mean + half, 4),
-        "verdict": verdicts[sign],
+        "verdict": "proves nothing" if proves_nothing(seeds, len(seeds)) else verdicts[sign],
     }
 
 

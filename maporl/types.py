@@ -398,6 +398,7 @@ class Dialogue:
         without: the agents that were left out, if this is an ablation.
         ablations: this dialogue without some of its agents, for counterfactual credit (:mod:`maporl.rollout.ablation`).
             They are scored, and nobody is trained on them.
+        unscored: the reward sources that an evaluation has left out of its scores, and why.
     """
 
     example: Example
@@ -409,6 +410,7 @@ class Dialogue:
     environments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     without: tuple[str, ...] = ()
     ablations: list["Dialogue"] = field(default_factory=list)
+    unscored: dict[str, str] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "environments": {}}  # another process cannot use them
@@ -478,7 +480,7 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
         ValueError: an utterance has an unknown reason for its end.
     """
     example = Example(**_known(Example, record["example"]))
-    values = {name: record[name] for name in ("outcome", "prompt", "rollout") if name in record}
+    values = {name: record[name] for name in ("outcome", "prompt", "rollout", "unscored") if name in record}
     values |= {name: tuple(record.get(name, ())) for name in ("lost", "without")}
     values["ablations"] = [from_record(ablation) for ablation in record.get("ablations", ())]
     return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **values)

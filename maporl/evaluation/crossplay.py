@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from maporl.evaluation.metrics import Difference, Share, unanswered
+from maporl.evaluation.metrics import Difference, Share, proves_nothing, unanswered
 from maporl.types import Dialogue
 
 MOST_TEAMS = 64
@@ -151,6 +151,10 @@ class CrossPlay:
         self_play = [team for team in self.teams if team.self_play]
         return difference([team for team in self.teams if not team.self_play], self_play)
 
+    def proves_nothing(self) -> str:
+        """Return why the gap proves nothing, as :func:`maporl.evaluation.metrics.proves_nothing`: a run is a seed."""
+        return proves_nothing([[one for one in t.right if one is not None] for t in self.teams], len(self.runs))
+
     def against_own_teams(self, team: CrossTeam) -> Difference:
         """Return a team minus the mean of the teams that its members trained in, one for each member."""
         return difference([self._by_runs[(run,) * len(self.seats)] for run in team.runs], [team])
@@ -167,6 +171,7 @@ class CrossPlay:
             "self_play": _share(self.self_play()),
             "cross_play": _share(self.cross_play()),
             "gap": vars(self.gap()),
+            "proves_nothing": self.proves_nothing(),
             "matrix": [[_share(cell) for cell in row] for row in self.matrix()],
             "teams": [
                 {

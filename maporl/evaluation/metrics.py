@@ -10,13 +10,15 @@ one that can.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from maporl.types import Dialogue, Grade
 
 Z95 = 1.959963984540054
+SCORE = "reward/score"
+"""The mean score of an utterance among the rewards of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ class Difference:
     high: float
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> "Difference":
-        """Return the difference of ``pairs``, which are (before, after) on each question.
+    def of(cls, pairs: Sequence[tuple[float, float]], most: float = 1.0) -> "Difference":
+        """Return the difference of ``pairs``, which are (before, after) on each question. ``most`` is the largest that
+        there can be.
 
         >>> Difference.of([(0, 1), (0, 1), (0, 0), (1, 0)]).points()
         '+25.0 points (95% interval -68.8 to +100.0, compared question by question)'
@@ -67,7 +70,7 @@ class Difference:
         mean = sum(changes) / len(changes)
         deviation = math.sqrt(sum((d - mean) ** 2 for d in changes) / max(1, len(changes) - 1))
         half = Z95 * deviation / math.sqrt(len(changes))
-        return cls(mean, max(-1.0, mean - half), min(1.0, mean + half))
+        return cls(mean, max(-most, mean - half), min(most, mean + half))
 
     @property
     def sign(self) -> int:
@@ -82,6 +85,30 @@ class Difference:
         """Return it in percentage points, for a sentence."""
         interval = f"95% interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
         return f"{100 * self.mean:+.1f} points ({interval}, compared question by question)"
+
+
+def proves_nothing(arms: Iterable[Iterable[float]], seeds: int) -> str:
+    """Return in a sentence why a comparison of ``arms`` proves nothing. Empty if it may prove something.
+
+    Args:
+        arms: for each arm, how often its answers are right, by run or by question.
+        seeds: how many trainings each arm has. Two or fewer do not tell a difference from chance.
+
+    >>> proves_nothing([[0, 0], [0, 0]], 5)
+    'No answer was ever right, so this comparison proves nothing.'
+    >>> proves_nothing([[0, 1], [1, 1]], 5)
+    ''
+    """
+    found = {value for arm in arms for value in arm}
+    if len(found) == 1:
+        told = "All results are equal" if any(found) else "No answer was ever right"
+        return f"{told}, so this comparison proves nothing."
+    if seeds > 2:
+        return ""
+    return (
+        f"With {seeds} seed{'s' * (seeds > 1)} of each, chance in training may explain any difference, so this "
+        "comparison proves nothing about how they were trained."
+    )
 
 
 @dataclass(frozen=True)
@@ -117,8 +144,9 @@ class Evaluation:
     """The result of an evaluation.
 
     ``baselines`` are accuracies without debate at the same number of sampled tokens. ``finished`` has, for each turn,
-    the share of questions that ended in it by consensus. ``rewards`` are mean rewards, such as ``reward/length``. Only
-    an evaluation without labels has them.
+    the share of questions that ended in it by consensus. ``rewards`` are mean rewards, such as ``reward/length``.
+    ``reward/score`` is the mean score of an utterance: the weighted sum that training pays, without the sources in
+    ``unmeasured``, which says why each of them was left out.
     """
 
     turns: list[TurnReport]
@@ -128,6 +156,12 @@ class Evaluation:
     baselines: dict[str, Share] = field(default_factory=dict)
     finished: list[float] = field(default_factory=list)
     rewards: dict[str, float] = field(default_factory=dict)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether rewards were asked for and no answer is right or wrong."""
+        return bool(self.rewards or self.unmeasured) and not any(turn.team.total for turn in self.turns)
 
     def final(self) -> Share:
         """Return the accuracy of all agents together in the last turn."""
@@ -155,7 +189,7 @@ class Evaluation:
             }
         if any(self.finished):
             flat |= {f"finished/turn_{number}": share for number, share in enumerate(self.finished, 1)}
-        return {name: number for name, number in flat.items() if not math.isnan(number)}
+        return {name: number for name, number in flat.items() if not math.isnan(number)} | self.rewards
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain JSON values, including the intervals."""
@@ -179,6 +213,7 @@ class Evaluation:
             "baselines": plain(self.baselines),
             "finished": self.finished,
             "rewards": self.rewards,
+            "unmeasured": self.unmeasured,
         }
 
     @classmethod
@@ -219,7 +254,7 @@ class Evaluation:
         rewards = record.get("rewards", {})
         if not all(math.isfinite(mean) for mean in rewards.values()):
             raise ValueError(f"expected finite rewards, got {rewards!r:.80}")
-        return cls(turns, flips, *counts, baselines, finished, rewards)
+        return cls(turns, flips, *counts, baselines, finished, rewards, dict(record.get("unmeasured", {})))
 
 
 def turns_played(dialogues: Sequence[Dialogue]) -> int:

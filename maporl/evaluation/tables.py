@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maporl.evaluation.crossplay import CrossPlay
-from maporl.evaluation.metrics import Evaluation, Share
+from maporl.evaluation.metrics import SCORE, Evaluation, Share
 from trl_ext.learning.audit import Audit
 
 
@@ -17,18 +17,15 @@ def cell(share: Share | None) -> str:
 
 
 def before_after(before: Evaluation | None, after: Evaluation) -> Table:
-    """Return a table of the accuracy per turn and agent, or of the mean rewards, before and after training."""
-    what = "mean rewards" if after.rewards else "accuracy in %"
-    intervals = "" if after.rewards else ", 95% intervals"
+    """Return a table of the accuracy per turn and agent and of the mean score, before and after training. Without
+    labels it has the mean rewards alone."""
+    what = "mean rewards" if after.unlabelled else "accuracy in %"
+    intervals = "" if after.unlabelled else ", 95% intervals"
     table = Table(title=f"Held-out {what}, {after.questions} questions{intervals}")
     for heading in ("turn", "who", "before", "after"):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
-    for name, mean in after.rewards.items():
-        earlier = before.rewards.get(name) if before else None
-        table.add_row("", name, "-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}")
-    if after.rewards:
-        return table
-    for number, turn in enumerate(after.turns):
+    table.caption = not_measured(after) or None
+    for number, turn in enumerate(() if after.unlabelled else after.turns):
         old = before.turns[number] if before and number < len(before.turns) else None
         rows = [(agent, old.agents.get(agent) if old else None, share) for agent, share in turn.agents.items()]
         rows += [
@@ -43,24 +40,37 @@ def before_after(before: Evaluation | None, after: Evaluation) -> Table:
                 cell(now),
                 end_section=position == len(rows) - 1,
             )
+    for name, mean in shown_rewards(after):
+        earlier = before.rewards.get(name) if before else None
+        table.add_row("", name, "-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}")
     return table
 
 
 def learned(before: Evaluation | None, after: Evaluation) -> str:
     """Return in one line what a run ended with, and what came of talking."""
-    if after.rewards or not after.turns:
-        name = "reward/score" if "reward/score" in after.rewards else next(iter(after.rewards), None)
-        if name is None:
-            return "held out: nothing was graded"
-        earlier = before.rewards.get(name) if before else None
-        told = "" if earlier is None else f"{earlier:.4g} before, "
-        return f"held out: {name} {told}{after.rewards[name]:.4g} after training"
+    name = SCORE if SCORE in after.rewards else next(iter(after.rewards), "")
+    earlier = before.rewards.get(name) if before else None
+    was = "" if earlier is None else f"{earlier:.4g} before, "
+    paid = f"{name} {was}{after.rewards[name]:.4g} after training" if name else "nothing was graded"
+    if after.unlabelled or not after.turns:
+        return f"held out: {paid}"
     final, first = after.final(), after.turns[0].team
     was = f"{before.final().value:.1%} before, " if before and before.turns and before.final().total else ""
     line = f"held out: {was}{final.value:.1%} of the last answers right after training"
     if len(after.turns) > 1 and first.total:
         line += f", and {first.value:.1%} of the first ones (talking: {100 * (final.value - first.value):+.1f} points)"
-    return line
+    return line if after.rewards.get(name) == after.rewards.get("reward/label") else f"{line}; {paid}"
+
+
+def shown_rewards(evaluation: Evaluation) -> list[tuple[str, float]]:
+    """Return the mean rewards that a table shows: all without labels, and beside accuracies the score."""
+    return [(name, mean) for name, mean in evaluation.rewards.items() if evaluation.unlabelled or name == SCORE]
+
+
+def not_measured(evaluation: Evaluation) -> str:
+    """Return in one sentence which reward sources the score of an evaluation is without, and why. Empty if none is."""
+    left_out = "; ".join(f"{name}: {why}" for name, why in evaluation.unmeasured.items())
+    return f"The score is without rewards that an evaluation does not ask for ({left_out})." if left_out else ""
 
 
 def audit_table(done: Audit, part: str = "") -> Table:
@@ -88,8 +98,9 @@ def evaluation_table(evaluation: Evaluation) -> Table:
             table.add_row(str(number), who, cell(share), end_section=ends)
     for name, share in evaluation.baselines.items():
         table.add_row("", name, cell(share))
-    for name, mean in evaluation.rewards.items():
+    for name, mean in shown_rewards(evaluation):
         table.add_row("", name, f"{mean:.4g}")
+    table.caption = not_measured(evaluation) or None
     return table
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maporl.evaluation.metrics import Evaluation
+from maporl.evaluation.metrics import SCORE, Evaluation
 from maporl.report.audit import dialogue_counts
-from maporl.rewards.scoring import mean_rewards, reward_sums
 from maporl.rollout.player import evaluate_everywhere
 from maporl.types import Dialogue
 from trl_ext.learning.audit import COUNT
@@ -21,10 +20,7 @@ def round_metrics(
         stages: what the manifest of each stage says of each policy.
         held_out: the evaluation after the round.
     """
-    evaluation = evaluate_everywhere(list(dialogues))
-    metrics = (
-        evaluation.metrics() | (evaluation.rewards or mean_rewards([reward_sums(list(dialogues))])) | lengths(dialogues)
-    )
+    metrics = evaluate_everywhere(list(dialogues)).metrics() | lengths(dialogues)
     for number, stage in enumerate(stages, 1):
         for policy, about in stage.items():
             numbers = {key: value for key, value in about.items() if isinstance(value, int | float)}
@@ -35,13 +31,13 @@ def round_metrics(
         counts |= {f"learner/{policy}/rounds": 1, f"learner/{policy}/rows": sum(learned)}
     metrics |= {COUNT + name: float(number) for name, number in counts.items()}
     if held_out is not None:
-        metrics |= {f"eval_{name}": value for name, value in (held_out.metrics() | held_out.rewards).items()}
+        metrics |= {f"eval_{name}": value for name, value in held_out.metrics().items()}
     return metrics
 
 
 def held_out_score(held_out: Evaluation) -> float:
-    """Return the accuracy of the last answers, or without labels the mean score."""
-    return held_out.final().value if held_out.final().total else held_out.rewards["reward/score"]
+    """Return the accuracy of the last answers, or without labels the mean score; 0 if that is not measured."""
+    return held_out.final().value if held_out.final().total else held_out.rewards.get(SCORE, 0.0)
 
 
 def lengths(dialogues: Sequence[Dialogue]) -> dict[str, float]:

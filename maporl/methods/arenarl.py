@@ -43,6 +43,7 @@ class PairwiseJudge(RewardSource):
     """
 
     answers_only = True
+    compares = True
 
     def __init__(self, section: ArenaSection, speak: Speak):
         self.section, self.speak, self.agents = section, speak, (section.agent,)

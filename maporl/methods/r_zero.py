@@ -30,6 +30,7 @@ class Repeats(RewardSource):
     """
 
     answers_only = False
+    compares = True
 
     def __init__(self) -> None:
         for package in ("sacrebleu", "scipy"):

@@ -27,7 +27,7 @@ def told(play: CrossPlay) -> str:
     return (
         f"Teams that trained together are right {percent(play.self_play())} of the time, and teams whose agents come "
         f"from different runs {percent(play.cross_play())}, on {counted(play.questions, 'question')}. Trained together "
-        f"minus mixed: {gap.points()}. {verdict}{apart}"
+        f"minus mixed: {gap.points()}. {play.proves_nothing() or verdict}{apart}"
     )
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from maporl.config.safe_yaml import dump_yaml
 from maporl.errors import RunError
-from maporl.evaluation.metrics import Difference, Evaluation
+from maporl.evaluation.metrics import SCORE, Difference, Evaluation, proves_nothing
 from maporl.report import crossplay, groups
 from maporl.report.audit import audit_of, shown
 from maporl.report.charts import charts, compared, finite, unique_names
@@ -28,7 +28,7 @@ from maporl.report.listening import knowledge_table, listening_table
 from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.names import agents_of, named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
-from maporl.report.result import SCORE, first_screen
+from maporl.report.result import first_screen
 from maporl.report.setup import setup
 from maporl.report.story import (
     OTHERS,
@@ -153,8 +153,16 @@ def comparison(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "results": [{"key": key, "values": [column[key] for column in columns]} for key in columns[0]],
         "setup": differences(runs),
         "comparable": shared,
+        "rewards": _sums(runs, names),
         "scores": any("score" in value for column in columns for value in column.values()),
     }
+
+
+def _sums(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Say that the scores of runs are different sums of rewards, where they are."""
+    sums = [" ".join(learns_from(run)) or "Its reward is not recorded." for run in runs]
+    told = [f"{name}: {each}" for name, each in zip(names, sums, strict=True)] if len({*sums}) > 1 else []
+    return visible(" ".join(["These scores are different sums and cannot be compared.", *told])) if told else ""
 
 
 def _column(run: Run) -> dict[str, str]:
@@ -164,7 +172,8 @@ def _column(run: Run) -> dict[str, str]:
         if report is None:
             return "\u2013"
         score = report.rewards.get(SCORE)
-        return percent(report.final()) if report.final().total else "\u2013" if score is None else f"score {score:.3f}"
+        told = [percent(report.final())] if report.final().total else []
+        return ", ".join([*told, *([] if score is None else [f"score {score:.3f}"])]) or "\u2013"
 
     def gain(difference: Difference | None) -> str:
         return "\u2013" if difference is None else difference.brief()
@@ -197,7 +206,8 @@ def _against(one: Run, other: Run, names: Sequence[str]) -> str:
         0: f"it is not clear whether {names[1]} is better than {names[0]}",
     }[difference.sign]
     asked = counted(len(pairs), "held-out question")
-    return visible(f"On {asked}, {told}: {difference.points()}.")
+    doubt = proves_nothing(zip(*pairs, strict=True), 1)
+    return visible(f"On {asked}, {told}: {difference.points()}. {doubt}")
 
 
 def results(run: Run) -> list[dict[str, Any]]:
@@ -205,7 +215,7 @@ def results(run: Run) -> list[dict[str, Any]]:
     three agents, where it says nothing new.
     """
     last = run.after or run.before
-    if last is not None and last.rewards:  # it was made without labels
+    if last is not None and last.unlabelled:
         return []
     rows = []
     for number, turn in enumerate(last.turns if last else ()):

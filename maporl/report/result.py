@@ -5,10 +5,11 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from maporl.evaluation.metrics import Z95, Difference, Evaluation, Share
+from maporl.evaluation.metrics import SCORE, Z95, Difference, Evaluation, Share
+from maporl.evaluation.tables import not_measured
 from maporl.report.charts import finite, questions_by_step
 from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
 from maporl.report.language import counted, few_updates
@@ -17,9 +18,12 @@ from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
 from maporl.text import visible
 
-SCORE = "reward/score"
-MOST = 3
+MOST = 4
 """The most numbers of a first screen."""
+PAID = "A score is the mean of what training pays an utterance before credit is assigned."
+UNPAID = "What training pays for was not measured on these questions."
+SCORES = {1: "Scores rose", -1: "Scores fell", 0: "It is not clear that scores rose"}
+TALKING = "By talking"
 LEAST_PART = 0.1
 """The least part of what a team has gained that the verdict names."""
 
@@ -42,6 +46,11 @@ def first_screen(run: Run) -> dict[str, Any]:
         about, numbers = _of_scores(run)
     else:
         about, numbers = _of_answers(run)
+        if run.after is not None and _pays_more(run):
+            scores = [replace(n, label=f"Score {n.label.lower()}") for n in _of_scores(run)[1] if n.label != TALKING]
+            about += f" {PAID if scores else UNPAID}"
+            numbers = [*scores, *numbers[:2]]
+    about += "" if run.after is None else f" {not_measured(run.after)}".rstrip()
     return {
         "verdict": [visible(text) for text in verdict(run)],
         "about": visible(about),
@@ -57,11 +66,11 @@ def verdict(run: Run) -> list[str]:
     if is_game(run):
         return []
     if _unlabelled(run):
-        return _scores_in_words(run)
+        return [] if (sign := _score_sign(run)) is None else [f"{SCORES[sign]} on held-out questions."]
     if run.after is None or not run.after.final().total:
         return []
     gain, talking, alone = paired_gain(run), talking_gain(run), best_alone(run)
-    told = [] if gain is None else [_learned(run, gain, talking is not None)]
+    told = [] if gain is None else [_apart(run, gain) or _learned(run, gain, talking is not None)]
     if talking is not None and talking.sign == 1 and alone is not None and alone[1].sign < 1:
         told.append(f"Talking helps on average, but the team is not clearly better than {alone[0]} alone.")
     elif talking is not None and talking.low == talking.high == 0:
@@ -69,6 +78,22 @@ def verdict(run: Run) -> list[str]:
     elif talking is not None:
         told.append({1: "Talking helps.", 0: "It is not clear that talking helps.", -1: "Talking hurts."}[talking.sign])
     return told
+
+
+def _pays_more(run: Run) -> bool:
+    """Whether training pays for more than right answers."""
+    return any(weight for name, weight in (run.section("reward").get("sources") or {}).items() if name != "label")
+
+
+def _apart(run: Run, gain: Difference) -> str:
+    """What training changed where accuracy says something else than the score, which is paid. Empty if both agree."""
+    paid = _score_sign(run)
+    if not _pays_more(run) or paid == gain.sign:
+        return ""
+    right = {1: "right more often", -1: "right less often", 0: "not clearly right more often or less often"}[gain.sign]
+    if paid is None:
+        return f"Answers are {right} than before training. {UNPAID}"
+    return f"{SCORES[paid]}, but answers are {right} than before training."
 
 
 def _learned(run: Run, gain: Difference, talks: bool) -> str:
@@ -198,7 +223,7 @@ def _unlabelled(run: Run) -> bool:
     """Whether answers have scores and none is right or wrong."""
     report = run.after or run.before
     if report is not None:
-        return bool(report.rewards)
+        return report.unlabelled
     return not any("accuracy/turn_1" in record for record in run.updates())
 
 
@@ -224,23 +249,17 @@ def _of_scores(run: Run) -> tuple[str, list[Number]]:
         if gains:
             mean = sum(gains) / len(gains)
             note = "last turn minus first turn, after training"
-            numbers.append(Number("By talking", f"{mean:+.3f}", _around(mean, gains, "+"), note))
+            numbers.append(Number(TALKING, f"{mean:+.3f}", _around(mean, gains, "+"), note))
     return ("The mean score of an utterance. The questions have no labels." if numbers else ""), numbers
 
 
-def _scores_in_words(run: Run) -> list[str]:
-    """Whether the scores of held-out answers rose, question by question."""
+def _score_sign(run: Run) -> int | None:
+    """1 if the scores of held-out answers rose, -1 if they fell, 0 if neither is clear, question by question. None if
+    they are not measured."""
     before = {one.dialogue.example.id: _score(one) for one in run.of("before")}
     pairs = [(before.get(one.dialogue.example.id), _score(one)) for one in run.of("after")]
-    gains = [now - was for was, now in pairs if was is not None and now is not None]
-    if len(gains) < 2:
-        return []
-    low, high = _interval(sum(gains) / len(gains), gains)
-    if low > 0:
-        return ["Scores rose: answers earn more than before training."]
-    if high < 0:
-        return ["Scores fell: answers earn less than before training."]
-    return ["It is not clear that scores rose: chance in the choice of questions may explain the difference."]
+    both = [(was, now) for was, now in pairs if was is not None and now is not None]
+    return Difference.of(both, math.inf).sign if both else None
 
 
 def _around(mean: float, values: Sequence[float], sign: str = "", digits: int = 3) -> str:

@@ -172,7 +172,7 @@ def warm_start(run: Run) -> list[str]:
 
 def _learned(run: Run) -> str:
     now = _share(run.after, -1)
-    if run.after is not None and run.after.rewards and not is_game(run):
+    if run.after is not None and run.after.unlabelled and not is_game(run):
         return _rewarded(run.after, run.before)
     if now is not None:
         was = _share(run.before, -1)

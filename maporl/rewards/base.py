@@ -11,6 +11,8 @@ from maporl.types import Dialogue, Utterance
 
 Values = list[list[float | None]]
 """One value for each utterance of each dialogue; None where the source does not apply."""
+Scoring = Callable[[list[Dialogue], Task], Values]
+"""A function that gives them."""
 
 
 class RewardFailure(UserError, RuntimeError):
@@ -31,6 +33,8 @@ class RewardSource:
     """The agents of the team that it asks, such as a judge."""
     reads_environments: bool = False
     """Whether it reads the environments of dialogues, which then stay open until they are scored."""
+    compares: bool = False
+    """Whether a value depends on other dialogues of the question or the update. Evaluations do not ask it."""
     learns: bool = False
     """Whether it changes while a team is trained: then :meth:`save` and :meth:`load` make it part of checkpoints."""
 
@@ -96,15 +100,15 @@ def check_environments(readers: Sequence[str], isolated: Mapping[str, bool]) -> 
 class FunctionSource(RewardSource):
     """A function ``(dialogues, task) -> values`` as a source."""
 
-    def __init__(self, function: Callable[[list[Dialogue], Task], Values], answers_only: bool = False):
-        self.function, self.answers_only = function, answers_only
+    def __init__(self, function: Scoring, answers_only: bool = False, compares: bool = False):
+        self.function, self.answers_only, self.compares = function, answers_only, compares
 
     def __call__(self, dialogues: list[Dialogue], task: Task) -> Values:
         """The function's values."""
         return self.function(dialogues, task)
 
 
-def as_source(source: RewardSource | Callable[[list[Dialogue], Task], Values]) -> RewardSource:
+def as_source(source: RewardSource | Scoring) -> RewardSource:
     """``source`` itself, or a function wrapped as one.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from maporl.config.imports import Parts, kind_of, look_up, must_take
 from maporl.config.schema import RewardSection
 from maporl.errors import ConfigError
-from maporl.rewards.base import FunctionSource, RewardSource, Values
+from maporl.rewards.base import FunctionSource, RewardSource, Scoring
 from maporl.rewards.judges import PointwiseJudge
 from maporl.rewards.labels import (
     Brevity,
@@ -24,8 +24,7 @@ from maporl.rewards.labels import (
 )
 from maporl.rewards.likelihood import Likelihood
 from maporl.rewards.verifiers_rewards import VerifiersReward
-from maporl.tasks.base import Task
-from maporl.types import Dialogue, Message, Utterance
+from maporl.types import Message, Utterance
 
 
 class Voices(Protocol):
@@ -47,11 +46,11 @@ def _verifier(section: RewardSection, voices: Voices | None) -> RewardSource:
     return load_verifier(section.verifier)
 
 
-def _function(function: Callable[[list[Dialogue], Task], Values], answers_only: bool = False) -> "Builder":
+def _function(function: Scoring, answers_only: bool = False, compares: bool = False) -> "Builder":
     """Return the builder of a source that is a function, with the function's docstring."""
 
     def build(section: RewardSection, voices: Voices | None) -> RewardSource:
-        return FunctionSource(function, answers_only=answers_only)
+        return FunctionSource(function, answers_only, compares)
 
     build.__doc__ = function.__doc__
     return build
@@ -94,7 +93,7 @@ SOURCES = Parts(
         "near": _function(near, answers_only=True),
         "f1": _function(f1, answers_only=True),
         "faithful": "maporl.methods.prover_verifier:build",
-        "majority": _function(majority, answers_only=True),
+        "majority": _function(majority, answers_only=True, compares=True),
         "verdict": _function(verdict),
         "critical_steps": _function(critical_steps),
         "tokens": _function(tokens),

@@ -3,6 +3,7 @@
 :class:`Scorer` is everything that a trainer or a player needs of rewards, as one part. Then come their statistics.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -16,6 +17,8 @@ from maporl.rewards.credit import assign_credit, is_finite
 from maporl.rounding import differ
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Grade
+
+logger = logging.getLogger(__name__)
 
 
 class Scorer:
@@ -88,6 +91,33 @@ class Scorer:
         score_dialogues(played, task, self.sources, self.reward.sources)
         if ablations:
             set_contributions(dialogues)
+
+    def measure(self, dialogues: list[Dialogue], task: Task) -> None:
+        """Grade the dialogues of an evaluation, and score them by what training pays.
+
+        ``unscored`` of the dialogues names the sources that are left out of these scores: those whose values would mean
+        something else here or cost what an evaluation should not (:func:`why_not_measured`) and, on a task with labels,
+        those that fail. Nothing is left out that has no part in the score.
+
+        Raises:
+            RewardFailure: the grader failed, or a source where nothing but rewards tells answers apart.
+        """
+        self.grade(dialogues, task)
+        weights = {name: w for name, w in self.reward.sources.items() if w or not task.labelled}
+        asked = [name for name in weights if name in self.sources]
+        unscored = {name: why for name in asked if (why := why_not_measured(self.sources[name], task))}
+        for name in (name for name in asked if name not in unscored):
+            try:
+                self.fill_in(dialogues, task, [name])
+            except RewardFailure as error:
+                if not task.labelled:
+                    raise
+                unscored[name] = f"it failed: {error}"
+                logger.warning("the score of this evaluation is without %s, because %s", name, unscored[name])
+        paid = {name: w for name, w in weights.items() if name not in unscored}
+        weighted_scores(dialogues, paid, needed=not task.labelled and not unscored)
+        for dialogue in dialogues:
+            dialogue.unscored = unscored
 
     def worth(self, dialogues: list[Dialogue], task: Task) -> list[float]:
         """Return the sum of the scores of each dialogue's utterances. Each dialogue is judged separately.
@@ -215,11 +245,11 @@ def score_dialogues(
     weighted_scores(dialogues, weights)
 
 
-def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> None:
+def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float], needed: bool = True) -> None:
     """Set ``rewards["score"]`` from the rewards that the utterances have already.
 
     Raises:
-        RewardFailure: an answer has none of the rewards in ``weights``.
+        RewardFailure: an answer has none of the rewards in ``weights``, and is ``needed`` to have a score.
     """
     for dialogue in dialogues:
         for u in dialogue.utterances:
@@ -227,12 +257,23 @@ def weighted_scores(dialogues: list[Dialogue], weights: Mapping[str, float]) -> 
             values = [w * earned[name] for name, w in weights.items() if name in earned and (w or u.answers)]
             if values:
                 u.rewards["score"] = sum(values)
-            elif u.answers:
+            elif u.answers and needed:
                 grading = f" (grading: {u.grade.reason})" if u.grade else ""
                 raise RewardFailure(
                     f"no reward source scored {where(dialogue, u)}: {', '.join(weights)} gave None, and every answer "
                     f"needs a number from one of them{grading}"
                 )
+
+
+def why_not_measured(source: RewardSource, task: Task) -> str:
+    """Return why an evaluation on ``task`` does not ask a source; empty if it does."""
+    if source.compares:
+        return "it compares dialogues, and an evaluation plays each question once"
+    if source.learns:
+        return "it learns, so what it gives before and after training is not measured alike"
+    if source.agents and task.labelled:
+        return f"agent {' and '.join(source.agents)} would be asked about every answer"
+    return ""
 
 
 def with_reward_variance(dialogues: list[Dialogue]) -> set[int]:

@@ -5,6 +5,7 @@ Data flow: examples -> :class:`maporl.rollout.driver.RolloutDriver`, which asks 
 find.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -40,7 +41,7 @@ from maporl.team.team import Team
 from maporl.types import Ask, Dialogue, Example, Message, Utterance
 from trl_ext.ppo.options import GREEDY, Decoding, PPOOptions
 from trl_ext.process import distributed
-from trl_ext.process.random_states import forked_rng
+from trl_ext.process.random_states import forked_generators, forked_rng
 
 
 class ScoringReferee(Referee):
@@ -356,9 +357,9 @@ class Player:
     def play_evaluation(
         self, task: Task, questions: int | Sequence[int], decoding: Decoding, seed: int, batch: int = 1
     ) -> list[Dialogue]:
-        """Play and grade this process's share of some questions of ``task``. Random states do not change.
+        """Play, grade and score this process's share of some questions of ``task``. Random states do not change.
 
-        If the task has no labels, the dialogues are scored too.
+        Scores are those of training, without the sources that :meth:`maporl.rewards.scoring.Scorer.measure` leaves out.
 
         ``questions`` is how many of the first questions are played, or it has the numbers of those that are.
 
@@ -369,7 +370,7 @@ class Player:
         if not numbers:
             raise ValueError("evaluate: eval_questions is 0; set it to the number of questions to evaluate on")
         self.inform_engines()
-        with forked_rng(), self.world.uncounted():
+        with forked_rng(), forked_generators(), self.world.uncounted():
             torch.manual_seed(seed)
             rank, size = distributed.rank(), distributed.size()
             first, end = len(numbers) * rank // size, len(numbers) * (rank + 1) // size
@@ -377,12 +378,10 @@ class Player:
             key, places = (seed, "eval"), range(first, end)
             driver = self.driver(task, decoding, protocol=protocol, batch=batch, rng_key=key, numbers=places)
             dialogues = driver.play([task[numbers[i]] for i in places])
-        try:
-            self.scorer.grade(dialogues, task)
-            if not task.labelled:
-                self.scorer.score(dialogues, task)
-        finally:
-            self.world.drop_scored(dialogues)
+            try:
+                self.scorer.measure(dialogues, task)
+            finally:
+                self.world.drop_scored(dialogues)
         return dialogues
 
     def evaluate(self, task: Task, questions: int, decoding: Decoding, seed: int) -> Evaluation:
@@ -442,7 +441,7 @@ class Player:
 def evaluate_everywhere(dialogues: list[Dialogue]) -> Evaluation:
     """Return the :class:`Evaluation` of all processes' graded dialogues. Processes exchange counts, not dialogues."""
     turns = max(distributed.all_gather(turns_played(dialogues)))
-    evaluation = merge(distributed.all_gather(evaluate_dialogues(dialogues, turns)))
-    if any(turn.team.total for turn in evaluation.turns):
-        return evaluation
-    return replace(evaluation, rewards=mean_rewards(distributed.all_gather(reward_sums(dialogues))))
+    unscored = {name: why for d in dialogues for name, why in d.unscored.items()}
+    parts = distributed.all_gather((evaluate_dialogues(dialogues, turns), reward_sums(dialogues), unscored))
+    evaluations, rewards, left_out = zip(*parts, strict=True)
+    return replace(merge(evaluations), rewards=mean_rewards(rewards), unmeasured=dict(ChainMap(*left_out)))

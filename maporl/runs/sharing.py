@@ -20,6 +20,7 @@ from typing import Any
 from maporl.config.parse import parse_config, read_yaml, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
+from maporl.evaluation.metrics import proves_nothing
 from maporl.report.read import Run, read_run
 from maporl.runs.claim import first_change
 from maporl.training.run_record import AFTER, CONFIG
@@ -170,6 +171,12 @@ def compared(found: Mapping[tuple[str, int], Measured]) -> dict[str, dict[str, A
     return table
 
 
+def doubt(found: Mapping[tuple[str, int], Measured]) -> str:
+    """Return why the comparison proves nothing (:func:`maporl.evaluation.metrics.proves_nothing`), or nothing."""
+    right = [[value for name, value in one.measures.items() if name != "fall"] for one in found.values()]
+    return proves_nothing(right, min(sum(arm == each for arm, _ in found) for each in (SHARED, APART)))
+
+
 def page(found: Mapping[tuple[str, int], Measured]) -> str:
     """Return the comparison as Markdown, with every run."""
     seeds = sorted({seed for _, seed in found})
@@ -196,6 +203,7 @@ def page(found: Mapping[tuple[str, int], Measured]) -> str:
     if shares:
         told = ", ".join(f"{role} {share:.0%}" for role, share in shares.items())
         lines += ["", f"Share of each role in the gradients of the shared policy: {told}."]
+    lines += ["", said] if (said := doubt(found)) else []
     return "\n".join(lines) + "\n"
 
 
@@ -204,6 +212,7 @@ def write(output: Path, found: Mapping[tuple[str, int], Measured]) -> list[Path]
     numbers = {
         "runs": {f"{arm}-{seed}": dataclasses.asdict(one) for (arm, seed), one in found.items()},
         "compared": compared(found),
+        "proves_nothing": doubt(found),
     }
     files = [output / "sharing.json", output / "sharing.md"]
     replace_file(files[0], json.dumps(numbers, indent=1) + "\n")

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 from maporl.environments.world import World
 from maporl.report.audit import dialogue_counts
 from maporl.rewards.labels import is_step_verdict
-from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
+from maporl.rewards.scoring import shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, is_program
@@ -39,14 +39,13 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
 
 
 def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collection[str]) -> Metrics:
-    """Return the metrics of rewards, calls, proposals and verdicts, over all processes. All processes call this
+    """Return the metrics of calls, proposals and verdicts, over all processes. All processes call this
     together.
 
     ``callers`` are the agents with tools, which may be other agents.
     """
     parts = distributed.all_gather(
         (
-            reward_sums(dialogues),
             _tool_sums(dialogues, world, callers),
             _proposals(dialogues),
             _verdicts(dialogues),
@@ -55,13 +54,13 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
             _values(dialogues, ("verifier",)),
         )
     )
-    rewards, tools, proposals, verdicts, programs, verified, scores = zip(*parts, strict=True)
+    tools, proposals, verdicts, programs, verified, scores = zip(*parts, strict=True)
     metrics: Metrics = defaultdict(float)
     for name, amount in chain(*(sums.items() for sums in tools)):
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
     shares |= _means([*chain(*programs), *chain(*verified)])
-    return mean_rewards(rewards) | metrics | shares | _spread([*chain(*(part["verifier"] for part in scores))])
+    return metrics | shares | _spread([*chain(*(part["verifier"] for part in scores))])
 
 
 def counts_of(dialogues: Sequence[Dialogue], player: Player) -> Metrics:

@@ -279,13 +279,12 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     @short_trace
     @torch.no_grad()
     def evaluate(self, eval_dataset: Any = None, ignore_keys=None, metric_key_prefix="eval") -> Metrics:
-        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes and flips.
+        """Play the first ``eval_questions`` of the evaluation split, and log accuracy by turn, votes, flips and mean
+        rewards.
 
-        If the questions have no labels, log the mean rewards instead. ``eval_dataset`` is a task, or rows with a
-        prompt.
+        If the questions have no labels, log the mean rewards alone. ``eval_dataset`` is a task, or rows with a prompt.
         """
-        evaluation = self.measure(self._evaluated(eval_dataset))
-        measured = evaluation.metrics() | evaluation.rewards
+        measured = self.measure(self._evaluated(eval_dataset)).metrics()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -296,7 +295,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         return evaluate_everywhere(self.play_evaluation(task))
 
     def play_evaluation(self, task: Task | None = None) -> list[Dialogue]:
-        """Return the graded dialogues that :meth:`measure` measures. Each process plays its share of the questions.
+        """Return the scored dialogues that :meth:`measure` measures. Each process plays its share of the questions.
 
         Raises:
             ValueError: the evaluation split is missing, or ``eval_questions`` is 0.

@@ -68,8 +68,20 @@ def test_the_json_form_comes_back_and_a_damaged_one_is_refused():
 
 
 def test_the_sentences_say_what_the_interval_allows():
-    assert "works with their own partners only" in told(played(TWO))
-    none = told(played(TWO | {(0, 1): (1.0, 0.0, 1.0, 1.0), (1, 0): (1.0, 1.0, 1.0, 0.5)}))
+    three = ("one", "two", "three")
+
+    def told_of(own, mixed, **more):
+        return told(played({t: own if t[0] == t[1] else mixed for t in seatings(3, 2)}, three, **more))
+
+    assert "works with their own partners only" in told_of((1.0, 1.0, 1.0, 0.5), (0.5, 0.0, 0.5, 0.0))
+    none = told_of((1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, 0.5))
     assert "no dependence on the own partners is seen" in none and "left out" not in none
-    better = told(played({team: (float(team[0] != team[1]),) * 4 for team in TWO}, left_out=2))
+    better = told_of((0.0,) * 4, (1.0,) * 4, left_out=2)
     assert "teams of strangers are even better" in better and "2 held-out questions of one were left out" in better
+    assert "No answer was ever right, so this comparison proves nothing." in told_of((0.0,) * 4, (0.0,) * 4)
+
+
+def test_two_runs_prove_nothing():
+    assert "points by question" not in told(played(TWO)) and "own partners" not in told(played(TWO))
+    assert "With 2 seeds of each, chance in training may explain any difference, so this" in told(played(TWO))
+    assert played(TWO).to_json()["proves_nothing"] == played(TWO).proves_nothing() != ""

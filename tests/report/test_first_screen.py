@@ -158,7 +158,7 @@ def test_a_run_without_labels_shows_scores(tmp_path):
         ("After training", "0.575", "0.512 to 0.638", "held-out questions"),
         ("By talking", "+0.150", "+0.023 to +0.277", "last turn minus first turn, after training"),
     ]
-    assert first_screen(run)["verdict"] == ["Scores rose: answers earn more than before training."]
+    assert first_screen(run)["verdict"] == ["Scores rose on held-out questions."]
     raised, lowered = exhibits(run)
     assert raised["told"] == "ann earned 0.500 in turn 1 and 0.800 in turn 2."
     assert lowered["told"] == "No answer's score was lowered by talking." and lowered["lines"] == []
@@ -227,7 +227,82 @@ def test_two_runs_on_one_task_are_compared_question_by_question(tmp_path):
     assert Difference.of([(0.75, 0.0)]).sign == -1
     assert about([one, two])["comparison"]["verdict"] == (
         "On 10 held-out questions, two is worse than one: -75.0 points (95% interval -100.0 to -48.7, compared question "
-        "by question)."
+        "by question). With 1 seed of each, chance in training may explain any difference, so this comparison proves "
+        "nothing about how they were trained."
+    )
+    never = [debate(f"q{n}", (WRONG, WRONG), (WRONG, WRONG)) for n in range(4)]
+    both = [read_run(write_run(tmp_path / name, after=never)) for name in ("three", "four")]
+    assert about(both)["comparison"]["verdict"].endswith("No answer was ever right, so this comparison proves nothing.")
+
+
+def test_runs_with_different_rewards_say_so_beside_their_scores(tmp_path):
+    one, two = (
+        paid(tmp_path / name, (0, 1), (0, 1), sources) for name, sources in (("one", MORE), ("two", {"label": 1}))
+    )
+    versus = about([one, two])["comparison"]
+    rows = {row["key"]: row["values"] for row in versus["results"]}
+    assert rows["right after training"] == ["100.0% (67.6 to 100.0%), score 1.000"] * 2 and versus["scores"]
+    assert versus["rewards"] == (
+        "These scores are different sums and cannot be compared. one: The reward is label + 0.5 format. two: The reward "
+        "is label."
+    )
+    assert about([one, one])["comparison"]["rewards"] == ""
+
+
+MORE = {"label": 1.0, "format": 0.5}
+
+
+def paid(folder, right, scores, sources, unmeasured=None):
+    """A run of eight questions with these shares of right answers and mean scores, before and after training."""
+
+    def played(share, score):
+        said = [utterance(0, "ann", 0, *(RIGHT if n < 8 * share else WRONG)) for n in range(8)]
+        for n, u in enumerate(said):
+            u.rewards = {} if score is None else {"score": score + 0.01 * (n % 2)}
+        return [Dialogue(Example(f"q{n}", f"{n}=", "2"), [u]) for n, u in enumerate(said)]
+
+    ends = [played(*each) for each in zip(right, scores, strict=True)]
+    write_run(folder, before=ends[0], after=ends[1], reward={"sources": sources})
+    for when, score in zip(("before", "after"), scores, strict=True):
+        file = folder / f"evaluation_{when}.json"
+        more = {"rewards": {} if score is None else {"reward/score": score}, "unmeasured": unmeasured or {}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    return read_run(folder)
+
+
+@pytest.mark.parametrize(
+    "right, scores, told",
+    [
+        ((0, 1), (0.1, 0.9), "The team learned: its answers are right more often than before training."),
+        ((0, 1), (0.5, 0.5), "It is not clear that scores rose, but answers are right more often than before training."),
+        ((0, 1), (0.9, 0.1), "Scores fell, but answers are right more often than before training."),
+        ((1, 0), (0.1, 0.9), "Scores rose, but answers are right less often than before training."),
+        ((0.5, 0.5), (0.1, 0.9), "Scores rose, but answers are not clearly right more often or less often than before training."),
+        ((0.5, 0.5), (0.5, 0.5), "Training changed nothing that the held-out questions show."),
+        ((0, 1), (None, None), "Answers are right more often than before training. What training pays for was not measured on "
+         "these questions."),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_about_what_was_paid(tmp_path, right, scores, told):
+    assert first_screen(paid(tmp_path / "more", right, scores, MORE))["verdict"] == [told]
+    by_label = first_screen(paid(tmp_path / "label", right, scores, {"label": 1.0, "tokens": 0.0}))["verdict"]
+    assert by_label[0].startswith(("The team learned", "The team got worse", "Training changed nothing"))
+
+
+def test_scores_stand_before_accuracies_and_say_what_they_are_without(tmp_path):
+    why = {"judge": "agent carol would be asked about every answer"}
+    shown = first_screen(paid(tmp_path / "run", (0, 1), (0.5, 0.25), MORE | {"judge": 1.0}, why))
+    # eight scores of 0.25 and 0.26: standard error 0.00535 / sqrt(8), around the mean that the evaluation recorded
+    assert [(n["label"], n["value"], n["interval"]) for n in shown["numbers"]] == [
+        ("Score before training", "0.500", "0.496 to 0.504"),
+        ("Score after training", "0.250", "0.246 to 0.254"),
+        ("Before training", "0.0%", "0.0 to 32.4%"),
+        ("After training", "100.0%", "67.6 to 100.0%"),
+    ]
+    assert shown["about"] == (
+        "How often answers are right, on 8 held-out questions. A score is the mean of what training pays an utterance "
+        "before credit is assigned. The score is without rewards that an evaluation does not ask for (judge: agent carol "
+        "would be asked about every answer)."
     )
 
 

@@ -67,9 +67,26 @@ def test_the_page_has_every_run_and_the_shares_of_roles(tmp_path):
     assert "| final turn | 82.0 | 74.0 | +8.0 | -17.4 to +33.4 |" in text
     assert "| fall | apart | 25.0 | 21.0 |" in text
     assert "Share of each role in the gradients of the shared policy: ann 70%, bob 30%." in text
+    assert text.endswith("so this comparison proves nothing about how they were trained.\n"), "two seeds"
     files = write(tmp_path, FOUND)
     assert files[1].read_text() == text
+    assert text.endswith(json.loads(files[0].read_text())["proves_nothing"] + "\n")
     assert json.loads(files[0].read_text())["runs"]["shared-1"]["shares"] == {"ann": 0.65, "bob": 0.35}
+
+
+@pytest.mark.parametrize(
+    "seeds, right, told",
+    [
+        (3, (0.0, 0.0), "No answer was ever right, so this comparison proves nothing."),
+        (3, (50.0, 50.0), "All results are equal, so this comparison proves nothing."),
+        (3, (50.0, 60.0), ""),
+        (1, (50.0, 60.0), "With 1 seed of each, chance in training may explain any difference, so this comparison"),
+    ],
+)
+def test_arms_that_cannot_be_told_apart_say_so(seeds, right, told):
+    arms = zip(("shared", "apart"), right, strict=True)
+    said = page({(arm, seed): run(value, value, value) for arm, value in arms for seed in range(seeds)})
+    assert told in said and ("proves nothing" in said) is bool(told)
 
 
 def test_a_finished_run_of_another_configuration_is_not_taken_for_one_of_this(tmp_path):

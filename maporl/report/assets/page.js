@@ -155,7 +155,7 @@
     <tbody>${rows.map((row) => html`<tr>${row.map((cell, i) => (i ? html`<td class=${isNumber(rows, i) ? "number" : ""}>${cell}</td>` : html`<th scope="row">${cell}</th>`))}</tr>`)}</tbody></table></div>`;
   const isNumber = (rows, i) => rows.every((row) => /^[–+-]?[\d.]*( nats)?%?$/.test(row[i]) || /^[+-]?[\d.]+%? \(/.test(row[i]));
 
-  /* The first screen: a verdict, at most three numbers, the first chart, and two dialogues. */
+  /* The first screen: a verdict, at most four numbers, the first chart, and two dialogues. */
   function Result({ run, number, level, open, children }) {
     const { verdict, about, numbers } = run.result, Title = level, played = (one) => one.lines.length > 0;
     if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p><${Audit} audit=${run.audit} />`;
@@ -429,7 +429,7 @@
         ${data.seat && html`<${Seat} />`}
         ${versus && html`<section aria-label="Side by side"><h2>Side by side</h2>${versus.verdict && html`<p class="verdict">${versus.verdict}</p>`}<div class="scroll"><table><thead><tr><th scope="col"></th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
           <tbody>${versus.results.map((row) => html`<tr><th scope="row">${row.key}</th>${row.values.map((v) => html`<td>${v}</td>`)}</tr>`)}</tbody></table></div>
-          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${versus.scores ? " A score is a mean reward; that run has no labels." : ""}${versus.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
+          <p class="quiet">Held-out answers of the last turn, with 95% intervals.${versus.scores ? " A score is the mean weighted sum of an utterance's rewards." : ""}${versus.scores && versus.rewards ? ` ${versus.rewards}` : ""}${versus.comparable ? "" : " The tasks differ, or are not recorded, so these accuracies cannot be compared."}</p></section>`}
         ${one && html`<section aria-label="Result"><h2>${data.runs[0].heading}</h2><${Result} run=${data.runs[0]} number="0" level="h3" open=${open}>${data.charts.slice(0, 1).map((chart) => drawn(chart, 300))}<//>${data.runs[0].how_drawn && html`<p class="quiet">${data.runs[0].how_drawn}</p>`}</section><${Details} run=${data.runs[0]} number="0" level="h2" show=${show} />`}
         <section id="charts" aria-label="Charts">${(of("learning").length > 0 || data.charts.length === 0) && html`<h2>Over the updates</h2>`}${data.charts.length === 0 && html`<p>No update has been measured yet.</p>`}${of("learning").some((chart) => chart.series.some((s) => !s.held_out)) && html`<p class="quiet">These are figures of training questions, unless a title or a line says held out.</p>`}<div class="charts">${of("learning").map((chart) => drawn(chart))}</div></section>
         ${versus && versus.setup.length > 0 && html`<section><h2>What differs in the configurations</h2><details open=${versus.setup.length <= 20}><summary>${versus.setup.length} keys</summary><div class="scroll"><table><thead><tr><th scope="col">key</th>${versus.names.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
