@@ -90,6 +90,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     before: Evaluation | None = None
     after: Evaluation | None = None
     progress: TeamProgress
+    dialogues = 0
+    """How many dialogues the updates have played, over all processes, ablations among them."""
     _ahead: Ahead[TeamUpdateBatch]
 
     @property
@@ -184,6 +186,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             return
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self.parts, resumes)
+        self.args.sections = distributed.on_main(self.record.sections)
         if self._tells:
             print(*map(printable, self.parts.learns_from()), sep="\n", flush=True)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
@@ -290,7 +293,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
-            episodes=self.episodes,
+            dialogues=self.dialogues,
             objective=args.objective,
             critic=learner.critic.kind,
             kl_coef=args.kl_coef,
@@ -314,7 +317,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     def checkpoint_state(self) -> dict:
         """Return the state of the loop, the running means of baselines, and which agents have had a credit."""
         more = {"baselines": dict(self.advantages.state.means), "credited": sorted(self.untrained.credited)}
-        return super().checkpoint_state() | more
+        return super().checkpoint_state() | more | {"dialogues": self.dialogues}
 
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
@@ -322,6 +325,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         self.player.forget_versions()
         self.advantages.state.means = dict(state["baselines"])
         self.untrained.credited = set(state["credited"])
+        self.dialogues = state["dialogues"]
         self.run.go_on()
 
     def data_sets(self) -> dict[str, Task]:

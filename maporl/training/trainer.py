@@ -38,6 +38,7 @@ from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
 from trl_ext.errors import short_trace
 from trl_ext.learning.metrics import Clock
+from trl_ext.process import distributed
 from trl_ext.process.waits import check
 from trl_ext.trainer.scoring import RewardFunction
 
@@ -245,6 +246,8 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
+        self.dialogues += sum(distributed.all_gather(sum(1 + len(d.ablations) for d in batch.dialogues)))
+        batch.metrics["dialogues"] = self.dialogues
         if self.args.async_depth:
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):

@@ -22,7 +22,8 @@ def _never(run: ResolvedRun, plans: list[Plan]) -> Iterator[Fault]:
     """Yield the learners that no update trains."""
     if len(plans) < run.config.updates:
         return  # not all of them were looked at
-    for name in run.learners:
+    frozen = [freeze.agent for freeze in run.config.schedule.freeze if freeze.first == 1 and freeze.last is None]
+    for name in (name for name in run.learners if name not in frozen):
         if not any(plan.learns(name, turn) for plan in plans for turn in range(run.protocol.turns)):
             yield Fault(
                 "schedule",
