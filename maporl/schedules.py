@@ -45,7 +45,7 @@ class Freeze:
 
     agent: str = option(help="The agent that does not learn.")
     first: int = option(help="From this update on, counted from 1.")
-    last: int = option(help="To this update, included.")
+    last: int | None = option(None, "To this update, included. null: it never learns again.")
 
 
 @options(frozen=True)
@@ -188,7 +188,8 @@ class Schedule:
                     f"schedule: expected spans of at least 1 update and of turns from 1 to {turns}, got {span}"
                 )
         for freeze in self.freeze:
-            if freeze.agent not in agents or not 1 <= freeze.first <= freeze.last:
+            last = freeze.first if freeze.last is None else freeze.last
+            if freeze.agent not in agents or not 1 <= freeze.first <= last:
                 raise ValueError(
                     f"schedule.freeze: expected an agent of {list(agents)} and 1 <= first <= last, got {freeze}"
                 )
@@ -229,7 +230,7 @@ class Schedule:
 
     def plan(self, update: int) -> Plan:
         """Return the plan of ``update``, counted from 1."""
-        frozen = {f.agent for f in self.freeze if f.first <= update <= f.last}
+        frozen = {f.agent for f in self.freeze if f.first <= update and (f.last is None or update <= f.last)}
         if self.round_robin is not None:
             turn = (update - 1) // self.round_robin.every % len(self.round_robin.agents)
             frozen |= set(self.round_robin.agents) - {self.round_robin.agents[turn]}

@@ -280,6 +280,7 @@ class Trace:
         compared: the utterances of the update that it is compared with: ``by`` what (``baseline`` or ``scale``) and its
             ``name``, the ``key`` that they have in common, how many ``utterances`` and ``questions`` they are, and the
             mean of their ``credit``. None: it is compared with no other utterance.
+        advantage: the mean of ``advantages``. Where an utterance has one advantage, each of its tokens has it.
     """
 
     pieces: list[str]
@@ -288,6 +289,7 @@ class Trace:
     values: list[float] | None = None
     compared: dict[str, Any] | None = None
     earned: list[tuple[int, float]] = field(default_factory=list)
+    advantage: float | None = None
 
 
 @dataclass
@@ -458,12 +460,16 @@ def without_tokens(dialogue: Dialogue) -> Dialogue:
 
 
 def to_record(dialogue: Dialogue) -> dict[str, Any]:
-    """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue."""
+    """Return ``dialogue`` as plain values for JSON. :func:`from_record` turns them into an equal dialogue.
+
+    Turns count from 1 there, as in metrics and on pages, which ``first_turn`` says. In older records they count from 0.
+    """
     record = asdict(replace(dialogue, environments={}, ablations=[]))
     del record["environments"]
-    record["ablations"] = [to_record(ablation) for ablation in dialogue.ablations]
+    record |= {"first_turn": 1, "ablations": [to_record(ablation) for ablation in dialogue.ablations]}
     for utterance in record["utterances"]:
         del utterance["tokens"]
+        utterance["turn"] += 1
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value
     return record
@@ -483,11 +489,13 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
     values = {name: record[name] for name in ("outcome", "prompt", "rollout", "unscored") if name in record}
     values |= {name: tuple(record.get(name, ())) for name in ("lost", "without")}
     values["ablations"] = [from_record(ablation) for ablation in record.get("ablations", ())]
-    return Dialogue(example, [_utterance(entry) for entry in record["utterances"]], **values)
+    first = int(record.get("first_turn") == 1)
+    return Dialogue(example, [_utterance(entry, first) for entry in record["utterances"]], **values)
 
 
-def _utterance(entry: Mapping[str, Any]) -> Utterance:
+def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
     values = _known(Utterance, entry)
+    values |= {"turn": max(values["turn"] - first, 0)} if "turn" in values else {}
     for name in ("parents", "settles", "schemas"):
         if name in values:
             values[name] = tuple(values[name])

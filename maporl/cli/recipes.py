@@ -117,12 +117,16 @@ def show(name: Name) -> None:
 
 @app.command("try")
 @command
-def try_(name: NameOrFile) -> None:
+def try_(
+    name: NameOrFile,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values to override.")] = None,
+) -> None:
     """Three updates, or two rounds, with tiny random models: that it runs, what it logs, and its page.
 
     It goes to a new temporary folder.
     """
     load_libraries()
+    from maporl.config.parse import apply_overrides
     from maporl.config.threads import threads_of
     from maporl.playground.tiny_versions import tiny_version
     from maporl.report.page import write_report
@@ -134,7 +138,8 @@ def try_(name: NameOrFile) -> None:
 
     values = tiny_version(name, "")
     folder = tempfile.mkdtemp(prefix=f"maporl-{Path(name).stem}-")  # not before the name is known to be a recipe's
-    config = from_dict(values | {"output_dir": f"{folder}/{Path(name).stem}"}, name)
+    values["output_dir"] = f"{folder}/{Path(name).stem}"
+    config = from_dict(apply_overrides(values, changes or []), name)
     for line in check_run(config):
         echo(line)
     use(threads_of(config))

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from maporl.config.faults import explain, nearest_key
 from maporl.config.files import configuration_files, recipe_files
 from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, read_yaml_file
-from maporl.config.schema import Config
+from maporl.config.schema import Config, RewardSection
 from maporl.errors import ConfigError, one_line
 from maporl.text import visible
 
@@ -352,7 +352,8 @@ def _merge(under: dict, over: dict, one_source: bool = False) -> dict:
 def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
     """Return ``values`` with the values of ``overrides``, which are ``a.b=c`` with YAML values, without comments.
 
-    ``reward.sources.x=1`` adds a source or changes its weight, and ``reward.sources={x: 1}`` replaces all of them.
+    ``reward.sources.x=1`` adds a source to those of the run or changes its weight, and ``reward.sources={x: 1}``
+    replaces all of them.
 
     Raises:
         ConfigError: an override cannot be read.
@@ -366,15 +367,25 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
         if path.count(".") >= DEEPEST:
             raise ConfigError(f"--set {visible(override):.80}: expected a key of at most {DEEPEST} parts")
         try:
-            nested: Any = parse_value(text)
+            value: Any = parse_value(text)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"--set {visible(override):.80}: the value is not readable as YAML: {one_line(error)}"
             ) from None
-        for key in reversed(path.split(".")):
-            nested = {key: nested}
-        values = _merge(values, nested, one_source="sources" in path.split(".")[:-1])
+        for place, default in _DEFAULTS.items():
+            if path.startswith(f"{place}."):  # no file may name what the value is added to
+                values = _merge(_nested(place, default), values)
+        values = _merge(values, _nested(path, value), one_source="sources" in path.split(".")[:-1])
     return values
+
+
+_DEFAULTS = {"reward.sources": RewardSection().sources, "protocol": {"name": "debate"}}
+"""The options that are mappings and are not empty by default."""
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    """Return ``value`` in a mapping for each key of a dotted ``path``."""
+    return reduce(lambda inner, key: {key: inner}, reversed(path.split(".")), value)
 
 
 def _check_values(values: dict[str, Any], where: str) -> None:

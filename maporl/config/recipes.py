@@ -206,7 +206,13 @@ def _texts(name: str) -> dict[str, str]:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _NO_WORDS]
+    """Return the words of a text. What it is without is a word of its own.
+
+    >>> _words("Questions without labels, and no critic")
+    ['questions', 'without-labels', 'without-critic']
+    """
+    joined = re.sub(r"\b(?:no|without)\s+(?:an? |any |the )?(?=\w)", "without-", text.lower())
+    return [word for word in re.findall(r"(?:without-)?[a-z0-9]+", joined) if word not in _NO_WORDS]
 
 
 def _alike(word: str, other: str) -> bool:

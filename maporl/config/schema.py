@@ -965,7 +965,7 @@ class TrainingOptions(LearnerOptions):
         None,
         "Evaluate every so many updates; None or 0: only before and after training.",
     )
-    report_to: list[str] = option([], "Where else to log: tensorboard, wandb, trackio.")
+    report_to: list[str] = option([], "Where else to log: tensorboard, wandb, trackio, mlflow.")
     critic_per_turn: bool = option(True, "Give the critic's head one output for each turn.")
     critic_context: Literal["dialogue", "answer", "joint"] = option(
         "dialogue",

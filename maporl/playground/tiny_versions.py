@@ -42,7 +42,7 @@ def shrunk(values: dict[str, Any], output_dir: str) -> dict[str, Any]:
     frozen = [agent for agent, section in values["agents"].items() if section.pop("trainable", True) is False]
     if frozen and "loop" not in values:  # a loop has no schedule
         schedule = values.setdefault("schedule", {})
-        schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1, "last": 1000} for a in frozen)]
+        schedule["freeze"] = [*schedule.get("freeze", []), *({"agent": a, "first": 1} for a in frozen)]
     tiny: dict[str, Any] = {
         "alphabet": string.printable[:95] + "\n",
         "context": 8192,

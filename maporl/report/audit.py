@@ -100,7 +100,7 @@ def dialogue_counts(dialogues: Iterable[Dialogue]) -> Counter:
     counts: Counter = Counter()
     for dialogue in dialogues:
         program = is_program(dialogue)
-        counts["run/run/dialogues"] += 1
+        counts["run/run/dialogues"] += 1 + len(dialogue.ablations)
         if program:
             failed, refused = bool(dialogue.outcome.get("failure")), dialogue.outcome.get("refused", [])
             counts.update({"program/program/dialogues": 1, "program/program/failed": failed, "program/program/refused": len(refused)})  # fmt: skip  # noqa: E501

@@ -264,7 +264,7 @@ METRICS = (
     Metric("POLICY/distill/reward", "Mean over the tokens of first answers of the teacher's log-probability minus the agent's (`reward.distill`). It rises to 0 as the two agree.", "nats",
            Panel("Distillation", "Teacher's log-probability of a token of a first answer, minus the agent's own.", "health", comparisons=MEAN)),
     Metric("POLICY/distill/share", "Share of an update's answers that had a teacher.", "share"),
-    Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is as good as the mean.", "share of variance",
+    Metric("POLICY/val/explained_variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 is as good as the mean. It is logged only where there is a critic and something to explain: not where all answers earn the same.", "share of variance",
            Panel("Critic", "Explained variance of the returns: 1 is a perfect critic, 0 is as good as the mean.", "health", absent_if_zero=True, comparisons=MEAN)),
     Metric("POLICY/val/clipfrac_avg", "Tokens whose value was clipped.", "share"),
     Metric("POLICY/val/ratio", "Mean ratio of the new probability of a token to the old one.", "ratio"),
@@ -312,6 +312,8 @@ METRICS = (
     Metric("POLICY/stage_N/rejected_before", "Mean log-probability of a rejected answer before the stage.", "nats per answer"),
     Metric("POLICY/stage_N/rejected_after", "The same after the stage.", "nats per answer", LIKELIHOOD, line="POLICY, stage N, rejected"),
     Metric("lr", "Learning rate of the first policy.", "per step"),
+    Metric("POLICY/lr", "Learning rate of a policy in this update. `central_critic` stands for the critic that policies share.", "per step"),
+    Metric("POLICY/critic_lr", "Learning rate of its critic, where this is another one (`training.value_learning_rate`).", "per step"),
     Metric("tokens_per_second", "Sampled tokens divided by the seconds of the whole update.", "tokens per second",
            Panel("Tokens per second", "Sampled tokens divided by the seconds of the whole update.", "machine", terminal=True, comparisons=MEAN), bar=("{} tokens/s", ".0f")),
     Metric("time/collect", "Time to play the dialogues.", "seconds", SECONDS),
@@ -464,13 +466,12 @@ def page() -> str:
     lines = [
         "# Every logged metric",
         "",
-        "A run writes one JSON object a line to `metrics.jsonl`, and the same names to whatever `training.report_to` "
-        "names. In a name, `N`",
-        "and `M` are turns, which count from 1; `AGENT`, `POLICY` and `NAME` stand for names. `eval_` before a name "
-        "means that it was measured",
-        "on held-out questions (`training.eval_steps`). With several processes, every number is about all of them. "
-        "Each `reward/...` is a mean",
-        "over the utterances that have the reward.",
+        "A run writes one JSON object a line to `metrics.jsonl`. In a name, `N` and `M` are turns, which count from 1, as in `dialogues.jsonl` and on",
+        "pages; `AGENT`, `POLICY` and `NAME` stand for names. `eval_` before a name means that it was measured on held-out questions",
+        "(`training.eval_steps`). With several processes, every number is about all of them. Each `reward/...` is a mean over the utterances that",
+        "have the reward. What `training.report_to` names gets the same numbers: MLflow under these names; TensorBoard, Weights & Biases and Trackio",
+        "with `train/` before a name, or `eval/` in place of `eval_` (`train/reward/credit`, `eval/accuracy/turn_1`). They get the trainer's",
+        "arguments too, and the configuration's sections `agents`, `task`, `protocol`, `reward`, `advantage`, `branching` and `schedule`.",
         "",
         "The last column names the chart of the report and the picture in the run's folder that show the metric.",
         "",

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
@@ -51,6 +52,10 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         for name, default, instead in _OF_ONE_POLICY:
             if getattr(self, name) != default:
                 raise ValueError(f"{name}: is for PPOv2Trainer; a team has {instead}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments, with the ``sections`` of the configuration that a run tells its ``report_to``."""
+        return super().to_dict() | vars(self).get("sections", {})
 
     @property
     def eval_decoding(self) -> Decoding:

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,12 +80,13 @@ class Advantages:
         if self.returned.per_token:
             self._number_groups(batches, rows, row_columns)
             self._over_tokens(batches, rows, row_columns)
-            metrics = {name: row_metrics(batch, self.options) for name, batch in batches.items()}
+            spreads: dict[str, Metrics] = {}
             if self.config.scale != "none":
                 whiten_groups(list(batches.values()))
         else:
             spreads = self._over_rows(batches, rows, [*row_columns, *others])
-            metrics = {name: row_metrics(batch, self.options) | spreads[name] for name, batch in batches.items()}
+        measure = partial(row_metrics, options=self.options, alone=self.returned.along == "utterance")
+        metrics = {n: measure(b, has_critic=n in self.critics) | spreads.get(n, {}) for n, b in batches.items()}
         if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
             for (policy, row), share in zip(rows, turn_shares(row_columns), strict=True):
                 batches[policy].weight[row] *= share

@@ -142,6 +142,7 @@ def _schedule(run: ResolvedRun) -> Iterator[str]:
     schedule, options = run.config.schedule, training.lr_scheduler_kwargs or {}
     plans = map(schedule.resolved(turns, run.agents).plan, range(1, min(updates, MOST_UPDATES) + 1))
     learn = {name for plan in plans for name in run.learners for turn in range(turns) if plan.learns(name, turn)}
+    learn |= {freeze.agent for freeze in schedule.freeze if freeze.first == 1 and freeze.last is None}  # as is meant
     for name in run.learners if updates <= MOST_UPDATES else ():
         if name not in learn:
             yield f"schedule: {name} learns in none of the {updates} updates; give more updates, or change the schedule"

@@ -15,7 +15,7 @@ One policy of a team of language models ({team}) trained together with
 It speaks for: {agents}.
 
 - kind: {kind}
-- updates: {updates}, dialogues: {episodes}
+- updates: {updates}, dialogues: {dialogues}
 - objective: {objective}, critic: {critic}, KL coefficient {kl_coef}, clip range {cliprange}, learning rate {learning_rate}
 
 ```python
@@ -39,7 +39,7 @@ class CardFacts:
     protocol: str
     task: str
     updates: int
-    episodes: int
+    dialogues: int
     objective: str
     critic: str
     kl_coef: float

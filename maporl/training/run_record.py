@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from os.path import lexists
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -123,6 +124,11 @@ class RunRecord:
             replace_file(self.folder / CONFIG, to_yaml(self.config))
         distributed.on_main(lambda: replace_file(self.folder / LEARNS_FROM, "\n".join(learns_from) + "\n"))
         self._begun = True
+
+    def sections(self) -> dict[str, Any]:
+        """Return who the agents are and what decides what they learn (:data:`PARTS`), as ``config.yaml`` has it."""
+        values = parse_yaml((self.folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
+        return {name: values[name] for name in ("agents", *PARTS) if name in values}
 
     def _write(self, parts: RunParts, resumes: bool) -> None:
         saved = self._kept or self._saved(parts.team, parts.args, parts.engine_options)
@@ -339,7 +345,10 @@ def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners:
             start = end
             texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
             compared = batch.compared.get(sample.columns.name)
-            sample.utterance.trace = Trace(texts, logprobs, advantages, values[0] if values else None, compared)
+            mean = round(fmean(advantages), TRACE_DIGITS)
+            sample.utterance.trace = Trace(
+                texts, logprobs, advantages, values[0] if values else None, compared, advantage=mean
+            )
 
 
 def trace_credit(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], scorer: Scorer) -> None:

@@ -189,6 +189,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self.parts, resumes, self.learns_from)
         self.record_audit()
+        self.args.sections = distributed.on_main(self.record.sections)
         if self._tells:
             print(*map(printable, self.learns_from), sep="\n", flush=True)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
@@ -340,7 +341,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
-            episodes=self.episodes,
+            dialogues=self.watch.total["run/run/dialogues"],
             objective=args.objective,
             critic=learner.critic.kind,
             kl_coef=args.kl_coef,

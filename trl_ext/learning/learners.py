@@ -154,14 +154,15 @@ class Learning:
                 if self.central is not None and stepping:
                     central_norms.append(self.central.step())
                 self._train_critics(batches, indices)
-        rate = float(next(iter(self.learners.values())).scheduler.get_last_lr()[0])
+        rates = {name: learner.trained.rates() for name, learner in self.learners.items()}
+        central = {} if self.central is None else self.central.trained.rates()
         with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
             for learner in self.learners.values():
                 learner.scheduler.step()
             if self.central is not None:
                 self.central.trained.scheduler.step()
-        merged = {name: update_metrics(entries) for name, entries in collected.items()}
+        merged = {name: update_metrics(entries) | rates[name] for name, entries in collected.items()}
         for name, before in probes.items():
             moved = int(not torch.equal(before, self.learners[name].strategy.probe()))
             counts[name]["moved"] = float(distributed.all_reduce_max(moved, self.device))
@@ -170,8 +171,8 @@ class Learning:
             for name in merged:
                 merged[name]["policy/stopped_early"] = float(name not in active)
         if central_norms:
-            merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)}
-        return merged, rate
+            merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)} | central
+        return merged, next(iter(rates.values()))["lr"]
 
     def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
         """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""

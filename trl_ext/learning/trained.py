@@ -82,6 +82,11 @@ class Trained:
             raise NonFiniteError(f"{self.label}: the gradient norm is {norm}; no step was taken")
         return norm
 
+    def rates(self) -> dict[str, float]:
+        """Return the present learning rate as ``lr``, and that of a critic that has one of its own as ``critic_lr``."""
+        names = ("lr",) if self.args.value_learning_rate is None else ("lr", "critic_lr")
+        return dict(zip(names, map(float, self.scheduler.get_last_lr()), strict=False))
+
     def save(self, folder: Path, in_shards: bool = False) -> None:
         """Write the optimizer and the schedule into ``folder``, where the weights are. All processes that share the
         weights call this together.

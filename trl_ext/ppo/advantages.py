@@ -19,7 +19,7 @@ def assign_advantages(rows: TokenBatch, options: PPOOptions, has_critic: bool = 
     is the whitened return.
     """
     token_gae(rows, options, has_critic)
-    metrics = row_metrics(rows, options)
+    metrics = row_metrics(rows, options, has_critic)
     whiten_groups([rows])
     return metrics
 
@@ -88,24 +88,34 @@ def _whitened(
     return results
 
 
-def row_metrics(rows: TokenBatch, options: PPOOptions) -> dict[str, float]:
-    """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance."""
+def row_metrics(rows: TokenBatch, options: PPOOptions, has_critic: bool, alone: bool = True) -> dict[str, float]:
+    """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance.
+
+    There is no explained variance without a critic, or where there is none to explain: where the returns are constant,
+    or where rows whose returns come from themselves ``alone`` all earn the same. The returns of these differ only by
+    the critic's own values.
+    """
     kl = token_kl(rows, options.kl_estimator)
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
     mask = rows.value_mask
     values, returns = rows.values[mask], rows.returns[mask]
+    earned = token_rewards(rows, options).flip(1).cumsum(1).flip(1)[mask] if alone and options.gamma == 1 else returns
     stats = {
         "objective/entropy": (-rows.old_logprobs).sum(1).mean(),
         "objective/scores": rows.score.mean(),
         "objective/rlhf_reward": penalty + rows.score.mean(),
         "returns": returns.float().var(unbiased=False),
         "errors": (returns - values).float().var(unbiased=False),
+        "earned": earned.float().var(unbiased=False),
+        "square": returns.float().square().mean(),
     }
     if options.kl_coef != 0:  # without a reference the KL is unknown
         stats |= {f"objective/kl_{kind}": token_kl(rows, kind).sum(1).mean() for kind in ("k1", "k3")}
         stats |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
     # one wait for the device; float64 holds each of them exactly
     metrics = dict(zip(stats, torch.stack([value.double() for value in stats.values()]).tolist(), strict=True))
-    spread, errors = metrics.pop("returns"), metrics.pop("errors")
+    spread, errors, told, square = (metrics.pop(name) for name in ("returns", "errors", "earned", "square"))
+    if not has_critic or not min(spread, told) > 1e-10 * square:  # a smaller one is rounding
+        return metrics
     # 1 for a perfect critic, and 0 for one that predicts the mean return
-    return metrics | {"val/explained_variance": 1.0 - errors / spread if spread > 0 else 0.0}
+    return metrics | {"val/explained_variance": 1.0 - errors / spread}
