@@ -15,7 +15,7 @@ from maporl.rewards.labels import is_step_verdict
 from maporl.rewards.scoring import mean_rewards, reward_sums, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.training.samples import TeamUpdateBatch
-from maporl.types import Dialogue, is_program
+from maporl.types import Dialogue, is_program, why_nobody
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
 
@@ -31,11 +31,13 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     dialogues, number = batch.dialogues, batch.number
     metrics = staleness_metrics(dialogues, number) if ahead else {}
     metrics |= evaluate_everywhere(dialogues).metrics()
-    metrics |= dialogue_metrics(dialogues, player.world, player.tools)
+    metrics |= dialogue_metrics(dialogues, player.world, player.tools, batch.dropped)
     for source in player.scorer.sources.values():
         metrics |= source.after_update(number, dialogues, batch.task)
     for engine in player.engines.values():
         metrics |= engine.metrics()
+    if why := why_nobody([*dialogues, *batch.dropped]):
+        logger.warning("update %d: the program asked no agent in any dialogue: %s", number, why)
     if number == 1 and distributed.is_main():
         mention_no_calls(player.tools, dialogues, metrics)
         verifier = player.scorer.sources.get("verifier")
@@ -70,11 +72,14 @@ def mention_no_calls(agents: Collection[str], dialogues: Sequence[Dialogue], met
         )
 
 
-def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collection[str]) -> Metrics:
+def dialogue_metrics(
+    dialogues: list[Dialogue], world: World, callers: Collection[str], dropped: Sequence[Dialogue] = ()
+) -> Metrics:
     """Return the metrics of rewards, calls, proposals and verdicts, over all processes. All processes call this
     together.
 
-    ``callers`` are the agents with tools, which may be other agents.
+    ``callers`` are the agents with tools, which may be other agents. ``dropped`` are dialogues that nobody is trained
+    on, because something failed.
     """
     parts = distributed.all_gather(
         (
@@ -82,7 +87,7 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
             _tool_sums(dialogues, world, callers),
             _proposals(dialogues),
             _verdicts(dialogues),
-            _programs(dialogues),
+            _programs([*dialogues, *dropped]),
             _verified(dialogues),
             [u.rewards["verifier"] for d in dialogues for u in d.utterances if "verifier" in u.rewards],
         )
@@ -137,11 +142,13 @@ def _proposal_metrics(proposals: Sequence[tuple[str | None, bool]]) -> Metrics:
 
 
 def _programs(dialogues: Sequence[Dialogue]) -> list[tuple[str, bool]]:
-    """Return whether each program failed, and whether each request that repeats a conversation went on with it."""
+    """Return whether each program failed, whether each request was refused, and whether one that repeats a conversation
+    went on with it."""
     ended = [d.outcome for d in dialogues if is_program(d)]
     histories = [(u, u.tags["history"]) for d in dialogues for u in d.utterances if "history" in u.tags]
     return [
         *(("program/failed", "failure" in outcome) for outcome in ended),
+        *(("program/refused", n >= outcome["answered"]) for outcome in ended for n in range(outcome["requests"])),
         *((f"{u.agent}/continued_share", history == "continued") for u, history in histories),
     ]
 
