@@ -61,6 +61,17 @@ def proxy_of(url: str) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
+def past_proxies() -> dict[str, str]:
+    """Return ``NO_PROXY``, in both writings, as the environment has it and with the loopback address.
+
+    With these variables, programs of others reach servers of this machine past the proxies of the environment too.
+    """
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if listed.strip() != "*" and "127.0.0.1" not in [host.strip() for host in listed.split(",")]:
+        listed = ",".join(filter(None, (listed, "127.0.0.1")))
+    return {"NO_PROXY": listed, "no_proxy": listed}
+
+
 def is_this_machine(host: str) -> bool:
     """Return whether ``host`` can only be this machine: a loopback address, or the address of no host, as servers print
     it.

@@ -6,6 +6,7 @@ Shape suffixes: ``_B`` dialogues, ``_A`` agents, ``_K`` turns, ``_N`` rows, ``_T
 
 import enum
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -444,12 +445,21 @@ def is_program(dialogue: Dialogue) -> bool:
     outcome = dialogue.outcome
     return (
         isinstance(outcome, dict)
-        and isinstance(outcome.get("answer"), str | None)
+        and all(isinstance(outcome.get(name), str | None) for name in ("answer", "failure", "nobody"))
+        and all(isinstance(outcome.get(name, 0), int) for name in ("requests", "answered"))
         and isinstance(outcome.get("calls"), int)
-        and isinstance(outcome.get("failure"), str | None)
         and isinstance(outcome.get("refused", []), list)
         and bool(outcome.get("answer") is not None or outcome.get("failure"))
     )
+
+
+def why_nobody(dialogues: Sequence[Dialogue]) -> str | None:
+    """Return why the programs that played ``dialogues`` asked no agent in any of them: the most frequent cause.
+
+    None: one was asked, or no program has played.
+    """
+    causes = Counter(d.outcome.get("nobody") for d in dialogues if is_program(d))
+    return None if None in causes else next((str(cause) for cause, _ in causes.most_common(1)), None)
 
 
 def without_tokens(dialogue: Dialogue) -> Dialogue:

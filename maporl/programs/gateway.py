@@ -85,6 +85,9 @@ class Session:
         root: the address of the server.
         agents: who can be asked.
         ignored: fields of requests that are left out.
+        reports: rewards that nobody has taken yet.
+        refused: why requests were refused.
+        denied: how many were, of which one may have several reasons.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Session:
     ignored: tuple[str, ...] = ()
     reports: list[Report] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    denied: int = 0
     over: bool = False
     _calls: list[Call] = field(default_factory=list)
     _told: bool = False
@@ -225,7 +229,8 @@ class Gateway:
                     return await handle(session, request)
                 except Refused as error:
                     if session is not None and error.code != "dialogue_over":
-                        session.refused.append(error.message)
+                        session.denied += 1
+                        session.refused += error.message.splitlines()
                     # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
                     return JSONResponse(error.body(), error.status, {"x-should-retry": "false"})
 

@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from maporl.errors import one_line
-from maporl.programs.wire import ROLES, ChatRequest, Refused, content_text, read_chat, reply_message, token_usage
+from maporl.programs.wire import (
+    ROLES,
+    ChatRequest,
+    Refused,
+    check_fields,
+    content_text,
+    read_chat,
+    reply_message,
+    token_usage,
+)
 from maporl.types import Stop, Utterance
 
 SAME = (
@@ -26,7 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 """Fields of which only the values that change nothing can be had. Of mappings, what is null does not count."""
-WHOLE = "send the whole conversation as input"
+WHOLE = ", and nothing is stored: send the whole conversation as input"
 INSTEAD = {"conversation": WHOLE, "previous_response_id": WHOLE}
 
 
@@ -40,14 +49,15 @@ def read_response(body: Any, agents: Sequence[str], ignored: Sequence[str] = ())
     if not isinstance(body, Mapping):
         raise Refused("expected a JSON object", code="invalid_json")
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
+    faults = []
     for name, value in fields.items():
         if name in NEUTRAL:
             if _set(value) not in NEUTRAL[name]:
-                what = f"{name}: {one_line(json.dumps(value), 80)} is not supported"
-                raise Refused(f"{what}; leave it out, or add it to protocol.ignore", name)
+                faults.append((name, f"{one_line(json.dumps(value), 80)} is not supported"))
         elif name not in SAME and name not in READ:
-            raise Refused(f"{name}: this field is not supported; {INSTEAD.get(name, 'leave it out')}", name)
+            faults.append((name, f"this field is not supported{INSTEAD.get(name, '')}"))
     chat = {name: fields[name] for name in (*SAME, "tool_choice") if name in fields}
+    check_fields(chat, agents, faults)
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]
     chat["messages"] = _messages(fields.get("instructions"), fields.get("input"))

@@ -4,13 +4,17 @@ A program ends by its answer, by its failure, or because its dialogue is over. A
 group. A function cannot be killed: its requests are refused from then on, and its thread is left alone.
 """
 
+import ast
 import contextlib
 import inspect
 import json
+import linecache
 import os
+import re
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import traceback
 from collections import deque
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from maporl.event_loop import wait
+from maporl.hosts import past_proxies
 from maporl.text import printable
 from trl_ext.errors import is_users
 from trl_ext.process.waits import Threads, check
@@ -28,6 +33,8 @@ LAST_LINES = 20
 """The lines of a traceback, or of what a command wrote on its standard error, that are told."""
 KEPT_BYTES = 2**20
 """The last bytes of a command's output that are kept. An answer is in the last line."""
+LATE = "it did not end within"
+"""How the failure of a program that took too long begins."""
 Function = Callable[..., Any]
 
 
@@ -42,12 +49,7 @@ class Question:
 
     def arguments(self, function: Function) -> dict[str, Any]:
         """Return those of the values that ``function`` takes, by name."""
-        values = {
-            "question": self.question,
-            "base_url": self.base_url,
-            "api_key": self.api_key,
-            "example": self.example,
-        }
+        values = dict(vars(self))
         parameters = inspect.signature(function).parameters.values()
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return values
@@ -59,6 +61,34 @@ class Question:
         parameters = inspect.signature(function).parameters.values()
         any_number = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return [p.name for p in parameters if p.default is p.empty and p.kind not in any_number and p.name not in given]
+
+
+def own_clients(function: Function) -> str:
+    """Return which clients ask a provider instead of the agents, with a key that is in the environment, or nothing.
+
+    The file of ``function`` and the imported ones beside it are read for clients that are told no address.
+    """
+    keys = {name.removesuffix("_API_KEY").replace("_", ""): name for name in os.environ if name.endswith("_API_KEY")}
+    folder = Path(getattr(inspect.getmodule(function), "__file__", None) or "/").parent
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    found = []
+    for file in sorted(file for file in files if keys and Path(file).parent == folder):
+        for call in _calls("".join(linecache.getlines(file))):
+            name = ast.unparse(call.func).rpartition(".")[2]
+            told = name.islower() or any(one.arg is None or "base" in one.arg for one in call.keywords)
+            for provider, key in keys.items():
+                if not told and re.fullmatch(f"(Async|Chat)*{re.escape(provider)}(AI)?", name, re.I):
+                    where = f"{Path(file).name}:{call.lineno}"
+                    found.append(f"{where} makes {name}() without base_url, which asks its provider with {key}")
+    return "; ".join(found)
+
+
+def _calls(source: str) -> list[ast.Call]:
+    """Return the calls in a file, or none if it tells its clients their addresses later, or is broken by now."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        nodes = ast.walk(ast.parse("" if "with_options(" in source else source))
+        return [node for node in nodes if isinstance(node, ast.Call)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -97,7 +127,7 @@ class Run:
         self._end(ending)
 
     def _late(self) -> None:
-        self._end(Ending(failure=f"it did not end within {self.seconds:g} seconds"))
+        self._end(Ending(failure=f"{LATE} {self.seconds:g} seconds"))
         self.kill()
 
     def _end(self, ending: Ending) -> None:
@@ -167,18 +197,16 @@ def of_command(command: Sequence[str], question: Question) -> Callable[[Run], En
     """Return what runs a command on a question: JSON on its standard input, an answer as its last line."""
 
     def work(run: Run) -> Ending:
-        told = {"question": question.question, "base_url": question.base_url, "api_key": question.api_key}
         variables = {"OPENAI_BASE_URL": question.base_url, "OPENAI_API_KEY": question.api_key}
-        around = ",".join(part for part in (os.environ.get("NO_PROXY"), "127.0.0.1") if part)
         process = run.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **variables, "NO_PROXY": around, "no_proxy": around},
+            env={**os.environ, **variables, **past_proxies()},
             start_new_session=True,
         )
-        out, errors = _talk(process, json.dumps({**told, "example": question.example}).encode(), run)
+        out, errors = _talk(process, json.dumps(vars(question)).encode(), run)
         status = process.wait()
         if status:
             lines = "\n".join(errors.splitlines()[-LAST_LINES:])

@@ -6,7 +6,7 @@ Data flow: JSON of a client -> :func:`read_chat` -> :class:`ChatRequest`; an utt
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,20 +31,17 @@ NEUTRAL: dict[str, Any] = {
     "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 """Fields of which only the value that changes nothing can be had."""
-SAMPLED = ("temperature", "top_p", "top_k")
-READ = frozenset(
-    {
-        "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "parallel_tool_calls", "stop", "stream",
-        "tool_choice", "tools",
-    }
-)  # fmt: skip
+SAMPLED = ("temperature", "top_p", "top_k", "stop")
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Two names of one limit. The later one counts."""
+READ = frozenset({"messages", "model", "stream", "tools"})
 
 
 class Refused(Exception):
     """A request that is answered with an error.
 
     Args:
-        message: what is wrong, and what to do.
+        message: what is wrong, and what to do, in a line for each reason.
         param: the field.
         status: the HTTP status.
         code: a word for programs.
@@ -103,24 +100,11 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
     if not isinstance(body, Mapping):
         raise Refused("expected a JSON object", code="invalid_json")
     fields = {name: value for name, value in body.items() if value is not None and name not in ignored}
-    agent = str(fields.get("model"))
-    if agent not in agents:
-        message = f"model: {unknown(agent, list(agents))}; the model of a request is the name of an agent"
-        raise Refused(message, "model", 404, "model_not_found")
-    for name in fields:
-        if name not in READ and name not in WITHOUT_EFFECT and name not in NEUTRAL and name not in SAMPLED:
-            raise Refused(f"{name}: this field is not supported; leave it out", name)
-    for name, value in NEUTRAL.items():
-        if name in fields and fields[name] != value:
-            what = f"{name}: only {json.dumps(value)} is supported, got {one_line(json.dumps(fields[name]), 80)}"
-            raise Refused(f"{what}; leave it out, or add it to protocol.ignore", name)
-    for name in ("logprobs", "parallel_tool_calls"):
-        if not isinstance(fields.get(name, False), bool):
-            raise Refused(f"{name}: expected true or false, got {fields[name]!r:.80}", name)
+    check_fields(fields, agents)
     options = fields.get("stream_options")
     usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
     return ChatRequest(
-        agent,
+        str(fields["model"]),
         _messages(fields.get("messages")),
         _tools(fields),
         _sampling(fields),
@@ -131,27 +115,60 @@ def read_chat(body: Any, agents: Sequence[str], ignored: Sequence[str] = ()) -> 
     )
 
 
+def check_fields(fields: Mapping[str, Any], agents: Sequence[str], faults: Iterable[tuple[str, str]] = ()) -> None:
+    """Check the fields of a chat completion, but for its messages and tools. ``faults`` are others, found before.
+
+    Raises:
+        Refused: it asks an unknown agent, or for what cannot be had. All of it is named, in a line for each field.
+    """
+    agent, found = str(fields.get("model")), [*faults, *_faults(fields)]
+    lines = [f"{name}: {why}; leave it out, or add it to protocol.ignore" for name, why in found]
+    param = ", ".join(name for name, _ in found)
+    if agent not in agents:
+        who = f"model: {unknown(agent, list(agents))}; the model of a request is the name of an agent"
+        raise Refused("\n".join([who, *lines]), "model", 404, "model_not_found")
+    if found:
+        raise Refused("\n".join(lines), param)
+
+
+def _faults(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each field that cannot be had, and why."""
+    for name, value in fields.items():
+        if name in NEUTRAL:
+            if value != NEUTRAL[name]:
+                yield name, f"only {json.dumps(NEUTRAL[name])} is supported, got {one_line(json.dumps(value), 80)}"
+        elif name in ("logprobs", "parallel_tool_calls"):
+            if not isinstance(value, bool):
+                yield name, f"expected true or false, got {value!r:.80}"
+        elif name == "tool_choice":
+            if value not in ("auto", "none"):
+                yield name, f"nobody can make a model call a tool, got {one_line(json.dumps(value), 80)}"
+        elif name in LIMITS or name in SAMPLED:
+            try:
+                _sampling({name: value})
+            except ValueError as error:
+                yield name, str(error).partition(": ")[2]
+        elif name not in READ and name not in WITHOUT_EFFECT:
+            yield name, "this field is not supported"
+
+
 def _sampling(fields: Mapping[str, Any]) -> Sampling | None:
-    values = {name: fields[name] for name in SAMPLED if name in fields}
-    limits = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
-    values |= {"max_tokens": limits[-1]} if limits else {}
-    if "stop" in fields:
-        values["stop"] = [fields["stop"]] if isinstance(fields["stop"], str) else fields["stop"]
+    """Return how the answer is sampled, or None if the request does not say it.
+
+    Raises:
+        ValueError: a value cannot be had.
+    """
+    values = {"max_tokens" if name in LIMITS else name: fields[name] for name in (*SAMPLED, *LIMITS) if name in fields}
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]
     for name, value in values.items():
         if isinstance(value, list) != (name == "stop") or (isinstance(value, float) and not math.isfinite(value)):
-            raise Refused(f"{name}: expected {'texts' if name == 'stop' else 'a number'}, got {value!r:.80}", name)
-        try:
-            Sampling(**{name: value})
-        except ValueError as error:
-            raise Refused(str(error), name) from None
+            raise ValueError(f"{name}: expected {'texts' if name == 'stop' else 'a number'}, got {value!r:.80}")
     return Sampling(**values) if values else None
 
 
 def _tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    tools, choice = fields.get("tools") or [], fields.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        what = f"tool_choice: nobody can make a model call a tool, got {one_line(json.dumps(choice), 80)}"
-        raise Refused(f"{what}; leave it out, set auto or none, or add it to protocol.ignore", "tool_choice")
+    tools = fields.get("tools") or []
     if not isinstance(tools, list):
         raise Refused(f"tools: expected a list, got {tools!r:.80}", "tools", code="invalid_type")
     read: list[dict[str, Any]] = []
@@ -167,7 +184,7 @@ def _tools(fields: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
             read.append(tool_of(tool).schema())
         except ConfigError as error:
             raise Refused(f"tools.{number}: {error}", "tools") from None
-    return () if choice == "none" else tuple(read)
+    return () if fields.get("tool_choice") == "none" else tuple(read)
 
 
 def _messages(messages: Any) -> tuple[Message, ...]:

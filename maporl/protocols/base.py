@@ -20,6 +20,10 @@ It may yield a list of :class:`maporl.types.Act` too, and then receives the list
 class Dropped(Exception):
     """A play raises this to end its dialogue, on which nobody is then trained. ``args`` names what failed."""
 
+    def __init__(self, *what: str, outcome: Any = None):
+        super().__init__(*what)
+        self.outcome = outcome
+
 
 class Protocol:
     """The base class of protocols. A protocol is a frozen dataclass of options with a generator :meth:`play`.

@@ -1,19 +1,22 @@
 """Program: a program of the user's own calls the agents as models behind an OpenAI-compatible address."""
 
 import dataclasses
+import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal
+from urllib.request import getproxies
 
 from maporl.config.imports import kind_of, look_up
 from maporl.errors import ConfigError
+from maporl.hosts import past_proxies
 from maporl.programs.gateway import Call, Report, Session, gateway
 from maporl.programs.histories import Histories, Place
-from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function
+from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function, own_clients
 from maporl.programs.wire import Refused, calls_of, said
 from maporl.protocols.base import Dropped, Play, Protocol
 from maporl.types import Ask, Example, Message, Result, Utterance, Wait
@@ -26,6 +29,7 @@ AT_ONCE = 64
 AGAIN_SECONDS = 10.0
 """A program that is played again and asks something else has this time to ask what it asked before. Its threads may
 come in another order."""
+_warn_once = cache(partial(warnings.warn, stacklevel=1))
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Program(Protocol):
 
     run: str | Callable[..., Any] | None = option(
         None,
-        "The program as MODULE:FUNCTION. It is called with those of question, base_url, api_key and example that it "
+        "The program as MODULE:FUNCTION. It is called with base_url and those of question, api_key and example that it "
         "takes, and returns its answer. A coroutine function is awaited.",
     )
     command: tuple[str, ...] = option(
@@ -92,8 +96,8 @@ class Program(Protocol):
                 "concurrency: with replays a dialogue and its forks run beside each other, however many they are; "
                 f"leave it out, got {self.concurrency}"
             )
-        if self.run:
-            self.function  # noqa: B018  # it is looked up before models are loaded
+        if self._own_clients:  # the function is looked up before models are loaded, too
+            _warn_once(f"protocol.run: {self._own_clients}, and no agent; give it the base_url of its call")
 
     @property
     def replayable(self) -> bool:  # type: ignore[override]  # it follows from the options
@@ -105,18 +109,27 @@ class Program(Protocol):
         """The function that is the program.
 
         Raises:
-            ConfigError: it cannot be imported, takes none of the values, or needs others.
+            ConfigError: it cannot be imported, does not take ``base_url``, or needs others than are given.
         """
+        os.environ.update(past_proxies())  # clients read it when they are made, which may be when they are imported
         function = look_up(self.run, {}, "protocol.run") if isinstance(self.run, str) else self.run
         question = Question("", "", {})
-        expected = "protocol.run: expected a function of some of question, base_url, api_key and example"
-        if not callable(function) or not question.arguments(function):
-            raise ConfigError(f"{expected}, got {kind_of(function)}")
+        expected = "protocol.run: expected a function of base_url, and of question, api_key and example if it likes"
+        if not callable(function) or "base_url" not in question.arguments(function):
+            raise ConfigError(
+                f"{expected}, got {kind_of(function)}; without base_url its client cannot reach its agents, and would "
+                "ask a provider with your key: give the client base_url, or run the program as a command, in which "
+                "OpenAI() finds its agents (protocol.command)"
+            )
         if lacking := question.lacking(function):
             method = "name the method of an object, as in my_app:team.solve" if "self" in lacking else ""
             remedy = method or "give it a default, or call the function in another one that takes these"
             raise ConfigError(f"{expected}, got {kind_of(function)}, which needs {', '.join(lacking)}; {remedy}")
         return function
+
+    @cached_property
+    def _own_clients(self) -> str:
+        return own_clients(self.function) if self.run else ""
 
     @cached_property
     def _runner(self) -> Runner:
@@ -131,7 +144,11 @@ class Program(Protocol):
         return dataclasses.replace(self, on_failure="zero", seconds=min(self.seconds, REHEARSED_SECONDS))
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
-        """Play until the program ends. The outcome says how: its answer or its failure, its calls, what was refused.
+        """Play until the program ends. The outcome says how.
+
+        It has the ``answer``, the ``failure``, why requests were ``refused``, why ``nobody`` was asked (all None or
+        absent where there is none), the ``calls`` that counted for their limit, and how many ``requests`` there were
+        and were ``answered``.
 
         A fork starts the program too, and answers what it asks with what was said, as it is told by the driver.
 
@@ -161,17 +178,29 @@ class Program(Protocol):
 
     def _ended(self, ending: Ending, talk: "_Talk", session: Session) -> dict[str, Any]:
         """Let the dialogue end: the answer is somebody's, what was reported is paid, and a failure is told."""
+        kept = {"answer": ending.answer, "failure": ending.failure, "refused": session.refused}
+        kept |= {"nobody": None if talk.sent else self._why_nobody(ending, session)}
+        outcome = {name: value for name, value in kept.items() if value or name == "answer"} | {"calls": talk.called}
+        outcome |= {"requests": len(talk.sent) + session.denied, "answered": len(talk.sent)}
         if ending.failure is not None:
             what = f"protocol program: it failed (protocol.on_failure: {self.on_failure})"
             if self.on_failure == "stop":
                 raise ConfigError(f"{what}; mend it, or set protocol.on_failure: zero or drop:\n{ending.failure}")
             warnings.warn(f"{what}:\n{ending.failure}", stacklevel=2)
             if self.on_failure == "drop":
-                raise Dropped("program")
+                raise Dropped("program", outcome=outcome)
         talk.submit(ending.answer or "")
         talk.pay_all()
-        outcome = {"answer": ending.answer, "failure": ending.failure, "refused": session.refused}
-        return {name: value for name, value in outcome.items() if value or name == "answer"} | {"calls": talk.called}
+        return outcome
+
+    def _why_nobody(self, ending: Ending, session: Session) -> str:
+        """Return why no agent was asked, in one sentence."""
+        if session.denied:
+            return f"all its requests were refused: {'; '.join(dict.fromkeys(session.refused))}"
+        whys = [f"it failed: {ending.failure.splitlines()[-1]}"] if ending.failure else []
+        proxies = [f"{name.upper()}_PROXY" for name in ("http", "all") if name in getproxies()]
+        whys += [f"{name} is set, and a client asks that proxy if it has not read NO_PROXY" for name in proxies[:1]]
+        return "; ".join(["no request came to its base_url", *filter(None, [self._own_clients]), *whys])
 
 
 class _Talk:

@@ -44,7 +44,7 @@ TEAM: tuple[Promise, ...] = (
         lambda n: f"was moved by one of its roles for {CAPTURED:.0%} and more in {n.captured} of {n.by_role} updates",
         "training.balance: role weighs them equally, and maporl sharing compares a policy for each role"),
     Promise("asks who learns", "run", "void", lambda n: n.dialogues > n.failed and n.due and not n.asked,
-        lambda n: f"asked none of the agents that learn, in {n.dialogues} dialogues",
+        lambda n: f"asked none of the agents that learn, in {n.dialogues} dialogues" + (f": {n.why}" if n.why else ""),
         "let the protocol, or the program's client (base_url), ask them"),
     Promise("plays", "program", "void", lambda n: n.dialogues and n.failed == n.dialogues,
         lambda n: f"failed in all {n.dialogues} dialogues",
@@ -100,11 +100,12 @@ def dialogue_counts(dialogues: Iterable[Dialogue]) -> Counter:
     counts: Counter = Counter()
     for dialogue in dialogues:
         program = is_program(dialogue)
-        counts["run/run/dialogues"] += 1 + len(dialogue.ablations)
+        counts["run/the run/dialogues"] += 1 + len(dialogue.ablations)
         if program:
-            failed, refused = bool(dialogue.outcome.get("failure")), dialogue.outcome.get("refused", [])
-            counts.update({"program/program/dialogues": 1, "program/program/failed": failed, "program/program/refused": len(refused)})  # fmt: skip  # noqa: E501
-            counts["run/run/failed"] += failed
+            failed, requests = bool(dialogue.outcome.get("failure")), dialogue.outcome.get("requests", 0)
+            refused = requests - dialogue.outcome.get("answered", requests)
+            counts.update({"program/the program/dialogues": 1, "program/the program/failed": failed, "program/the program/refused": refused})  # fmt: skip  # noqa: E501
+            counts["run/the run/failed"] += failed
         for u in dialogue.utterances:
             agent, refusal = f"agent/{u.agent}", "refused" in u.tags
             names = [f"{agent}/asked", f"learner/{u.policy}/asked"]
@@ -112,9 +113,9 @@ def dialogue_counts(dialogues: Iterable[Dialogue]) -> Counter:
             names += [f"{agent}/cut"] if u.stop == Stop.LENGTH else []
             grade = u.grade.correct if u.answers and u.grade is not None else None
             if grade is not None:
-                names += [f"{agent}/{'right' if grade else 'wrong'}", "task/task/graded"]
+                names += [f"{agent}/{'right' if grade else 'wrong'}", "task/the task/graded"]
             elif u.answers and u.grade is not None and dialogue.asked(u).answer:
-                names.append("task/task/ungraded")
+                names.append("task/the task/ungraded")
             for call in u.calls:
                 used = [f"tool/{name}" for name in {call.name, call.place} - {None, ""}]
                 names += [f"{name}/calls" for name in used]
@@ -202,7 +203,11 @@ def _of_records(run: Run) -> tuple[Built, Mapping[str, float]]:
         }
         counts.update({f"learner/{name}/{count}": number for count, number in told.items()})
     agents = {key.split("/")[1] for key in counts if key.startswith("agent/")}
-    return {"learner": learners, "agent": {name: {"ends": True} for name in sorted(agents)}, "run": {"run": {}}}, counts
+    return {
+        "learner": learners,
+        "agent": {name: {"ends": True} for name in sorted(agents)},
+        "run": {"the run": {}},
+    }, counts
 
 
 def shown(done: Audit) -> dict[str, Any]:

@@ -1,18 +1,29 @@
-"""Sentences about calls of tools: how often agents call, how many calls fail, and whether calling goes with being
-right."""
+"""Sentences about calls: how often agents call tools, how many calls fail, and whether calling goes with being right;
+and which requests of programs were refused."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from maporl.evaluation.metrics import Difference, Share
 from maporl.report.language import counted, percent
 from maporl.report.read import Recorded, Run
-from maporl.types import Utterance
+from maporl.types import Utterance, is_program
 
 
 def calling(run: Run) -> str:
     """How agents with tools used them before and after training. Empty for a run in which nobody could call."""
     parts = [_told(when, run.of(when)) for when in ("before", "after")]
     return " ".join(part for part in parts if part)
+
+
+def refusals(run: Run) -> str:
+    """How many requests of programs were refused, and why, in the dialogues that are recorded. Empty without any."""
+    outcomes = [one.dialogue.outcome for one in run.dialogues if is_program(one.dialogue)]
+    requests, answered = (sum(outcome.get(name, 0) for outcome in outcomes) for name in ("requests", "answered"))
+    reasons = Counter(str(why) for outcome in outcomes for why in outcome.get("refused", ()))
+    whys = [f"{counted(times, 'time')}: {why}." for why, times in reasons.most_common()]
+    refused = f"Of {counted(requests, 'request')} of the program {requests - answered} were refused."
+    return " ".join([refused, *whys]) if requests > answered else ""
 
 
 def _told(when: str, dialogues: Sequence[Recorded]) -> str:

@@ -364,6 +364,7 @@ METRICS = (
     Metric("annotations/unreadable", "Share of these of which no label could be read.", "share"),
     Metric("annotations/label", "Mean label.", "label"),
     Metric("program/failed", "Programs that ended without an answer.", "share"),
+    Metric("program/refused", "Requests of programs that were refused.", "share"),
     Metric("AGENT/continued_share", "Requests of a program that repeat a conversation and go on with it token by token. The others have changed it.", "share"),
     Metric("calls/AGENT", "Calls of tools that an agent wrote.", "calls",
            Panel("Calls of tools", "Calls of tools that an agent wrote in an update.", "machine", comparisons=MEAN)),

@@ -32,6 +32,7 @@ from maporl.report.result import first_screen
 from maporl.report.setup import setup
 from maporl.report.story import (
     OTHERS,
+    REFUSED,
     TOOLS,
     UNREAD,
     amount,
@@ -121,7 +122,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
     }
 
 
-TOLD = (TOOLS, OTHERS, UNREAD)
+TOLD = (TOOLS, REFUSED, OTHERS, UNREAD)
 """The parts of a run's story that the page shows as sentences. The others are the first screen and tables."""
 
 

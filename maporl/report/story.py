@@ -3,7 +3,7 @@
 from typing import Any
 
 from maporl.evaluation.metrics import Difference, Evaluation, Share
-from maporl.report.calling import calling
+from maporl.report.calling import calling, refusals
 from maporl.report.charts import compared_names, finite
 from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
@@ -16,6 +16,7 @@ from maporl.text import visible
 from maporl.types import Dialogue
 
 TOOLS, OTHERS, UNREAD = "How do they use tools?", "Do the agents work with others?", "What could not be read?"
+REFUSED = "Which requests were refused?"
 """The titles of the parts that a page shows as sentences."""
 FEW = 6
 """With fewer updates than this, the first and the last of them are not compared."""
@@ -32,6 +33,7 @@ def story(run: Run) -> list[dict[str, str]]:
         ("Does talking help?", "" if game else _talking(run)),
         ("When do they listen?", "" if game else listening(run)),
         (TOOLS, calling(run)),
+        (REFUSED, refusals(run)),
         (OTHERS, told(run.crossplay) if run.crossplay else ""),
         (UNREAD, " ".join(run.damaged)),
     ]

@@ -314,7 +314,7 @@ class RolloutDriver:
             episode.dialogue.outcome, episode.over = end.value, True
             return
         except Dropped as dropped:
-            episode.dialogue.lost, episode.over = dropped.args, True
+            episode.dialogue.lost, episode.dialogue.outcome, episode.over = dropped.args, dropped.outcome, True
             return
         except UserError:
             raise

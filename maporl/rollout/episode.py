@@ -75,30 +75,33 @@ class SpeakerSpec:
         return ask.messages if form is None else form.heard(ask.messages)
 
     def refusal_of(self, ask: Ask, turn: int, decoding: Decoding) -> str | None:
-        """Return why ``ask``, which is refusable, cannot be answered, or None if it can."""
+        """Return why ``ask``, which is refusable, cannot be answered, in a line for each reason, or None if it can."""
+        whys = []
         if self.tools is not None and ask.schemas:
-            return "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others"
-        if ask.single and ask.schemas and self.formats(ask.schemas).single() is None:
-            return (
+            whys.append(
+                "tools: this agent has tools of the run (agents.NAME.tools), and a request may not bring others; leave "
+                "it out, or add it to protocol.ignore"
+            )
+        elif ask.single and ask.schemas and self.formats(ask.schemas).single() is None:
+            whys.append(
                 "parallel_tool_calls: this agent writes calls as its chat template does, and nothing ends a completion "
                 "after the first of them; set agents.NAME.call_format: json, leave it out, or add it to protocol.ignore"
             )
         if ask.tokens and not self.tells_tokens:
-            return (
+            whys.append(
                 "logprobs: this agent's engine does not tell them, because it is an API or no model; leave it out, or "
                 "add it to protocol.ignore"
             )
-        if ask.sampling is None or self.policy(turn) not in self.learning:
-            return None
+        asked = ask.sampling.at(turn) if ask.sampling is not None and self.policy(turn) in self.learning else {}
         run = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": decoding.top_k}
         run |= {} if self.sampling is None or self.sampling.own is None else self.sampling.own.at(turn)
-        for name, value in ask.sampling.at(turn).items():
+        for name, value in asked.items():
             if name in run and name not in ("stop", "max_tokens") and value != run[name]:
-                return (
+                whys.append(
                     f"{name}: this agent is being trained, and answers are drawn with {run[name]}, not with {value}; "
                     "leave it out, or add it to protocol.ignore"
                 )
-        return None
+        return "\n".join(whys) or None
 
     def sampling_of(self, ask: Ask, turn: int, decoding: Decoding) -> Sampling | None:
         """Return how the answer to ``ask`` is sampled, or None if it is sampled as the whole run.

@@ -110,5 +110,7 @@ class Collector:
         worth = self.player.scorer.worth
         dialogues = play_branched(driver, examples, self.branching, lambda dialogues: worth(dialogues, batch.task))
         self.player.world.check_lost(dialogues)
-        self.player.world.drop_scored([dialogue for dialogue in dialogues if dialogue.lost])
+        lost = [dialogue for dialogue in dialogues if dialogue.lost]
+        batch.dropped += lost
+        self.player.world.drop_scored(lost)
         return [dialogue for dialogue in dialogues if not dialogue.lost]

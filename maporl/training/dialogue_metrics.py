@@ -29,8 +29,8 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     dialogues, number = batch.dialogues, batch.number
     metrics = staleness_metrics(dialogues, number) if ahead else {}
     metrics |= evaluate_everywhere(dialogues).metrics()
-    metrics |= dialogue_metrics(dialogues, player.world, player.tools)
-    batch.counts |= counts_of(dialogues, player)
+    metrics |= dialogue_metrics(dialogues, player.world, player.tools, batch.dropped)
+    batch.counts |= counts_of(dialogues, player, batch.dropped)
     for source in player.scorer.sources.values():
         metrics |= source.after_update(number, dialogues, batch.task)
     for engine in player.engines.values():
@@ -38,18 +38,21 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     return metrics
 
 
-def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collection[str]) -> Metrics:
+def dialogue_metrics(
+    dialogues: list[Dialogue], world: World, callers: Collection[str], dropped: Sequence[Dialogue] = ()
+) -> Metrics:
     """Return the metrics of calls, proposals and verdicts, over all processes. All processes call this
     together.
 
-    ``callers`` are the agents with tools, which may be other agents.
+    ``callers`` are the agents with tools, which may be other agents. ``dropped`` are dialogues that nobody is trained
+    on, because something failed.
     """
     parts = distributed.all_gather(
         (
             _tool_sums(dialogues, world, callers),
             _proposals(dialogues),
             _verdicts(dialogues),
-            _programs(dialogues),
+            _programs([*dialogues, *dropped]),
             _verified(dialogues),
             _values(dialogues, ("verifier",)),
         )
@@ -63,10 +66,10 @@ def dialogue_metrics(dialogues: list[Dialogue], world: World, callers: Collectio
     return metrics | shares | _spread([*chain(*(part["verifier"] for part in scores))])
 
 
-def counts_of(dialogues: Sequence[Dialogue], player: Player) -> Metrics:
+def counts_of(dialogues: Sequence[Dialogue], player: Player, dropped: Sequence[Dialogue] = ()) -> Metrics:
     """Return what the dialogues of all processes count for the audit of the run. All processes call this together."""
     names = player.scorer.reward.sources
-    parts = distributed.all_gather((dialogue_counts(dialogues), _values(dialogues, names)))
+    parts = distributed.all_gather((dialogue_counts([*dialogues, *dropped]), _values(dialogues, names)))
     counts: Metrics = defaultdict(float)
     for name, number in chain(*(part.items() for part, _ in parts)):
         counts[name] += number
@@ -124,11 +127,13 @@ def _proposal_metrics(proposals: Sequence[tuple[str | None, bool]]) -> Metrics:
 
 
 def _programs(dialogues: Sequence[Dialogue]) -> list[tuple[str, bool]]:
-    """Return whether each program failed, and whether each request that repeats a conversation went on with it."""
+    """Return whether each program failed, whether each request was refused, and whether one that repeats a conversation
+    went on with it."""
     ended = [d.outcome for d in dialogues if is_program(d)]
     histories = [(u, u.tags["history"]) for d in dialogues for u in d.utterances if "history" in u.tags]
     return [
         *(("program/failed", "failure" in outcome) for outcome in ended),
+        *(("program/refused", n >= outcome["answered"]) for outcome in ended for n in range(outcome["requests"])),
         *((f"{u.agent}/continued_share", history == "continued") for u, history in histories),
     ]
 

@@ -243,6 +243,7 @@ class TeamUpdateBatch(UpdateBatch):
         task: the task that has the questions and grades the answers. With a curriculum it differs between batches.
         plan: which agents are trained in this update, and whose weights speak for which agent.
         dialogues: the dialogues that this process played.
+        dropped: those of them that were lost, or whose program failed and was to be dropped.
         samples: the samples that each policy is trained on. ``TokenBatch.sample`` has the index of each row's sample.
         compared: which utterances each utterance is compared with (:meth:`maporl.training.assign.Advantages.compared`).
     """
@@ -250,5 +251,6 @@ class TeamUpdateBatch(UpdateBatch):
     task: Task
     plan: Plan
     dialogues: list[Dialogue] = field(default_factory=list)
+    dropped: list[Dialogue] = field(default_factory=list)
     samples: dict[str, list[TrainingSample]] = field(default_factory=dict)
     compared: dict[Name, dict[str, Any]] = field(default_factory=dict)

@@ -94,6 +94,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     before: Evaluation | None = None
     after: Evaluation | None = None
     progress: TeamProgress
+    nobody_asked: str | None = None
+    """Why a program asked no agent in the last update, if it asked none."""
     _ahead: Ahead[TeamUpdateBatch]
 
     @property
@@ -253,10 +255,10 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             }
             for name in player.speakers
         }
-        program: dict[str, dict] = {"program": {}} if isinstance(player.protocol, Program) else {}
+        program: dict[str, dict] = {"the program": {}} if isinstance(player.protocol, Program) else {}
         return {
-            "run": {"run": {}},
-            "task": {"task": {"name": self.task.name, "questions": len(self.task)}},
+            "run": {"the run": {"why": self.nobody_asked}},
+            "task": {"the task": {"name": self.task.name, "questions": len(self.task)}},
             "program": program,
             "agent": agents,
             "learner": learners,
@@ -341,7 +343,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
-            dialogues=self.watch.total["run/run/dialogues"],
+            dialogues=self.watch.total["run/the run/dialogues"],
             objective=args.objective,
             critic=learner.critic.kind,
             kl_coef=args.kl_coef,

@@ -37,6 +37,7 @@ from maporl.training.run_record import RunRecord
 from maporl.training.samples import TeamUpdateBatch, samples_by_policy
 from maporl.training.team_loop import TeamLoop
 from maporl.training.untrained import UntrainedCounter
+from maporl.types import why_nobody
 from trl_ext.errors import short_trace
 from trl_ext.learning.metrics import Clock
 from trl_ext.process.waits import check
@@ -259,9 +260,12 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
+        self.nobody_asked = why_nobody([*batch.dialogues, *batch.dropped])
         batch.counts |= metric_counts(batch.metrics, self.learners)
-        batch.counts |= {"run/run/asked": sum(batch.counts.get(f"learner/{name}/asked", 0.0) for name in self.learners)}
-        batch.counts |= {"run/run/due": sum(batch.counts.get(f"learner/{name}/due", 0.0) for name in self.learners)}
+        batch.counts |= {
+            "run/the run/asked": sum(batch.counts.get(f"learner/{name}/asked", 0.0) for name in self.learners)
+        }
+        batch.counts |= {"run/the run/due": sum(batch.counts.get(f"learner/{name}/due", 0.0) for name in self.learners)}
         if self.args.async_depth:
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):

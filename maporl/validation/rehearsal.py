@@ -9,7 +9,7 @@ groups have one row (:mod:`maporl.training.lonely`), which would stop a run at i
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from maporl.config.parse import entry_name
@@ -18,6 +18,8 @@ from maporl.engines.base import Request
 from maporl.environments.turns import AgentTools
 from maporl.environments.world import World
 from maporl.errors import Fault
+from maporl.programs.running import LATE
+from maporl.protocols.base import Protocol
 from maporl.protocols.program import Program
 from maporl.protocols.propose import in_place_of_question
 from maporl.rewards.rules import build_rules
@@ -28,7 +30,7 @@ from maporl.rollout.made_up import Players, Script, first_steps, rightness, sile
 from maporl.run import ResolvedRun
 from maporl.team.loading import context_length
 from maporl.training.lonely import Grouping
-from maporl.types import Dialogue
+from maporl.types import Dialogue, why_nobody
 from trl_ext.chat.encoding import Tokenizer
 from trl_ext.ppo.options import GREEDY
 from trl_ext.process import distributed
@@ -56,10 +58,11 @@ class Rehearsal:
     Args:
         run: the run.
         world: its tools and environments, or None for a run without any.
+        protocol: what is played in place of the run's protocol.
     """
 
-    def __init__(self, run: ResolvedRun, world: World | None = None):
-        self.run, self.world = run, world or World()
+    def __init__(self, run: ResolvedRun, world: World | None = None, protocol: Protocol | None = None):
+        self.run, self.world, self.protocol = run, world or World(), protocol or run.protocol
 
     @cached_property
     def silent(self) -> Play:
@@ -79,7 +82,7 @@ class Rehearsal:
     def driver(self, players: Players) -> RolloutDriver:
         """Return a driver of the run's protocol, as it is in the first update, in which ``players`` answer for all."""
         common_seed = self.run.config.branching.common_seed
-        protocol, engines = self.run.protocol.at_update(1).in_rehearsal(), {"players": players}
+        protocol, engines = self.protocol.at_update(1).in_rehearsal(), {"players": players}
         decoding = self.run.config.ppo.decoding  # a program may ask for it
         return RolloutDriver(
             self.run.task, protocol, self.specs(), engines, decoding, None, common_seed, world=self.world
@@ -168,27 +171,35 @@ def _questions(run: ResolvedRun) -> Iterator[Fault]:
 
 
 def _program(rehearsal: Rehearsal) -> Iterator[Fault]:
-    """Yield what a program asks for and is always refused, and warnings if it always fails or asks no learner.
+    """Yield all that a program asks for and is always refused, or else that it always fails or asks no learner.
 
-    It is an error if a refusal ends the program each time, because the run would have no dialogue then.
+    It is an error if a refusal ends the program each time or keeps it from every learner, because the run would learn
+    nothing then. So is a program that asks nobody on any of several questions, because no words have decided that.
     """
-    if not isinstance(rehearsal.run.protocol, Program):
+    run, protocol = rehearsal.run, rehearsal.protocol
+    if not isinstance(protocol, Program):
         return
-    plays = (rehearsal.silent, rehearsal.right, rehearsal.marked)
-    outcomes = [play.dialogue.outcome or {} for play in plays]
-    failed = all(outcome.get("failure") for outcome in outcomes)
-    within = all(outcome.get("calls", 0) < rehearsal.run.protocol.calls for outcome in outcomes)  # words decide, else
-    refused = [why for why in outcomes[-1].get("refused", []) if all(why in o.get("refused", []) for o in outcomes)]
-    for why in dict.fromkeys(refused if within else []):
-        yield Fault("protocol", f"a request of the program is refused: {why}", "", "error" if failed else "warning")
-    if failed and not (refused and within):
-        remedy = f"call it with such words, or try it with maporl play. The last failure:\n{outcomes[-1]['failure']}"
+    dialogues = [play.dialogue for play in (rehearsal.silent, rehearsal.right, rehearsal.marked)]
+    failures = [(dialogue.outcome or {}).get("failure") for dialogue in dialogues]
+    answered = {u.agent for dialogue in dialogues for u in dialogue.utterances if "refused" not in u.tags}
+    unasked = not answered & set(run.learners or run.speakers)
+    refused = dict.fromkeys(_refused(rehearsal, protocol))
+    for why in refused:
+        what = f"a request of the program is refused: {why}"
+        yield Fault("protocol", what, "", "error" if all(failures) or unasked else "warning")
+    if refused:
+        return
+    last = f". The last failure:\n{failures[-1]}" if all(failures) else ""
+    if why_nobody(dialogues) and LATE not in last:  # a program that begins slowly has more time in the run
+        others = [run.task[number] for number in range(0, len(run.task), len(run.task) // 3 + 1)]
+        if nobody := why_nobody(first_steps(rehearsal.driver(Players(silence)), others)[0]):
+            remedy = f"let its client use the base_url that it is given, with the name of an agent as model{last}"
+            yield Fault("protocol", f"the program asks no agent: {nobody}", remedy)
+    if last:
+        remedy = f"call it with such words, or try it with maporl play{last}"
         yield Fault("protocol", "the program failed in three rehearsals with made-up words", remedy, "warning")
-    learning = {name for name, agent in rehearsal.run.config.agents.items() if agent.weights and agent.trainable}
-    if not any(u.agent in learning for play in plays for u in play.dialogue.utterances):
-        what = (
-            f"the program asked none of the agents that are trained ({', '.join(sorted(learning))}) in three rehearsals"
-        )
+    if unasked:
+        what = f"the program asked none of the agents that are trained ({', '.join(run.learners)}) in three rehearsals"
         remedy = "let its client use the base_url that it is given, with the name of an agent as model"
         yield Fault("protocol", what, remedy, "warning")
 
@@ -207,6 +218,21 @@ def _unasked(rehearsal: Rehearsal) -> Iterator[Fault]:
             "let the protocol ask them, or set trainable: false; what others say may decide it in the run",
             "warning",
         )
+
+
+def _refused(rehearsal: Rehearsal, protocol: Program) -> Iterator[str]:
+    """Yield why requests of a program are refused, whatever is said.
+
+    It is then played without the fields that can be ignored, as the remedy says, to find what else would be refused.
+    """
+    outcomes = [play.dialogue.outcome or {} for play in (rehearsal.silent, rehearsal.right, rehearsal.marked)]
+    within = all(outcome.get("calls", 0) < protocol.calls for outcome in outcomes)  # words decide, else
+    whys = [why for why in outcomes[-1].get("refused", []) if all(why in o.get("refused", []) for o in outcomes)]
+    yield from whys if within else []
+    fields = {why.partition(":")[0] for why in whys if "protocol.ignore" in why} - set(protocol.ignore)
+    if within and fields:
+        further = replace(protocol, ignore=(*protocol.ignore, *sorted(fields)))
+        yield from _refused(Rehearsal(rehearsal.run, rehearsal.world, further), further)
 
 
 def _documents(rehearsal: Rehearsal) -> Iterator[Fault]:

@@ -126,7 +126,8 @@ def check(name):
     if name == "with_openai_async":  # two agents are asked at the same time, and which comes first is a matter of load
         said, talk = (sorted(in_names(told), key=str) for told in (said, talk))
     assert said == talk
-    assert dialogue.outcome == {"answer": ANSWERS.get(name, "5"), "calls": len(said)}
+    counts = dict.fromkeys(("calls", "requests", "answered"), len(said))
+    assert dialogue.outcome == {"answer": ANSWERS.get(name, "5"), **counts}
 
 
 @pytest.mark.parametrize("name", ["with_openai", "with_openai_async", "with_openai_stream", "with_langgraph"])
@@ -196,7 +197,7 @@ def test_a_client_repeats_calls_in_its_own_way_and_the_conversation_goes_on():
 
     dialogue, _ = play(program, {"ann": ["I add." + call("add", a=1)] + 2 * [call("add", a=1)] + ["2"]})
     assert [u.tags.get("history") for u in dialogue.utterances] == [None, "continued", "continued", "continued"]
-    assert dialogue.outcome == {"answer": "2", "calls": 4}
+    assert dialogue.outcome == {"answer": "2", "calls": 4, "requests": 4, "answered": 4}
 
 
 JSON_CALL = '<call>{"name": "add", "arguments": {"a": 1}}</call>'

@@ -109,6 +109,14 @@ def test_what_cannot_be_had_is_refused_with_the_name_of_its_field(fields, param,
     assert error.value.param == param and says in error.value.message
 
 
+def test_all_that_cannot_be_had_is_named_at_once():
+    fields = {"background": True, "previous_response_id": "resp_1-0", "top_p": 7, "tool_choice": "required"}
+    with pytest.raises(Refused) as error:
+        read(**fields)
+    assert [line.partition(":")[0] for line in error.value.message.splitlines()] == list(fields)
+    assert read_response({"model": "ann", "input": "hello", **fields}, AGENTS, list(fields))
+
+
 def test_a_field_that_the_user_ignores_is_left_out():
     assert read_response({"model": "ann", "input": "hello", "reasoning": {"effort": "low"}}, AGENTS, ("reasoning",))
 

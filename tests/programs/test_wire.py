@@ -91,6 +91,19 @@ def test_what_cannot_be_had_is_refused_with_the_name_of_its_field(fields, param,
     assert error.value.body()["error"]["type"] == "invalid_request_error"
 
 
+def test_all_that_cannot_be_had_is_named_at_once():
+    fields = {"n": 2, "top_p": 7, "tool_choice": "required", "audio": {}, "logprobs": 5}
+    with pytest.raises(Refused) as error:
+        read(**fields, temperature=0.5)
+    lines = error.value.message.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(fields) and error.value.param == ", ".join(fields)
+    assert all(line.endswith("; leave it out, or add it to protocol.ignore") for line in lines)
+    assert read_chat({"model": "ann", "messages": [USER], **fields}, AGENTS, list(fields)).sampling is None
+    with pytest.raises(Refused) as error:
+        read(model="eve", n=2)
+    assert (error.value.status, len(error.value.message.splitlines())) == (404, 2)
+
+
 def test_a_field_that_the_user_ignores_is_left_out():
     assert read_chat({"model": "ann", "messages": [USER], "n": 3, "temperature": 0}, AGENTS, ("n", "temperature"))
 

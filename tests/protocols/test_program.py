@@ -28,10 +28,12 @@ from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.programs import gateway
 from maporl.protocols.program import holds
+from maporl.report import calling
 from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
-from maporl.types import Ask, Stop
+from maporl.training.dialogue_metrics import dialogue_metrics
+from maporl.types import Ask, Stop, why_nobody
 from trl_ext.ppo.options import GREEDY
 from trl_ext.process.waits import until
 
@@ -62,7 +64,7 @@ def test_requests_become_utterances_and_the_answer_is_graded_and_credits_whom_it
     first, second = dialogues[0].utterances
     assert (first.agent, first.messages, first.text, first.answers) == ("ann", [user("Plan: 2+2=")], "I add.", False)
     assert (second.agent, second.parents, second.answers, second.submitted) == ("bob", (0,), True, "2+2=4")
-    assert dialogues[0].outcome == {"answer": "2+2=4", "calls": 2}
+    assert dialogues[0].outcome == {"answer": "2+2=4", "calls": 2, "requests": 2, "answered": 2}
     assert credits(dialogues) == [1.0, 1.0] and second.grade.correct
 
 
@@ -248,7 +250,7 @@ def command_of(tmp_path, *lines):
 def test_a_command_is_told_the_question_and_its_last_line_is_the_answer(tmp_path):
     lines = ["print('x' * 5_000_000)", "print(ask('ann', told['question']))"]
     [dialogue] = play(None, Script(ann=["4"]), command=command_of(tmp_path, *lines))
-    assert dialogue.outcome == {"answer": "4", "calls": 1}
+    assert dialogue.outcome == {"answer": "4", "calls": 1, "requests": 1, "answered": 1}
     assert dialogue.utterances[0].messages == [user("2+2=")]
 
 
@@ -302,7 +304,7 @@ def test_a_program_that_raises_leaves_a_dialogue_without_answer():
 
 
 def test_of_a_traceback_the_frames_of_the_program_and_the_one_that_raised_are_told():
-    def deep(question):
+    def deep(base_url):
         return json.loads("no JSON")
 
     with pytest.warns(UserWarning):
@@ -315,7 +317,8 @@ def test_of_a_traceback_the_frames_of_the_program_and_the_one_that_raised_are_to
 def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
     with pytest.warns(UserWarning, match="no such city"):
         [dialogue] = play(raises, on_failure="drop")
-    assert dialogue.lost == ("program",)
+    assert dialogue.lost == ("program",) and dialogue.outcome["failure"].endswith("ValueError: no such city")
+    assert dialogue_metrics([], World(), (), [dialogue])["program/failed"] == 1.0
     with pytest.raises(
         ConfigError, match=r"(?s)protocol program: .*set protocol.on_failure: zero or drop.*no such city"
     ):
@@ -325,10 +328,10 @@ def test_a_failure_may_drop_the_dialogue_or_stop_the_run():
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        (lambda question: None, "it returned nothing; expected its answer, a text"),
-        (lambda question: {"answer": 4}, "it returned {'answer': 4}; expected its answer, a text"),
-        (lambda question: time.sleep(60), "it did not end within 0.3 seconds"),
-        (lambda question: sys.exit(3), "SystemExit: 3"),
+        (lambda base_url: None, "it returned nothing; expected its answer, a text"),
+        (lambda base_url: {"answer": 4}, "it returned {'answer': 4}; expected its answer, a text"),
+        (lambda base_url: time.sleep(60), "it did not end within 0.3 seconds"),
+        (lambda base_url: sys.exit(3), "SystemExit: 3"),
     ],
 )
 def test_a_program_without_an_answer_says_why(program, says):
@@ -354,7 +357,7 @@ def test_a_command_that_fails_says_why(tmp_path, lines, says):
 
 def test_a_method_of_an_object_is_a_program():
     [dialogue] = play("test_program:crew.solve")
-    assert dialogue.outcome == {"answer": "ann 0", "calls": 1}
+    assert dialogue.outcome == {"answer": "ann 0", "calls": 1, "requests": 1, "answered": 1}
 
 
 def test_a_number_is_an_answer():
@@ -403,6 +406,85 @@ def test_bad_requests_get_an_error_and_stand_in_the_outcome():
     ]  # fmt: skip
     assert dialogue.outcome["refused"] == [message for _, message, _ in told]
     assert "known: ann, bob" in told[0][1] and len(dialogue.utterances) == 1
+
+
+def test_the_outcome_says_how_many_requests_there_were_and_why_nobody_was_asked():
+    def refused(base_url):
+        fields = {"temperature": 0.1, "top_p": 0.5}
+        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], **fields})
+        post(base_url, "chat/completions", {"model": "ann", "messages": [user("hi")], "n": 2, "audio": {}})
+        return "4"
+
+    [dialogue] = play(refused, learning=("ann",))
+    outcome = dialogue.outcome
+    assert (outcome["requests"], outcome["answered"], outcome["calls"]) == (2, 0, 1)
+    assert [why.partition(":")[0] for why in outcome["refused"]] == ["temperature", "top_p", "n", "audio"], "each alone"
+    assert outcome["nobody"] == f"all its requests were refused: {'; '.join(outcome['refused'])}"
+    assert why_nobody([dialogue]) == outcome["nobody"]
+    others = play(lambda base_url: ask(base_url, "ann", [user("hi")])) + play(lambda base_url: "4")
+    assert [d.outcome.get("nobody") for d in others] == [None, "no request came to its base_url"]
+    assert why_nobody([dialogue, *others]) is None and why_nobody([]) is None
+    found = dialogue_metrics([dialogue, others[0]], World(), ())
+    assert (found["program/refused"], found["program/failed"]) == (2 / 3, 0.0)
+    told = calling.refusals(
+        SimpleNamespace(dialogues=[SimpleNamespace(dialogue=d) for d in (dialogue, dialogue, *others)])
+    )
+    assert told.startswith("Of 5 requests of the program 4 were refused. 2 times: temperature: this agent is being tr")
+    assert calling.refusals(SimpleNamespace(dialogues=[SimpleNamespace(dialogue=d) for d in others])) == ""
+
+
+OWN = "protocol.run: {}.py:3 makes {}() without base_url, which asks its provider with {}, and no agent; give it"
+CLIENTS = {
+    "OpenAI()": ("OpenAI", "OPENAI_API_KEY"),
+    "openai.AsyncOpenAI(timeout=3)": ("AsyncOpenAI", "OPENAI_API_KEY"),
+    "ChatMistralAI(model='m')": ("ChatMistralAI", "MISTRAL_API_KEY"),
+    "OpenAI(base_url=base_url)": None, "ChatOpenAI(openai_api_base=base_url)": None, "OpenAI(**options)": None,
+    "OpenAI().with_options(base_url=base_url)": None, "Anthropic()": None, "openai()": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_of_the_programs_own_is_warned_of_before_it_asks(client, tmp_path, monkeypatch, recwarn):
+    """Its requests would go to a provider with the user's key."""
+    name = f"own_{list(CLIENTS).index(client)}"
+    (tmp_path / f"{name}.py").write_text('"""Calls OpenAI()."""\ndef solve(base_url):\n    ' + client)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for key in ("OPENAI_API_KEY", "MISTRAL_API_KEY"):
+        monkeypatch.setenv(key, "sk-company")
+    program = Program(run=f"{name}:solve")
+    told = [str(one.message) for one in recwarn]
+    if CLIENTS[client] is None:
+        assert told == []
+        return
+    assert len(told) == 1 and told[0].startswith(OWN.format(name, *CLIENTS[client])), told
+    outcome = play(f"{name}:solve")[0].outcome
+    assert f"no request came to its base_url; {name}.py:3 makes" in outcome["nobody"]
+    for key in ("OPENAI_API_KEY", "MISTRAL_API_KEY"):
+        monkeypatch.delenv(key)
+    assert replace(program, calls=3)._own_clients == "", "without a key it can ask nobody"
+
+
+@pytest.mark.parametrize(("listed", "then"), [("x.org", "x.org,127.0.0.1"), ("", "127.0.0.1"), ("*", "*")])
+def test_no_proxy_of_the_environment_takes_what_a_program_asks(listed, then, monkeypatch):
+    httpx = pytest.importorskip("httpx")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, listed)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    older = httpx.Client()
+
+    def program(base_url, client=None):
+        body = {"model": "ann", "messages": [user("hi")]}
+        answer = (client or httpx.Client()).post(f"{base_url}/chat/completions", json=body)
+        return answer.json()["choices"][0]["message"]["content"]
+
+    assert play(program)[0].outcome["answer"] == "ann 0"
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == then
+    if listed != "*":
+        with pytest.warns(UserWarning, match="Connection refused"):
+            outcome = play(lambda base_url: program(base_url, older))[0].outcome
+        why = "HTTP_PROXY is set, and a client asks that proxy if it has not read NO_PROXY"
+        assert (outcome["nobody"].rpartition("; ")[2], outcome["requests"]) == (why, 0)
 
 
 def test_the_header_names_parents_by_the_ids_of_replies():
@@ -553,8 +635,12 @@ def test_dialogues_of_programs_are_not_forked():
         ({"run": raises, "seconds": 0}, "seconds: expected a number above 0"),
         ({"run": raises, "on_failure": "skip"}, "on_failure"),
         ({"run": "nowhere:solve"}, "nowhere"),
-        ({"run": lambda row: row}, "expected a function of some of question, base_url, api_key and example"),
-        ({"run": lambda question, row, far=1: row}, "which needs row; give it a default"),
+        ({"run": lambda row: row}, "expected a function of base_url, and of question, api_key and example if it likes"),
+        (
+            {"run": lambda question: question},
+            "without base_url its client cannot reach its agents, and would ask a provider",
+        ),
+        ({"run": lambda base_url, row, far=1: row}, "which needs row; give it a default"),
         ({"run": "test_program:Crew.solve"}, "which needs self; name the method of an object, as in my_app:team.solve"),
         ({"run": "solve"}, "unknown 'solve'; your own is named MODULE:OBJECT"),
     ],

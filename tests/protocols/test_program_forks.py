@@ -78,7 +78,7 @@ def test_a_fork_is_told_what_was_said_and_the_rest_is_sampled():
     assert texts(early.dialogue) == ["ann 0", "bob 1", "ann 3"]
     assert [u.after for u in early.dialogue.utterances] == [None, None, 0]
     assert [u.parents for u in early.dialogue.utterances] == [(), (0,), (0, 1)]
-    assert early.dialogue.outcome == {"answer": "bob 1", "calls": 3}
+    assert early.dialogue.outcome == {"answer": "bob 1", "calls": 3, "requests": 3, "answered": 3}
     assert [u.sample for u in fork.dialogue.utterances] == ["0.0", "0.1", None]
 
 

@@ -67,14 +67,21 @@ def test_what_dialogues_count():
         Call("1.0", "buy", place="shop", result=Result("no", error="raised")),
         Call("1.1", "buy", place="shop", result=Result("yes")),
     ]
-    outcome = {"answer": None, "calls": 4, "failure": "ValueError", "refused": ["n", "logprobs"]}
+    outcome = {
+        "answer": None,
+        "calls": 4,
+        "failure": "ValueError",
+        "refused": ["n", "logprobs"],
+        "requests": 6,
+        "answered": 4,
+    }
     counts = dialogue_counts([Dialogue(Example("1", "3+4=", "7"), said, outcome)])
     assert {key: int(number) for key, number in counts.items()} == {
-        "run/run/dialogues": 1, "run/run/failed": 1,
-        "program/program/dialogues": 1, "program/program/failed": 1, "program/program/refused": 2,
+        "run/the run/dialogues": 1, "run/the run/failed": 1,
+        "program/the program/dialogues": 1, "program/the program/failed": 1, "program/the program/refused": 2,
         "agent/ann/asked": 2, "agent/ann/cut": 1, "agent/ann/right": 1, "agent/ann/wrong": 1,
         "agent/bob/asked": 2, "agent/bob/refused": 1, "learner/p/asked": 4, "learner/p/answered": 3,
-        "task/task/graded": 2, "task/task/ungraded": 1,
+        "task/the task/graded": 2, "task/the task/ungraded": 1,
         "tool/buy/calls": 2, "tool/shop/calls": 2, "tool/buy/failed": 1, "tool/shop/failed": 1,
     }  # fmt: skip
 

@@ -60,6 +60,23 @@ def test_both_policies_learn_from_what_they_said_token_by_token(folder):
     }
 
 
+def asks_in_vain(question, base_url):
+    """Both of its requests are refused."""
+    for fields in ({"n": 2}, {"temperature": 0.5}):
+        post(base_url, "chat/completions", {"model": "ann", "messages": [user(question)], **fields})
+    return "4"
+
+
+def test_an_update_in_which_no_agent_was_asked_says_why(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Program, "in_rehearsal", lambda self: Program(run=talk))  # it asked when it was rehearsed
+    trained(tmp_path / "run", 1, protocol={"name": "program", "run": "test_program_training:asks_in_vain"})
+    [line] = [line for line in caplog.messages if "asked no agent" in line]
+    assert line.startswith("update 1: the program asked no agent in any dialogue: all its requests were refused: n: ")
+    assert "; temperature: this agent is being trained" in line
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (record["program/refused"], record["program/failed"]) == (1.0, 0.0)
+
+
 @pytest.mark.slow
 def test_a_program_that_calls_in_its_own_order_is_told_the_same_again(folder, tmp_path):
     """Which requests share a batch depends on time, and changes the rounding of log-probabilities."""

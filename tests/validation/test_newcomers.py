@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -28,7 +29,7 @@ from maporl.config.schema import TinySection
 from maporl.environments.build import TeamTools
 from maporl.errors import ConfigError, install_command, refuse
 from maporl.playground.tiny_versions import tiny_version
-from maporl.protocols import PROTOCOLS, Protocol
+from maporl.protocols import PROTOCOLS, Protocol, program
 from maporl.protocols.base import must_be_protocol
 from maporl.rewards.rules import RULES, Rule
 from maporl.run import ResolvedRun
@@ -293,6 +294,34 @@ def wants_a_number(base_url):
     return int(ask(base_url, "ann", [user("1+1=")]).strip("2") + "x")
 
 
+def asks_for_much(base_url):
+    """Each request is refused until the field of the one before it is ignored."""
+    for fields in ({"temperature": 0.2, "n": 2, "seed": 1}, {"response_format": {"type": "json_object"}, "top_p": 0.5}):
+        said = ask(base_url, "ann", [user("1+1=")], **fields)
+    return said
+
+
+def asks_all_in_vain(base_url):
+    post(base_url, "chat/completions", {"model": "ann", "messages": [user("1+1=")], "n": 2})
+    return "4"
+
+
+def raises_first(base_url):
+    raise KeyError("city")
+
+
+TO_ITSELF = {}
+
+
+def asks_about_others(question, base_url):
+    return ask(base_url, "ann", [user(question)]) if question not in TO_ITSELF else "4"
+
+
+def asks_late(base_url):
+    time.sleep(0.3)
+    return "4"
+
+
 REFUSED = "protocol: a request of the program is refused: "
 
 
@@ -305,11 +334,42 @@ def test_what_a_program_is_always_refused_is_told_before_a_run():
     assert says("asks_twice", ignore=["n"]) == []
     [line] = says("asks_otherwise")
     assert line.startswith(f"warning: {REFUSED}model: unknown 'eve'; known: ann"), "it went on without"
+    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported") as error:
+        says("asks_for_much")
+    faults = [str(error.value), *error.value.__notes__]
+    fields = ["n", "temperature", "response_format", "top_p"]
+    assert [fault.removeprefix("error: ").removeprefix(REFUSED).partition(":")[0] for fault in faults] == fields
+    assert all(fault.endswith("leave it out, or add it to protocol.ignore") for fault in faults)
+    assert says("asks_for_much", ignore=fields) == [], "the advice is followed to its end"
+    with pytest.raises(ConfigError, match=f"^{REFUSED}n: only 1 is supported"):
+        says("asks_all_in_vain")
     [line] = says("asks_on", calls=2)
     assert "in three rehearsals" in line and "its 2 calls (protocol.calls)" in line, "other words may end it earlier"
     [line] = says("wants_a_number")
     assert "call it with such words, or try it with maporl play. The last failure:\n" in line
     assert line.splitlines()[-1].startswith("ValueError: invalid literal for int()")
+
+
+def test_a_program_that_asks_nobody_is_an_error_where_no_words_decide_it(monkeypatch):
+    def says(name):
+        return warned({"protocol": {"name": "program", "run": f"test_newcomers:{name}"}})
+
+    with pytest.raises(
+        ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; it f"
+    ):
+        says("raises_first")
+    monkeypatch.setattr(program, "REHEARSED_SECONDS", 0.1)
+    failed, unasked = says("asks_late")
+    assert "it did not end within 0.1 seconds" in failed and "asked none of the agents that are trained" in unasked
+    monkeypatch.undo()
+    with pytest.raises(
+        ConfigError, match=r"^protocol: the program asks no agent: no request came to its base_url; let"
+    ):
+        says("asks_late")
+    first = ResolvedRun(from_dict(BASE)).task
+    monkeypatch.setitem(TO_ITSELF, first.question(first[0]), "4")
+    [line] = says("asks_about_others")
+    assert line.startswith("warning: protocol: the program asked none of the agents that are trained (ann, bob) in thr")
 
 
 # -- who is shown what, and who is asked what --------------------------------------------------------------------------
