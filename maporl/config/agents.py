@@ -1,14 +1,19 @@
 """What is wrong with the sections of agents, before their models are loaded. Imports no torch."""
 
+import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from maporl.config.engines import ENGINES
 from maporl.config.schema import AgentSection, Config
 from maporl.errors import Fault, install_command
 from trl_ext.files.paths import fault_of_name
 from trl_ext.models.attention import fault
+
+ADAPTER_OPTIONS = "adapter_config.json"
 
 
 def section_faults(config: Config) -> Iterator[Fault]:
@@ -52,14 +57,14 @@ def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
         value = getattr(agent, option)
         if value is not None and _looks_like_path(value) and not os.path.isdir(value):
             yield Fault(f"{key}.{option}", f"no folder {value!r}", "expected a folder or a hub name like org/name")
-    for option, file in (("model", "config.json"), ("adapter", "adapter_config.json")):
+    for option, file in (("model", "config.json"), ("adapter", ADAPTER_OPTIONS)):
         value = getattr(agent, option)
-        if value is not None and os.path.isdir(value) and not os.path.exists(os.path.join(value, file)):
-            yield Fault(
-                f"{key}.{option}",
-                f"the folder {value!r} has no {file}",
-                "expected a folder that save_pretrained wrote, such as a policy's in the folder 'final' of a run",
-            )
+        if value is None or not os.path.isdir(value) or os.path.exists(os.path.join(value, file)):
+            continue
+        remedy = "expected a folder that save_pretrained wrote, such as a policy's in the folder 'final' of a run"
+        if option == "model" and os.path.exists(os.path.join(value, ADAPTER_OPTIONS)):
+            remedy = f"it is an adapter: give {key}.adapter={value} and {_base_of(value, key)}"
+        yield Fault(f"{key}.{option}", f"the folder {value!r} has no {file}", remedy)
     if agent.attn_implementation is not None and (why := fault(agent.attn_implementation)):
         yield Fault(f"{key}.attn_implementation", why)
     bits = [option for option in ("load_in_4bit", "load_in_8bit") if getattr(agent, option)]
@@ -73,6 +78,14 @@ def _weights(name: str, agent: AgentSection) -> Iterator[Fault]:
     if bits and agent.lora is None and agent.adapter is None and agent.trainable:
         remedy = "add lora: {} or set trainable: false"
         yield Fault(f"{key}.{bits[0]}", "quantised weights cannot be trained", remedy)
+
+
+def _base_of(adapter: str, key: str) -> str:
+    """Return what to set for the base model of the adapter in a folder, as far as the folder says it."""
+    with suppress(OSError, ValueError, AttributeError):  # whoever reads the adapter says that it is damaged
+        if base := json.loads(Path(adapter, ADAPTER_OPTIONS).read_bytes()).get("base_model_name_or_path"):
+            return f"{key}.model={base}"
+    return "the model that it was trained on: for a tiny one the same `tiny`, agents and `seed`"
 
 
 def _engine(name: str, agent: AgentSection) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ fit each other is checked by :mod:`maporl.validation`.
 import dataclasses
 import difflib
 import errno
+import glob
 import inspect
 import os
 import re
@@ -26,8 +27,14 @@ from maporl.config.imports import kind_of, look_up, unknown
 from maporl.config.safe_yaml import DEEPEST, dump_yaml, parse_value, read_yaml_file
 from maporl.config.schema import Config, RewardSection
 from maporl.errors import ConfigError, one_line
+from maporl.storage.run_folder import where_it_lies
 from maporl.text import visible
 
+PATHS = (
+    "model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "encoder", "folder", "corpus",
+    "references", "dialogues",
+)  # fmt: skip
+"""The keys of a configuration whose values may be folders or files."""
 MOST_FAULTS = 8
 """The faults of a configuration that a message names. A stranger's may have thousands."""
 
@@ -51,7 +58,8 @@ def read_values(path: str | Path, overrides: list[str] | None = None) -> dict[st
         if str(path) in recipes:  # it comes with maporl, so the user's own modules are in the present folder
             return override(read_yaml(recipes[str(path)]), overrides or [], [Path.cwd()])
     files = _read_files(file)
-    return override(_merged(files), overrides or [], [path.parent for path, _ in files])
+    values = where_it_lies(_merged(files), file.parent) if file.name == "config.yaml" else _merged(files)
+    return override(values, overrides or [], [path.parent for path, _ in files])
 
 
 def override(values: dict[str, Any], overrides: Sequence[str], folders: Iterable[Path]) -> dict[str, Any]:
@@ -145,6 +153,20 @@ def with_home(values: Any, done: dict[int, Any] | None = None) -> Any:
         else:
             done[id(values)] = [with_home(value, done) for value in values]
     return done[id(values)]
+
+
+def lasting(values: Any, key: str = "") -> Any:
+    """Return the plain values of a configuration with whole paths in place of those relative to the present folder.
+
+    So they mean the same from everywhere. These are ``output_dir``, and what stands under one of the keys :data:`PATHS`
+    and is here.
+    """
+    if isinstance(values, dict):
+        return {name: value if name == "api" else lasting(value, name) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(lasting(value, key) for value in values)
+    is_here = isinstance(values, str) and key in PATHS and (os.path.exists(values) or glob.glob(values))
+    return os.path.abspath(values) if is_here or key == "output_dir" else values
 
 
 def to_yaml(config: Config) -> str:

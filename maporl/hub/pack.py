@@ -13,13 +13,13 @@ import yaml
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.errors import RunError
 from maporl.hub.card import card, is_hub_name
-from maporl.hub.folder import first_line, own_places, weights_of
+from maporl.hub.folder import first_line, weights_of
 from maporl.hub.reach import code_in
 from maporl.hub.scrub import ADDRESSES, Scrubber
 from maporl.report.page import payload, render
 from maporl.report.read import Run
 from maporl.rewards.likelihood import asks_untrained
-from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS
+from maporl.storage.run_folder import FINAL, INITIAL, TOKENIZERS, own_places
 
 EVALUATIONS = ("evaluation_before.json", "evaluation_after.json")
 WEIGHTS = (

@@ -1,6 +1,7 @@
 """Find a team's folder here or on the hub, and read its configuration. No model is loaded."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from maporl.config.agents import name_faults, section_faults
 from maporl.config.imports import with_imports
 from maporl.config.parse import override
 from maporl.errors import RunError, refuse
-from maporl.hub.folder import first_line, own_places, weights_of
+from maporl.hub.folder import first_line, weights_of
 from maporl.hub.reach import reach_of
 from maporl.protocols import policy_names
 from maporl.rewards.likelihood import asks_untrained
+from maporl.storage.run_folder import own_places
 from trl_ext.files.paths import below
 from trl_ext.process import hub
 
@@ -115,4 +117,6 @@ def check_complete(config: Config, folder: Path) -> None:
     policies = [policy for name, section in trained for policy in policy_names(name, section, config)]
     missing = [policy for policy in policies if not below(root, policy).is_dir()]
     if missing:
-        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; the run has not ended, or this is not a team")
+        again = f"maporl train {shlex.quote(str(folder / 'config.yaml'))} --resume"
+        why = f"the run has not ended ({again}), or this is not a team"
+        raise RunError(f"{root}: has no folder for policy {missing[0]!r}; {why}")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-PATHS = (
-    "model", "tokenizer", "adapter", "chat_template", "source", "eval_source", "encoder", "folder",
-    "base_model_name_or_path", "_name_or_path", "name_or_path",
-)  # fmt: skip
-"""The keys of a configuration whose values may be folders or files. Their last part stays."""
+from maporl.config import parse
+
+PATHS = (*parse.PATHS, "base_model_name_or_path", "_name_or_path", "name_or_path")
+"""The keys of a configuration, and of a model's, whose values may be folders or files. Their last part stays."""
 ADDRESSES = ("base_url", "urls")
 """The keys of a configuration whose values may be addresses in the machine's network."""
 

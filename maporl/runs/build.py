@@ -29,6 +29,7 @@ from maporl.training.trainer import MultiAgentPPOTrainer
 from maporl.validation.preflight import training_arguments
 from trl_ext.errors import short_trace
 from trl_ext.files.atomic import new_folder
+from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import write_manifest
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError
@@ -209,8 +210,10 @@ def load_checkpoint_weights(policies: Mapping[str, Policy], checkpoint: Path) ->
         if policy.trainable:
             folder = below(root, policy.name)
             if not folder.is_dir():
+                saved = list_checkpoints(checkpoint)
+                hint = f", such as {saved[-1]}, because the run has not ended" if saved else ""
                 raise CheckpointError(
-                    f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder"
+                    f"{checkpoint}: no folder for policy {policy.name!r}; expected a checkpoint-N or final folder{hint}"
                 )
             policy.load(folder)
         elif has_weights(initial := below(checkpoint.parent / INITIAL, policy.name)):

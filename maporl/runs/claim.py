@@ -1,15 +1,19 @@
 """Take the output folder for a run, so that no two runs share one and no run is overwritten."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from maporl.config import Config, parse_config, read_yaml, to_yaml
+from maporl.config import Config, parse_config, read_values
 from maporl.config.imports import FINGERPRINTS
+from maporl.config.parse import MOST_FAULTS, lasting
+from maporl.config.safe_yaml import dump_yaml
 from maporl.run import ResolvedRun
 from maporl.storage.run_folder import RunExists, RunFolder, has_final
 from maporl.tasks.base import tasks_by_name
-from maporl.training.run_record import AFTER, CONFIG, module_fingerprints, rest_of
+from maporl.team.weights import begin_from
+from maporl.training.args import changes, decisions_changed
+from maporl.training.run_record import AFTER, CONFIG, evaluate_again, module_fingerprints, rest_of
 from trl_ext.files.atomic import replace_file
 from trl_ext.files.checkpoints import numbered_checkpoints
 from trl_ext.files.fingerprint import check_data, fingerprint, remember_data
@@ -30,25 +34,24 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     config = run.config
     if resume:
         must_hold_run(folder)
-        saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
-        # the run's folder and the user's own modules may have moved, and it may go on with other processes
-        moved = _with_on_change(replace(saved, pythonpath=config.pythonpath, cluster=config.cluster), config)
+        saved = parse_config(read_values(folder / CONFIG), str(folder / CONFIG))
         loop = bool(config.loop.stages)
-        longer = config.loop.rounds > saved.loop.rounds if loop else config.updates > saved.updates
-        if longer:
-            rounds = replace(moved.loop, rounds=config.loop.rounds)
-            moved = replace(moved, loop=rounds) if loop else replace(moved, updates=config.updates)
-        begun = replace(moved, output_dir=config.output_dir)
-        if begun != config:
-            changed = first_change(begun, config)
-            length = "loop.rounds" if loop else "updates"
+        was, now = (lasting(dataclasses.asdict(one)) for one in (saved, config))
+        changed = decisions_changed(was, now)
+        if loop:  # its rounds are compared by their evaluations, and no checkpoint knows its batch
+            changed += changes(_of_rounds(saved), _of_rounds(config))
+        length = "loop.rounds" if loop else "updates"
+        longer = (config.loop.rounds > saved.loop.rounds) if loop else config.updates > saved.updates
+        changed = [line for line in changed if not (longer and line.startswith(f"{length} was "))]
+        if changed:
             raise CheckpointError(
-                f"{folder}: its run was started with another configuration ({changed}); resume with the same one, in "
-                f"which {length} alone may be more. To train with other options, start another run, in another "
-                f"output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
+                f"{folder}: its run was started with another configuration ({'; '.join(changed[:MOST_FAULTS])}); "
+                f"resume with the same one, in which {length} may be more and what decides no weights may "
+                "change (docs/commands.md). To train with other options, start another run, in another "
+                f"output_dir, {begin_from(folder, saved)}"
             )
         if longer:
-            _make_room(folder, loop)
+            _make_room(folder, saved)
         elif has_ended(folder, config):
             return
     else:
@@ -59,25 +62,23 @@ def claim(folder: Path, run: ResolvedRun, resume: bool) -> None:
     if resume:
         data = check_data(folder, data) | data
         check_data(folder, modules, FINGERPRINTS, "module")
-        if moved != saved:
-            replace_file(folder / CONFIG, to_yaml(moved))
-    else:
-        replace_file(folder / CONFIG, to_yaml(config))
+        evaluate_again(folder, was, now)
+    replace_file(folder / CONFIG, dump_yaml(lasting(dataclasses.asdict(config))))
     remember_data(folder, data)
     if modules:
         remember_data(folder, modules, FINGERPRINTS)
 
 
-def _make_room(folder: Path, loop: bool) -> None:
+def _make_room(folder: Path, saved: Config) -> None:
     """Set aside what a run had at its end, because it is made longer. A loop goes on from its last round.
 
     Raises:
         CheckpointError: it has no checkpoint from which it could go on.
     """
-    if not loop and not numbered_checkpoints(folder):
+    if not saved.loop.stages and not numbered_checkpoints(folder):
         raise CheckpointError(
             f"{folder}: cannot be made longer, because it has no checkpoint (training.save_steps was 0); start another "
-            f"run, in another output_dir, from its weights: agents.NAME.model={folder}/final/NAME"
+            f"run, in another output_dir, {begin_from(folder, saved)}"
         )
     if has_final(folder):  # the trainer would do it too, and a process that is killed before must find no end
         RunFolder(folder).set_results_aside()
@@ -115,16 +116,9 @@ def must_be_free(folder: Path) -> None:
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. {remedy}")
 
 
-def first_change(old: Config, new: Config) -> str:
-    """Return the first line in which two configurations differ, as it was and as it is."""
-    lines = zip(to_yaml(old).split("\n"), to_yaml(new).split("\n"), strict=False)
-    pairs = [(a.strip(), b.strip()) for a, b in lines if a != b]
-    return f"was {pairs[0][0]!r}, is {pairs[0][1]!r}" if pairs else "it has other keys"
-
-
-def _with_on_change(saved: Config, config: Config) -> Config:
-    """Return ``saved`` with what ``config`` says of another verifier: a run that stopped for one may go on with it."""
-    was, now = saved.reward.verifier, config.reward.verifier
-    if was is None or now is None:
-        return saved
-    return replace(saved, reward=replace(saved.reward, verifier=replace(was, on_change=now.on_change)))
+def _of_rounds(config: Config) -> dict[str, Any]:
+    """Return what the rounds of a loop may not change, and the updates of a run may."""
+    return {
+        "evaluation": dataclasses.asdict(config.evaluation),
+        "questions of an update": config.questions_per_update(),
+    }

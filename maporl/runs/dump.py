@@ -1,6 +1,7 @@
 """Ask a running run what all of its threads and processes do. ``maporl dump`` calls this."""
 
 import os
+import shlex
 import socket
 import stat
 import time
@@ -57,9 +58,8 @@ def _ask(folder: Path, who: str, pipe: str, name: str) -> None:
     except PermissionError:
         raise RunError(f"{folder}: its run is {who}, of another user; run maporl dump as that user") from None
     except OSError:  # the pipe is gone, or nobody reads it
-        raise RunError(
-            f"{folder}: its run does not go on: {who} was killed; resume it with: maporl train CONFIG --resume"
-        ) from None
+        again = f"maporl train {shlex.quote(str(folder / 'config.yaml'))} --resume"
+        raise RunError(f"{folder}: its run does not go on: {who} was killed; resume it with: {again}") from None
     try:
         if not stat.S_ISFIFO(os.fstat(end).st_mode):
             raise RunError(f"{folder}: {pipe} is not a pipe; the file .lock-owner is damaged")

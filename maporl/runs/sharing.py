@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from maporl.config.parse import parse_config, read_yaml, to_yaml
+from maporl.config.parse import lasting, parse_config, read_values, to_yaml
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import proves_nothing
 from maporl.report.read import Run, read_run
-from maporl.runs.claim import first_change
+from maporl.training.args import changes
 from maporl.training.run_record import AFTER, CONFIG
 from maporl.validation.load import from_dict
 from trl_ext.files.atomic import replace_file
@@ -109,10 +109,11 @@ def _must_be_of(config: Config) -> None:
     folder = Path(config.output_dir)
     if not (folder / AFTER).exists():
         return
-    saved = parse_config(read_yaml(folder / CONFIG), str(folder / CONFIG))
-    if (begun := dataclasses.replace(saved, output_dir=config.output_dir)) != config:
-        changed = first_change(begun, config)
-        raise RunError(f"{folder}: has a run of another configuration ({changed}); choose another folder with --output")
+    saved = parse_config(read_values(folder / CONFIG), str(folder / CONFIG))
+    was, now = (lasting(dataclasses.asdict(one)) for one in (saved, config))
+    if changed := changes(was, now, ("output_dir", "pythonpath")):
+        told = f"{folder}: has a run of another configuration ({changed[0]})"
+        raise RunError(f"{told}; choose another folder with --output")
 
 
 def _run(command: list[str]) -> int:

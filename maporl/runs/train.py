@@ -1,6 +1,7 @@
 """Run a configuration: claim its folder, build the trainer, and train. ``maporl train`` calls this."""
 
 import gc
+import shlex
 import sys
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def train(config: Config, resume: bool, quiet: bool = False) -> tuple[Evaluation
 def _train(run: ResolvedRun, folder: Path, resume: bool, quiet: bool) -> tuple[Evaluation | None, Evaluation | None]:
     if resume and has_final(folder):
         if distributed.is_main():
-            print(f"{folder}: its run has ended; nothing is left to train", file=sys.stderr, flush=True)
+            other = f"evaluate it with other options by: maporl eval {shlex.quote(str(folder))} KEY=VALUE"
+            print(f"{folder}: its run has ended; nothing is left to train; {other}", file=sys.stderr, flush=True)
         return _ended(run, folder)
     try:
         trainer = trainer_of(run, quiet=quiet)

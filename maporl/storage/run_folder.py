@@ -1,6 +1,7 @@
 """The run folder: ``config.yaml``, ``metrics.jsonl``, ``dialogues.jsonl``. Nothing of an earlier run is overwritten."""
 
 import json
+from collections.abc import Mapping
 from os.path import lexists
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from maporl.errors import UserError
 from maporl.types import Dialogue, to_record
 from trl_ext.files.jsonl import whole_lines
 from trl_ext.files.lock import holds_something
+from trl_ext.files.manifest import DATA
+from trl_ext.files.paths import UnsafeName, within
 from trl_ext.files.set_aside import ABANDONED, set_aside, set_records_aside
 from trl_ext.process import distributed
 
@@ -47,6 +50,39 @@ def must_be_empty(folder: Path) -> None:
     """
     if holds_something(folder):
         raise RunExists(f"{folder}: exists and is not empty; nothing was overwritten. Choose another folder (--output)")
+
+
+def own_places(section: Mapping[str, Any], output_dir: str, folder: Path) -> dict[str, str]:
+    """Return the places in an agent's ``section`` that lie in the team's own ``folder``, as they are now.
+
+    They begin with ``output_dir``, which was the folder when the configuration was written, or with ``./`` in a team
+    that was pushed.
+    """
+    places = {}
+    for key in ("model", "tokenizer", "adapter"):
+        value = section.get(key)
+        for start in (f"{output_dir}/", "./"):
+            if isinstance(value, str) and value.startswith(start):
+                try:
+                    place = within(folder, value.removeprefix(start))
+                except UnsafeName:  # it leads elsewhere, so it is not one of the folder's own places
+                    continue
+                if place.is_dir():
+                    places[key] = str(place)
+    return places
+
+
+def where_it_lies(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the plain ``values`` of the ``config.yaml`` in ``folder`` with that folder as ``output_dir``, if a run has
+    written it. The run's own places are then those in the folder, wherever it has been moved.
+    """
+    agents = values.get("agents")
+    if not (folder / DATA).is_file() or not isinstance(agents, dict):
+        return values
+    for section in agents.values():
+        if isinstance(section, dict):
+            section |= own_places(section, str(values.get("output_dir")), folder)
+    return values | {"output_dir": str(folder)}
 
 
 class RunFolder:

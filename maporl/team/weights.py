@@ -1,11 +1,15 @@
 """Load the weights that a run's folder has: those with which it began, in ``initial``, and those that it trained."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from maporl.config import Config
 from maporl.hub.folder import weights_of
-from maporl.storage.run_folder import INITIAL
+from maporl.protocols import policy_names
+from maporl.storage.run_folder import FINAL, INITIAL, has_final
 from maporl.team.agents import Policy
+from trl_ext.files.checkpoints import list_checkpoints
 from trl_ext.files.manifest import DamagedCheckpoint, verify
 from trl_ext.files.paths import below
 from trl_ext.learning.checkpoint import CheckpointError
@@ -15,6 +19,27 @@ from trl_ext.models.forward import base_of
 def has_weights(folder: Path) -> bool:
     """Return whether ``folder`` is that of a saved model or adapter, and not of a tokenizer alone."""
     return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+
+
+def begin_from(folder: Path, config: Config | None) -> str:
+    """Return, for a message, how another run begins from the weights that the run in ``folder`` has by now: those of
+    its end, or else of its newest checkpoint. ``config`` is the run's. None names the folder alone.
+    """
+    root, written, saved = folder / FINAL, "", list_checkpoints(folder)
+    if not has_final(folder):
+        if not saved:
+            return "because this one has saved no weights"
+        root = Path(f"{folder}-weights")
+        written = f" that `maporl export {shlex.quote(str(saved[-1]))} {shlex.quote(str(root))}` writes"
+    if config is None:
+        return f"from its weights, in {root}{written}"
+    options = ["warm_start.steps=0"] if config.warm_start.steps else []
+    for name, section in config.agents.items():
+        if section.weights and section.trainable:
+            kind = "adapter" if section.lora or section.adapter else "model"
+            options.append(f"agents.{name}.{kind}={root}/{policy_names(name, section, config)[0]}")
+            options += [f"seed={config.seed}"] if kind == "adapter" and section.tiny else []  # its base is drawn
+    return f"from its weights, in {root}{written}: {' '.join(dict.fromkeys(options))}"
 
 
 def load_trained_weights(policies: Mapping[str, Policy], folder: Path) -> None:

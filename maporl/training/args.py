@@ -2,14 +2,17 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
+from trl_ext.learning.arguments import deciding_names
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.ppo.losses import OBJECTIVES, objective_of
-from trl_ext.ppo.options import Decoding, option
+from trl_ext.ppo.options import Decoding, PPOOptions, option
 
 _OF_ONE_POLICY = (
     ("num_generations", 1, "branching=BranchingSection(group=...), the dialogues of each question"),
@@ -93,3 +96,45 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         )
         objective_of(args)
         return args
+
+
+_SERVERS = ("urls", "base_url", "key_variable", "concurrency", "timeout", "retries")
+_ENGINES = ("length_field", "leave_out", "base", "folder", "gpu_memory_utilization", "sleep", "seconds")
+_INSTANCES = ("seconds", "open_seconds", "close_seconds", "at_once", "on_lost", "lost_at_most", "isolate")
+MAY_CHANGE = (
+    *("output_dir", "pythonpath", "cluster", "evaluation", "dialogues_logged", "tools.*.seconds"),
+    *("task*.source", "task*.eval_source", "schedule.*.source", "schedule.*.eval_source"),
+    *("advantage*.singleton", "reward.judge.unreadable"),
+    *(f"agents.*.{key}" for key in _SERVERS + _ENGINES),
+    *(f"environments.*.{key}" for key in _INSTANCES),
+    *(f"reward.verifier.{key}" for key in (*_SERVERS, "batch_size", "on_failure", "on_change")),
+    *(
+        f"{section}.{option.name}"
+        for section, kind in (("ppo", PPOOptions), ("training", TrainingOptions))
+        for option in dataclasses.fields(kind)
+        if option.name not in deciding_names(MultiAgentPPOConfig)
+    ),
+)
+"""The options that a run may change when it is resumed, as patterns: what decides no weights, what is compared
+otherwise (rows of data have fingerprints, and a checkpoint knows its batch), and what mends a stop. Those of ``ppo``
+and ``training`` are the options that checkpoints do not compare."""
+OF_PROGRAMS = tuple(f"protocol.{key}" for key in ("on_failure", "seconds", "concurrency", "ignore"))
+"""The same of the protocol ``program``. Another protocol may call something else so."""
+
+
+def decisions_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how the plain values of a run that is resumed differ from what they were, but for :data:`MAY_CHANGE`."""
+    program = was.get("protocol", {}).get("name") == "program"
+    return changes(was, now, MAY_CHANGE + OF_PROGRAMS * program)
+
+
+def changes(was: Any, now: Any, free: Iterable[str] = (), at: str = "") -> list[str]:
+    """Return how plain values differ from what they were, by option, but for those that are ``free``."""
+    if any(fnmatchcase(at, pattern) for pattern in free):
+        return []
+    if isinstance(was, list | tuple) and isinstance(now, list | tuple) and len(was) == len(now):
+        was, now = dict(enumerate(was)), dict(enumerate(now))
+    if not (isinstance(was, Mapping) and isinstance(now, Mapping)):
+        return [] if was == now else [f"{at} was {was!r:.80} and is {now!r:.80}"]
+    pairs = {key: (was.get(key), now.get(key), free, f"{at}.{key}".removeprefix(".")) for key in [*was, *now]}
+    return [line for pair in pairs.values() for line in changes(*pair)]

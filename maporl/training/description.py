@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class _Description:
         parts, args = self.parts, self.parts.args
         task = self._task()
         values = {
-            "output_dir": str(args.output_dir),
+            "output_dir": abspath(str(args.output_dir)),
             "task": task,
             "agents": self.team.sections(),
             "protocol": self._protocol(),

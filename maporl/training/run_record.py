@@ -9,17 +9,18 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from os.path import lexists
+from dataclasses import asdict
+from os.path import abspath, lexists
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-import yaml
 
-from maporl.config import Config, parse_config, to_yaml
+from maporl.config import Config, parse_config
 from maporl.config.imports import FINGERPRINTS, is_import, module_files
-from maporl.config.safe_yaml import parse_yaml
+from maporl.config.parse import MOST_FAULTS, lasting
+from maporl.config.safe_yaml import dump_yaml, parse_yaml
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rewards.origins import origins
@@ -29,8 +30,9 @@ from maporl.rollout.player import evaluate_everywhere
 from maporl.storage.run_folder import FINAL, INITIAL, LEARNS_FROM, TOKENIZERS, RunExists, RunFolder, has_final
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
+from maporl.team.weights import begin_from
 from maporl.text import printable
-from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.args import MultiAgentPPOConfig, changes, decisions_changed
 from maporl.training.description import describe
 from maporl.training.parts import RunParts
 from maporl.training.samples import TeamUpdateBatch
@@ -88,10 +90,10 @@ class RunRecord:
         """
         self._kept = self._saved(team, args, options)
         training = {"critic": args.critic, "placement": args.placement}
-        return self._kept.config(str(args.output_dir), seed=args.seed, training=training)
+        return self._kept.config(abspath(str(args.output_dir)), seed=args.seed, training=training)
 
     def _saved(self, team: Team, args: MultiAgentPPOConfig, options: Mapping[str, Any]) -> SavedTeam:
-        initial, tokenizers = (f"{args.output_dir}/{name}" for name in (INITIAL, TOKENIZERS))
+        initial, tokenizers = (f"{abspath(str(args.output_dir))}/{name}" for name in (INITIAL, TOKENIZERS))
         return SavedTeam(team.agents, team.policies_of, initial, tokenizers, everything=False, options=options)
 
     def keep_team(self) -> None:
@@ -121,7 +123,7 @@ class RunRecord:
         if self.config is None:
             distributed.on_main(lambda: self._write(parts, resumes))
         elif distributed.is_main() and not (self.folder / CONFIG).exists():
-            replace_file(self.folder / CONFIG, to_yaml(self.config))
+            replace_file(self.folder / CONFIG, dump_yaml(lasting(asdict(self.config))))
         distributed.on_main(lambda: replace_file(self.folder / LEARNS_FROM, "\n".join(learns_from) + "\n"))
         self._begun = True
 
@@ -134,7 +136,7 @@ class RunRecord:
         saved = self._kept or self._saved(parts.team, parts.args, parts.engine_options)
         values = describe(parts, saved)
         config, file = _parsed(values), self.folder / CONFIG
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if config is None else to_yaml(config)
+        text = dump_yaml(lasting(values if config is None else asdict(config)))
         earlier = file.read_text(encoding="utf-8") if file.exists() else ""
         if earlier and earlier != text:
             if not resumes:
@@ -142,7 +144,8 @@ class RunRecord:
                     f"{file}: is the configuration of another run, and nothing is overwritten; choose another "
                     "output_dir, or remove the folder if nothing in it is needed"
                 )
-            self._must_be_same(parse_yaml(earlier, str(file)), parse_yaml(text, str(file)))
+            was, now = (_whole(parse_yaml(one, str(file))) for one in (earlier, text))
+            self._must_be_same(was, now)
             logger.warning(
                 "%s: resumes with other options; the earlier ones are in %s", self.folder, set_aside(file, ABANDONED)
             )
@@ -154,6 +157,8 @@ class RunRecord:
         modules = {} if config is None else module_fingerprints(config)
         if resumes:
             check_data(self.folder, modules, FINGERPRINTS, "module")
+        if earlier and earlier != text:
+            evaluate_again(self.folder, was, now)
         self._begun = True
         replace_file(file, text)
         if modules:
@@ -161,17 +166,18 @@ class RunRecord:
         if self._kept is None and not (self.folder / INITIAL).exists() and not (self.folder / TOKENIZERS).exists():
             saved.save(self.folder / INITIAL, self.folder / TOKENIZERS)
 
-    def _must_be_same(self, was: Any, now: dict[str, Any]) -> None:
+    def _must_be_same(self, was: dict[str, Any], now: dict[str, Any]) -> None:
         """Check that a resumed run has the parts that decide what is learned, as far as both descriptions have them."""
-        both = [name for name in PARTS if isinstance(was, dict) and name in was and name in now]
-        for name in both:
-            old, new = _settled(was[name] or {}), _settled(now[name] or {})
-            if changed := [key for key in old if key in new and not _equal(old[key], new[key])]:
-                raise CheckpointError(
-                    f"{self.folder}: its run had another {name}.{changed[0]} ({old[changed[0]]!r:.80}, and now "
-                    f"{new[changed[0]]!r:.80}); resume with the same, or begin another run from its weights "
-                    f"({self.folder / FINAL}) in another output_dir"
-                )
+        both = [name for name in PARTS if name in was and name in now]
+        old, new = ({name: values[name] for name in both} for values in (was, now))
+        if "__main__." in json.dumps([old, new]):  # a class that once ran as __main__.X is MODULE:X
+            old, new = _without_modules(old), _without_modules(new)
+        if changed := decisions_changed(old, new):
+            raise CheckpointError(
+                f"{self.folder}: its run was started with another configuration ({'; '.join(changed[:MOST_FAULTS])}); "
+                "resume with the same one, or begin another run in another output_dir, "
+                f"{begin_from(self.folder, None)}"
+            )
 
     def add(self, batch: TeamUpdateBatch, learners: Mapping[str, Any], most: int, scorer: Scorer) -> None:
         """Record the first ``most`` dialogues of all processes in an update, and the verifiers of ``scorer``."""
@@ -239,8 +245,14 @@ def _parsed(values: dict) -> Config | None:
     try:
         return parse_config(values)
     except ConfigError as error:
-        values["only_in_python"] |= {"configuration": str(error)}
+        values["only_in_python"] = values.get("only_in_python", {}) | {"configuration": str(error)}
         return None
+
+
+def _whole(values: Any) -> dict[str, Any]:
+    """Return the values of a described run, with the defaults of what an earlier version did not describe."""
+    config = _parsed(values) if isinstance(values, dict) else None
+    return asdict(config) if config is not None else values if isinstance(values, dict) else {}
 
 
 def module_fingerprints(config: Config) -> dict[str, Fingerprint]:
@@ -270,19 +282,16 @@ def rest_of(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not is_leftover(path)}
 
 
-def _settled(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section without what may change when a run resumes: what happens if its verifier is another one."""
-    verifier = section.get("verifier")
-    if not isinstance(verifier, dict):
-        return section
-    return section | {"verifier": {key: value for key, value in verifier.items() if key != "on_change"}}
-
-
-def _equal(was: Any, now: Any) -> bool:
-    """Return whether two values of a description are equal. A class that once ran as ``__main__.X`` is ``MODULE:X``."""
-    if was == now or "__main__." not in json.dumps([was, now]):
-        return bool(was == now)
-    return _without_modules(was) == _without_modules(now)
+def evaluate_again(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Set aside the evaluation before training, if the plain values of a run that goes on say that it is evaluated
+    otherwise. The trainer then makes it again, with the weights before training, so that it can be compared with later
+    ones.
+    """
+    changed = changes(was.get("evaluation"), now.get("evaluation"), at="evaluation")
+    if changed and (folder / BEFORE).exists():
+        aside = [set_aside(folder / name, ABANDONED).name for name in sorted(UNTRAINED) if (folder / name).exists()]
+        told = f"{folder}: {'; '.join(changed)}; the weights before training are evaluated again ({', '.join(aside)})"
+        logger.warning("%s; evaluations of earlier updates, in metrics.jsonl, are not comparable with later ones", told)
 
 
 def _without_modules(value: Any) -> Any:

@@ -18,10 +18,10 @@ from maporl.crossplay import entrants
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.errors import ConfigError, RunError, refuse
 from maporl.hub import pull
-from maporl.hub.folder import own_places
 from maporl.loops import stages
 from maporl.runs import build, loop_stage
 from maporl.storage.disk_cache import DiskCache
+from maporl.storage.run_folder import own_places
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Agent
 from maporl.team.weights import load_initial, load_trained_weights

@@ -638,7 +638,7 @@ def test_a_loop_samples_trains_evaluates_and_leaves_every_part_to_look_at(tmp_pa
     }
     with pytest.raises(RunExists):
         loops.run_loop(looped(run, rounds=2), False, True, told.append)
-    with pytest.raises(CheckpointError, match=r"another configuration .* in which loop.rounds alone may be more"):
+    with pytest.raises(CheckpointError, match=r"another configuration .* in which loop.rounds may be more"):
         loops.run_loop(looped(run, rounds=1), True, True, told.append)
     again = len(told)
     assert loops.run_loop(looped(run, rounds=2), True, True, told.append) == figures and len(told) == again

@@ -63,7 +63,7 @@ def test_a_run_whose_configuration_has_fewer_keys_than_today_goes_on_and_one_wit
     file.write_text("".join(line for line in lines if "engine_options" not in line))
     assert len(file.read_text()) < sum(map(len, lines))
     train(config(), resume=True, quiet=True)
-    with pytest.raises(CheckpointError, match=r"started with another configuration \(was 'seed: 0', is 'seed: 1'\)"):
+    with pytest.raises(CheckpointError, match=r"started with another configuration \(seed was 0 and is 1\)"):
         train(config(seed=1), resume=True, quiet=True)
 
 

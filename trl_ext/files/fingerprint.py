@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from trl_ext.files.atomic import replace_file
-from trl_ext.files.manifest import CheckpointError
+from trl_ext.files.manifest import DATA, CheckpointError
 
-DATA = "data_fingerprints.json"
 MOST = 100_000
 """The most rows that are read.
 

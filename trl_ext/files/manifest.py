@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from trl_ext.errors import UserError
 
 MANIFEST = "MANIFEST.json"
+DATA = "data_fingerprints.json"
 CHECKPOINT = ("state.json", "rng.safetensors", "policies")
 """Files and folders that every checkpoint has."""
 _BROKEN_DISK = (errno.EIO, errno.EBADMSG)

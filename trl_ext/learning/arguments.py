@@ -77,19 +77,20 @@ def check_training_arguments(args: TrainingArguments) -> None:
     check_liger(args)
 
 
+def deciding_names(kind: Any) -> list[str]:
+    """Return the names of the options of a class of arguments that a resumed run may not change."""
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    fields = [field.name for field in dataclasses.fields(kind)]
+    return [name for name in fields if name in DECIDING or not (name in inherited or name in kind.may_change)]
+
+
 def deciding_options(args: Any) -> dict[str, Any]:
     """Return the options of ``args`` that decide a run's weights, by name, as JSON values.
 
     These are :data:`DECIDING`, the number of completions in an update, and all own options of ``args`` that are not
     among its ``may_change``. The number of updates is one of them where the learning rate depends on it.
     """
-    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    names = [
-        field.name
-        for field in dataclasses.fields(args)
-        if field.name in DECIDING or not (field.name in inherited or field.name in args.may_change)
-    ]
-    options = json.loads(json.dumps({name: getattr(args, name) for name in names}, default=str))
+    options = json.loads(json.dumps({name: getattr(args, name) for name in deciding_names(type(args))}, default=str))
     if isinstance(args.learning_rate, DefaultRate):
         options["learning_rate"] = None  # a policy's kind decides its rate
     if str(options["lr_scheduler_type"]) in ("constant", "constant_with_warmup"):

@@ -223,9 +223,11 @@ def save_weights(model: Any, adapter: Any, folder: Path) -> None:
     if not isinstance(model, PeftModel):
         save_model(model, folder)
         return
-    model.save_pretrained(str(folder), selected_adapters=[adapter])
     # PEFT saves every adapter that is not called "default" in a subfolder of its name
-    nested = below(folder, adapter)
+    nested, options = below(folder, adapter), model.peft_config[adapter]
+    if options.base_model_name_or_path and os.path.isdir(options.base_model_name_or_path):
+        options.base_model_name_or_path = os.path.abspath(options.base_model_name_or_path)  # it is read from elsewhere
+    model.save_pretrained(str(folder), selected_adapters=[adapter])
     if nested.is_dir():
         for path in nested.iterdir():
             os.replace(path, folder / path.name)

@@ -266,7 +266,7 @@ def read_adapter(model: Any, source: str, name: str, trainable: bool) -> PeftMod
     if base_of(model).device.type == "meta":  # PEFT would warn that nothing is copied
         options |= {"low_cpu_mem_usage": True, "torch_device": "cpu"}
     try:
-        with hub.asking(source):
+        with hub.asking(source), forked_rng():  # PEFT draws weights before it reads them
             if isinstance(model, PeftModel):
                 model.load_adapter(source, **options)
             else:
