@@ -10,6 +10,7 @@ from typing import Any
 
 from maporl.evaluation.metrics import SCORE, Z95, Difference, Evaluation, Share
 from maporl.evaluation.tables import not_measured
+from maporl.report.audit import audit_of
 from maporl.report.charts import finite, questions_by_step
 from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
 from maporl.report.language import counted, few_updates
@@ -17,6 +18,7 @@ from maporl.report.names import agents_of
 from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
 from maporl.text import visible
+from trl_ext.learning.audit import Numbers, numbers_of
 
 MOST = 4
 """The most numbers of a first screen."""
@@ -159,7 +161,9 @@ def _of_answers(run: Run) -> tuple[str, list[Number]]:
         numbers.append(_points("By talking", talking, "last turn minus first turn, after training"))
     elif (gain := paired_gain(run)) is not None:
         numbers.append(_points("By training", gain, "after minus before"))
-    return f"How often answers are right, on {counted(after.total, 'held-out question')}.", numbers
+    overlap = numbers_of(audit_of(run).built, {}, "task").get("the task", Numbers({})).overlap
+    what = counted(after.total, "question" if overlap else "held-out question")
+    return f"How often answers are right, on {what}.{f' But {overlap}.' if overlap else ''}", numbers
 
 
 def _no_evaluation(run: Run) -> str:

@@ -178,7 +178,7 @@ def _learned(run: Run) -> str:
         return _rewarded(run.after, run.before)
     if now is not None:
         was = _share(run.before, -1)
-        how = _also_trained(run) + how_drawn(run)
+        how = how_drawn(run)
         if was is None:
             return (
                 f"After training, answers of the last turn are right {percent(now)} of the time on {now.total} "
@@ -226,17 +226,6 @@ def _rewarded(after: Evaluation, before: Evaluation | None) -> str:
         what = "in all" if name == "reward/score" else f"for {name.removeprefix('reward/')}"
         told.append(f"{after.rewards[name]:.4g} {what}" + (f" (before: {was:.4g})" if was is not None else ""))
     return f"{told[0]} {', '.join(told[1:])}."
-
-
-def _also_trained(run: Run) -> str:
-    """Say how many questions of the evaluations are also among the recorded questions of training."""
-    asked = {
-        when: {(one.dialogue.example.id, one.dialogue.example.question) for one in run.dialogues if one.when == when}
-        for when in {one.when for one in run.dialogues}
-    }
-    held_out = asked.pop("before", set()) | asked.pop("after", set())
-    both = held_out & set().union(*asked.values())
-    return f" The team was also trained on {counted(len(both), 'question')} of these." if both else ""
 
 
 def paired_gain(run: Run) -> Difference | None:

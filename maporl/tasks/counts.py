@@ -91,6 +91,16 @@ def faults(counts: Mapping[str, SplitCounts], task: str, paid: bool) -> Iterator
         )
 
 
+def totals(counts: Mapping[str, SplitCounts]) -> dict[str, int | str]:
+    """Return the counts of all splits together, and what :func:`overlap` says of them, for the audit of a run."""
+    return {
+        "labels": sum(count.graded for count in counts.values()),
+        "unreadable": sum(count.unreadable for count in counts.values()),
+        "conflicting": sum(count.conflicting for count in counts.values()),
+        "overlap": overlap(counts),
+    }
+
+
 def overlap(counts: Mapping[str, SplitCounts]) -> str:
     """Say how many held-out questions are also training questions, without a full stop, or "" if none is."""
     held_out = [count for split, count in counts.items() if split.startswith("eval")]

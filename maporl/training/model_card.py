@@ -16,7 +16,8 @@ It speaks for: {agents}.
 
 - kind: {kind}
 - updates: {updates}, dialogues: {dialogues}
-- objective: {objective}, critic: {critic}, KL coefficient {kl_coef}, clip range {cliprange}, learning rate {learning_rate}
+- {learned}, clip range {cliprange}
+- {audit}
 
 ```python
 {loading}
@@ -28,7 +29,7 @@ It speaks for: {agents}.
 
 MAPoRL: Park et al., *MAPoRL: Multi-Agent Post-Co-Training for Collaborative Large Language Models with Reinforcement
 Learning*, ACL 2025, arXiv:2502.18439.
-"""  # noqa: E501
+"""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,9 @@ class CardFacts:
     task: str
     updates: int
     dialogues: int
-    objective: str
-    critic: str
-    kl_coef: float
+    learned: str
+    audit: str
     cliprange: float
-    learning_rate: float
 
 
 def write_model_card(folder: Path, policy: Policy, facts: CardFacts) -> None:

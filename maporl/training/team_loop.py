@@ -21,6 +21,7 @@ from maporl.report.metric_panels import bar_text, what_matters_first
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.storage.run_folder import RunFolder
 from maporl.tasks.base import Task, tasks_by_name
+from maporl.tasks.counts import count_data, totals
 from maporl.tasks.prompts import Prompts
 from maporl.team.past_policies import PastPolicies
 from maporl.team.team import Team
@@ -30,7 +31,7 @@ from maporl.training.ahead import Ahead
 from maporl.training.assign import Advantages
 from maporl.training.check import by_role
 from maporl.training.home import TeamHome
-from maporl.training.learns_from import facts_of
+from maporl.training.learns_from import facts_of, learner_lines
 from maporl.training.model_card import CardFacts, write_model_card
 from maporl.training.parts import RunParts
 from maporl.training.run_record import AFTER, BEFORE, CONFIG, RunRecord
@@ -94,6 +95,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     before: Evaluation | None = None
     after: Evaluation | None = None
     progress: TeamProgress
+    data: Mapping[str, Any] = {}
+    """What was counted of the questions, on the main process."""
     nobody_asked: str | None = None
     """Why a program asked no agent in the last update, if it asked none."""
     _ahead: Ahead[TeamUpdateBatch]
@@ -190,6 +193,9 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             return
         with self.whole_weights() if self.record.config is None else nullcontext():  # only then weights are written
             self.record.begin(self.parts, resumes, self.learns_from)
+        if distributed.is_main():
+            asked, later = self.args.eval_questions, self.parts.curriculum
+            self.data = totals(count_data(self.task, self.eval_task if asked else None, asked, later))
         self.record_audit()
         self.args.sections = distributed.on_main(self.record.sections)
         if self._tells:
@@ -258,7 +264,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         program: dict[str, dict] = {"the program": {}} if isinstance(player.protocol, Program) else {}
         return {
             "run": {"the run": {"why": self.nobody_asked}},
-            "task": {"the task": {"name": self.task.name, "questions": len(self.task)}},
+            "task": {"the task": {"name": self.task.name, "questions": len(self.task), **self.data}},
             "program": program,
             "agent": agents,
             "learner": learners,
@@ -337,18 +343,15 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     def save_learner_policy(self, name: str, folder: Path) -> None:
         """Save a policy in ``folder/name``, with a model card. Plain ``from_pretrained`` loads it."""
         self.learning.save_policy(name, below(folder, name))
-        learner, args = self.learners[name], self.args
         facts = CardFacts(
             team=self.team.names(),
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
             dialogues=self.watch.total["run/the run/dialogues"],
-            objective=args.objective,
-            critic=learner.critic.kind,
-            kl_coef=args.kl_coef,
-            cliprange=args.cliprange,
-            learning_rate=learner.learning_rate,
+            learned=learner_lines({name: self.built()["learner"][name]})[0],
+            audit="\n- ".join(self.audit.lines()),
+            cliprange=self.args.cliprange,
         )
         write_model_card(below(folder, name), self.team.policies[name], facts)
 

@@ -33,7 +33,7 @@ class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArgument
             *("total_episodes", "num_sample_generations", "logging_steps", "local_rollout_forward_batch_size"),
             *("max_tokens_per_generate", "keep_states", "keep_states_gib", "max_tokens_per_microbatch", "logits_chunk"),
             *("world_size", "micro_batch_size", "local_batch_size", "local_mini_batch_size", "mini_batch_size"),
-            *("async_save", *(field.name for field in fields(TRLScriptOptions))),
+            *("async_save", "on_void", *(field.name for field in fields(TRLScriptOptions))),
         )
     )
     """The own options that a resumed run may change, because they do not decide its weights, or because a count does
