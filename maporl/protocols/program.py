@@ -146,9 +146,9 @@ class Program(Protocol):
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
         """Play until the program ends. The outcome says how.
 
-        It has the ``answer``, the ``failure``, why requests were ``refused``, why ``nobody`` was asked (all None or
-        absent where there is none), the ``calls`` that counted for their limit, and how many ``requests`` there were
-        and were ``answered``.
+        It has the ``answer`` or None, the number of ``requests``, how many of them were ``answered``, and the ``calls``
+        that count for ``protocol.calls``. Where it happened, it has the ``failure`` too, the reasons for which requests
+        were ``refused``, and why ``nobody`` was asked.
 
         A fork starts the program too, and answers what it asks with what was said, as it is told by the driver.
 
