@@ -90,8 +90,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     before: Evaluation | None = None
     after: Evaluation | None = None
     progress: TeamProgress
-    dialogues = 0
-    """How many dialogues the updates have played, over all processes, ablations among them."""
+    dialogues = 0  # that the updates have played in all processes, ablations among them
     _ahead: Ahead[TeamUpdateBatch]
 
     @property
