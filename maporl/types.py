@@ -479,7 +479,9 @@ def to_record(dialogue: Dialogue) -> dict[str, Any]:
     record |= {"first_turn": 1, "ablations": [to_record(ablation) for ablation in dialogue.ablations]}
     for utterance in record["utterances"]:
         del utterance["tokens"]
-        utterance["turn"] += 1
+        utterance |= _turned(utterance, 1)
+        if utterance["trace"] is not None and (compared := utterance["trace"]["compared"]) is not None:
+            compared["key"] = _turned(compared["key"], 1)
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value
     return record
@@ -504,8 +506,7 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
 
 
 def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
-    values = _known(Utterance, entry)
-    values |= {"turn": max(values["turn"] - first, 0)} if "turn" in values else {}
+    values = _turned(_known(Utterance, entry), -first)
     for name in ("parents", "settles", "schemas"):
         if name in values:
             values[name] = tuple(values[name])
@@ -518,9 +519,16 @@ def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
             values[name] = kind(**_known(kind, values[name]))
     if values.get("trace") is not None:
         values["trace"].earned = [(int(number), float(part)) for number, part in values["trace"].earned]
+        if (compared := values["trace"].compared) is not None:
+            values["trace"].compared = compared | {"key": _turned(compared["key"], -first)}
     if "calls" in values:
         values["calls"] = [_call(call) for call in values["calls"]]
     return Utterance(**values)
+
+
+def _turned(values: dict[str, Any], more: int) -> dict[str, Any]:
+    """Return ``values`` with the number of their turn, if they have one, raised by ``more``."""
+    return values | {"turn": max(values["turn"] + more, 0)} if isinstance(values.get("turn"), int) else values
 
 
 def _call(entry: Mapping[str, Any]) -> Call:

@@ -34,6 +34,8 @@ def test_an_agent_is_frozen_for_a_span_both_ends_included():
     schedule = Schedule(freeze=[Freeze("ann", 2, 3)])
     assert [schedule.plan(u).learns("ann", 0) for u in (1, 2, 3, 4)] == [True, False, False, True]
     assert schedule.plan(2).learns("bob", 0)
+    never = Schedule(freeze=[Freeze("ann", 2)])
+    assert [never.plan(u).learns("ann", 0) for u in (1, 2, 10**9)] == [True, False, False]
 
 
 def test_the_first_turn_can_be_left_alone():
@@ -47,6 +49,7 @@ def test_the_first_turn_can_be_left_alone():
         ({"opening": [{"updates": 0, "turns": [1]}]}, "spans of at least 1 update"),
         ({"cycle": [{"updates": 1, "turns": [3]}]}, "turns from 1 to 2"),
         ({"freeze": [{"agent": "cy", "first": 1, "last": 2}]}, r"an agent of \['ann'\]"),
+        ({"freeze": [{"agent": "ann", "first": 1, "last": 0}]}, "1 <= first <= last"),
         ({"preset": "one_turn_at_a_time", "cycle": [{"updates": 1, "turns": [1]}]}, "exclude each other"),
         ({"cycle": [{"updates": 1, "turn": [1]}]}, r"unknown key 'schedule\.cycle\.0\.turn'"),
     ],

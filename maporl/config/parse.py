@@ -394,15 +394,14 @@ def apply_overrides(values: dict, overrides: Sequence[str]) -> dict:
             raise ConfigError(
                 f"--set {visible(override):.80}: the value is not readable as YAML: {one_line(error)}"
             ) from None
-        for place, default in _DEFAULTS.items():
-            if path.startswith(f"{place}."):  # no file may name what the value is added to
-                values = _merge(_nested(place, default), values)
+        for place in (place for place in _DEFAULTS if path.startswith(f"{place}.")):  # perhaps no file names it
+            values = _merge(_nested(place, _DEFAULTS[place]), values)
         values = _merge(values, _nested(path, value), one_source="sources" in path.split(".")[:-1])
     return values
 
 
+# the options that are mappings and are not empty by default
 _DEFAULTS = {"reward.sources": RewardSection().sources, "protocol": {"name": "debate"}}
-"""The options that are mappings and are not empty by default."""
 
 
 def _nested(path: str, value: Any) -> dict[str, Any]:

@@ -355,9 +355,7 @@ def trace_tokens(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], learners:
             texts = token_pieces(learners[policy].tokenizer, sample.response_ids)
             compared = batch.compared.get(sample.columns.name)
             mean = round(fmean(advantages), TRACE_DIGITS)
-            sample.utterance.trace = Trace(
-                texts, logprobs, advantages, values[0] if values else None, compared, advantage=mean
-            )
+            sample.utterance.trace = Trace(texts, logprobs, advantages, [*values, None][0], compared, advantage=mean)
 
 
 def trace_credit(batch: TeamUpdateBatch, recorded: Sequence[Dialogue], scorer: Scorer) -> None:

@@ -8,7 +8,9 @@ import typing
 
 import pytest
 from hostile_texts import nested
+from pydantic.fields import FieldInfo
 
+from maporl.config import parse
 from maporl.config.parse import apply_overrides, parse_config, read_values
 from maporl.config.schema import Config
 from maporl.errors import ConfigError, UserError
@@ -188,6 +190,34 @@ def test_a_command_line_has_no_comments():
     with pytest.raises(ConfigError, match=r"--set a=\[#: the value is not readable as YAML") as caught:
         apply_overrides({}, ["a=[#"])
     assert "\ue000" not in str(caught.value)
+
+
+def test_an_override_below_a_default_adds_to_the_default():
+    """These are all options that are mappings and not empty by default."""
+    found = {}
+
+    def walk(kind, place):
+        for field in dataclasses.fields(kind):
+            here, default = f"{place}{field.name}", field.default
+            if isinstance(default, FieldInfo):
+                default = default.get_default(call_default_factory=True)
+            elif default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            if isinstance(default, dict) and default:
+                found[here] = default
+            if dataclasses.is_dataclass(inner := typing.get_type_hints(kind)[field.name]):
+                walk(inner, f"{here}.")
+
+    walk(Config, "")
+    assert found == parse._DEFAULTS == {"reward.sources": {"label": 1.0}, "protocol": {"name": "debate"}}
+    assert apply_overrides({}, ["reward.sources.format=0.1"]) == {"reward": {"sources": {"label": 1.0, "format": 0.1}}}
+    own = {"reward": {"sources": {"judge": 2.0}, "rules": ["own"]}}
+    assert apply_overrides(own, ["reward.sources.format=0.1"]) == {
+        "reward": {"sources": {"judge": 2.0, "format": 0.1}, "rules": ["own"]}
+    }
+    assert apply_overrides({}, ["reward.sources={format: 0.1}"]) == {"reward": {"sources": {"format": 0.1}}}
+    assert apply_overrides({}, ["protocol.turns=3"]) == {"protocol": {"name": "debate", "turns": 3}}
+    assert apply_overrides({}, ["protocol.name=chain"]) == {"protocol": {"name": "chain"}}
 
 
 def test_a_file_has_comments(tmp_path):

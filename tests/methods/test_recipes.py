@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 from folders import ROOT
+from maporl.validation.learning import schedule_warnings
 from named_tests import file_of
 from processes import maporl
 from recipe_lengths import BRIEF, LONGER
@@ -19,6 +20,7 @@ from maporl.config.files import recipe_folder
 from maporl.config.recipes import NEEDS, axes_of, by_axis, card_of, find, index_page, recipe_files
 from maporl.errors import ConfigError
 from maporl.playground.tiny_versions import tiny_version
+from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
 from maporl.validation.load import from_dict, load
@@ -143,6 +145,10 @@ def test_recipes_are_found_by_words_in_any_of_their_forms():
     assert find("debate no labels")[0].name == "debate_majority" and find("cory")[0].name == "cory"
     counts = [len(one.words) for one in found]
     assert counts == sorted(counts, reverse=True) and all(one.score > 0 for one in found)
+    without = find("no labels")
+    assert [one.name for one in without] == ["debate_majority", "multi_agent_evolve", "comas"]
+    assert {one.words for one in without} == {("without-labels",)} and find("without any labels") == without
+    assert "grpo" in {one.name for one in find("labels")} and "grpo" in {one.name for one in find("without a critic")}
     with pytest.raises(ConfigError, match="no recipe has a word of 'zebra'"):
         find("zebra")
 
@@ -179,6 +185,24 @@ def test_the_commands_list_show_and_refuse():
 def test_the_command_tries_a_recipe():
     tried = maporl("recipes", "try", "agentpo_hint")
     assert tried.returncode == 0 and "update 3: " in tried.stdout, tried.stderr
+
+
+@pytest.mark.slow
+def test_the_command_tries_a_recipe_with_other_values(tmp_path):
+    values = ["updates=1", "branching.group=2", "reward.sources.format=0.1", f"output_dir={tmp_path}/run"]
+    tried = maporl("recipes", "try", "grpo", *values)
+    assert tried.returncode == 0 and "score: label + near + 0.1 * format" in tried.stdout, tried.stderr
+    assert "update 1: " in tried.stdout and "update 2: " not in tried.stdout
+    assert "run: 1 updates of 4 questions, 2 dialogues for each (8 in an update)" in tried.stdout
+    assert tried.stdout.endswith(f"{tmp_path}/run/report.html\n")
+    refused = maporl("recipes", "try", "grpo", "updates")
+    assert refused.returncode == 2 and "--set updates: expected key=value" in refused.stderr
+
+
+def test_a_tiny_version_is_not_warned_of_agents_that_the_recipe_freezes(tmp_path):
+    flow = ResolvedRun(from_dict(tiny_version("flow_grpo", str(tmp_path))))
+    assert flow.config.schedule.plan(10**6).frozen == {"searcher", "thinker", "verifier", "generator"}
+    assert schedule_warnings(flow) == []
 
 
 def test_who_types_loop_gets_train():

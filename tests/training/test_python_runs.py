@@ -49,6 +49,7 @@ from maporl.hub.pack import pack
 from maporl.protocols import build_protocol
 from maporl.protocols.judging import StepJudge, judged
 from maporl.report.read import read_run
+from maporl.report.result import first_screen
 from maporl.report.story import story
 from maporl.rewards.base import RewardFailure
 from maporl.runs.train import train
@@ -582,7 +583,7 @@ def test_a_script_that_would_run_again_is_not_imported(tmp_path):
 def test_an_evaluation_of_other_questions_is_described(team, tmp_path):
     trainer_of(tmp_path / "run", team(), eval_task=TASK, updates=2, eval_questions=60).train()
     assert "eval_task" in config_of(tmp_path / "run")["only_in_python"]
-    assert "The team was also trained on" in told(tmp_path / "run")["What it learned"]
+    assert "held-out questions are also training questions" in first_screen(read_run(tmp_path / "run"))["about"]
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------

@@ -3,8 +3,14 @@
 import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_run import config_of
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+from maporl.report.read import read_run
+from maporl.runs.train import train
+from maporl.storage.run_folder import RunFolder
+from maporl.types import from_record
 from trl_ext.process import distributed
 
 
@@ -24,7 +30,8 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
     ]
     args = MultiAgentPPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=8, total_episodes=8, response_length=5, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no", dialogues_logged=3, critic=critic,
+        disable_tqdm=True, save_strategy="no", dialogues_logged=3, critic=critic, learning_rate=1e-3,
+        value_learning_rate=2e-3,
     )  # fmt: skip
     debate = Debate(turns=2, later="{others};{question}", quote="{text}", separator=";")
     odd = {"label": lambda dialogues, task: [[float(sum(u.response_ids) % 3) for u in d.utterances] for d in dialogues]}
@@ -38,7 +45,10 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
         return batch
 
     trainer.advantage = look
-    trainer.train()
+    metrics = trainer.train()
+    rates = {"lr": 1e-3, "ann/lr": 1e-3, "bob/lr": 1e-3}
+    rates |= {"ann/critic_lr": 2e-3, "bob/critic_lr": 2e-3} if critic == "head" else {}
+    assert {name: rate for name, rate in metrics.items() if name.split("/")[-1] in ("lr", "critic_lr")} == rates
     for number, dialogue in enumerate(kept["answers"]):
         for u in dialogue.utterances:
             if number >= 3:
@@ -54,6 +64,7 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
             assert u.trace.logprobs == pytest.approx(rows.old_logprobs[row][mask].tolist(), abs=6e-5)
             assert u.trace.advantages == pytest.approx(rows.advantages[row][mask].tolist(), abs=6e-5)
             assert any(value != 0 for value in u.trace.advantages)
+            assert u.trace.advantage == pytest.approx(sum(u.trace.advantages) / len(u.trace.advantages), abs=6e-5)
             if critic == "none":
                 assert u.trace.values is None
             else:
@@ -76,3 +87,59 @@ def test_recorded_dialogues_have_the_numbers_of_their_token_rows(tiny, tmp_path,
     assert [u["trace"]["logprobs"] for u in written[0]["utterances"]] == [
         u.trace.logprobs for u in kept["answers"][0].utterances
     ]
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """A run of 3 updates of 4 questions with 3 dialogues each, which was resumed after the second."""
+    folder = tmp_path_factory.mktemp("grouped") / "run"
+    group = {
+        "branching": {"group": 3},
+        "advantage": {"returns": "utterance", "baseline": "mean", "scale": "none", "key": ["prompt", "agent", "turn"]},
+        "dialogues_logged": 12,
+    }
+    options = {
+        "per_device_train_batch_size": 4, "report_to": ["tensorboard"], "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    for updates in (2, 3):
+        train(config_of(folder, updates, group, **options), resume=updates == 3, quiet=True)
+    return folder
+
+
+def test_the_card_counts_the_dialogues_that_were_played(grouped):
+    assert "- updates: 3, dialogues: 36\n" in (grouped / "final/ann/README.md").read_text()
+    records = RunFolder(grouped).read_metrics()
+    assert [(r["step"], r["episode"], r["dialogues"]) for r in records] == [(1, 4, 12), (2, 8, 24), (3, 12, 36)]
+
+
+def test_turns_of_records_count_from_1_and_an_utterance_has_one_advantage(grouped):
+    records = RunFolder(grouped).read_dialogues()
+    assert {(u["agent"], u["turn"]) for r in records for u in r["utterances"]} == {
+        ("ann", 1), ("bob", 1), ("ann", 2), ("bob", 2),
+    }  # fmt: skip
+    traces = [u["trace"] for r in records for u in r["utterances"] if u["trace"] is not None]
+    assert {type(trace["advantage"]) for trace in traces} == {float}
+    assert all(set(trace["advantages"]) == {trace["advantage"]} for trace in traces)
+    old = json.loads(json.dumps(records[0]))
+    del old["first_turn"]
+    for u in old["utterances"]:
+        key = u["trace"]["compared"]["key"]
+        assert key["turn"] == u["turn"]
+        u["turn"] = key["turn"] = u["turn"] - 1
+    assert from_record(old) == from_record(records[0])
+    shown = read_run(grouped).dialogues[0].dialogue
+    assert [[u.turn for u in d.utterances] for d in (from_record(old), shown)] == [[0, 0, 1, 1]] * 2  # in Python from 0
+
+
+def test_services_get_the_parts_of_the_run_and_names_as_the_page_of_metrics_says(grouped):
+    scalars, texts = set(), []
+    for file in sorted(grouped.rglob("events.out.*")):
+        events = EventAccumulator(str(file)).Reload()
+        scalars |= set(events.Tags()["scalars"])
+        texts += [event.tensor_proto.string_val[0].decode() for event in events.Tensors("args/text_summary")]
+    assert {"train/reward/credit", "train/accuracy/turn_1", "train/ann/lr", "train/dialogues"} <= scalars
+    told = json.loads(texts[-1])
+    assert told["task"]["name"] == "toy_sum" and told["protocol"]["turns"] == 2
+    assert list(told["agents"]) == ["ann", "bob"] and told["agents"]["ann"]["tiny"]["hidden_size"] == 32
+    assert told["branching"]["group"] == 3 and told["output_dir"] == str(grouped) and told["learning_rate"] == 1e-2
+    assert told["reward"]["sources"] == {"label": 1.0} and told["advantage"]["baseline"] == "mean"

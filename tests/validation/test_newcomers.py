@@ -803,6 +803,11 @@ def test_the_check_warns_of_what_no_update_reaches():
         "warning: training.warmup_steps: the learning rate rises for 3 updates, and the run has 3, so it is never reached",
     ]
     falling = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 5}}
+    frozen = {"updates": 3, "schedule": {"freeze": [{"agent": "bob", "first": 1, "last": 10}]}}
+    (warned,) = (line for line in check_lines(frozen) if line.startswith("warning: "))
+    assert warned.startswith("warning: schedule: bob learns in none of the 3 updates")  # the user meant ten of more
+    del frozen["schedule"]["freeze"][0]["last"]
+    assert not [line for line in check_lines(frozen) if line.startswith("warning: ")]
     training = {"training": {**BASE["training"], **falling}}
     (warned,) = (line for line in check_lines({"updates": 4, **training}) if line.startswith("warning: "))
     assert (

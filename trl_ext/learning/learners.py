@@ -17,7 +17,7 @@ from trl_ext.learning.checkpoint import Learners, Saving
 from trl_ext.learning.invariants import check_samples, check_unmoved
 from trl_ext.learning.learner import Forward, Learner
 from trl_ext.learning.memory import limit_microbatches
-from trl_ext.learning.metrics import Metrics, peak_memory, update_metrics
+from trl_ext.learning.metrics import Metrics, mean, peak_memory, update_metrics
 from trl_ext.ppo.batch import Completion, TokenBatch, build_token_batch
 from trl_ext.ppo.losses import Totals, engine_gap
 from trl_ext.process import distributed
@@ -154,15 +154,7 @@ class Learning:
                 if self.central is not None and stepping:
                     central_norms.append(self.central.step())
                 self._train_critics(batches, indices)
-        rates = {name: learner.trained.rates() for name, learner in self.learners.items()}
-        central = {} if self.central is None else self.central.trained.rates()
-        with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
-            for learner in self.learners.values():
-                learner.scheduler.step()
-            if self.central is not None:
-                self.central.trained.scheduler.step()
-        merged = {name: update_metrics(entries) | rates[name] for name, entries in collected.items()}
+        merged = {name: update_metrics(c) | self.learners[name].trained.rates() for name, c in collected.items()}
         for name, before in probes.items():
             moved = int(not torch.equal(before, self.learners[name].strategy.probe()))
             counts[name]["moved"] = float(distributed.all_reduce_max(moved, self.device))
@@ -170,9 +162,16 @@ class Learning:
         if args.target_kl is not None:
             for name in merged:
                 merged[name]["policy/stopped_early"] = float(name not in active)
-        if central_norms:
-            merged["central_critic"] = {"grad_norm": sum(central_norms) / len(central_norms)} | central
-        return merged, next(iter(rates.values()))["lr"]
+        if self.central is not None and central_norms:
+            merged["central_critic"] = {"grad_norm": mean([*central_norms])} | self.central.trained.rates()
+        rate = next(iter(self.learners.values())).trained.rates()["lr"]
+        with warnings.catch_warnings():  # torch warns if a policy's schedule steps before its first optimizer step
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+            for learner in self.learners.values():
+                learner.scheduler.step()
+            if self.central is not None:
+                self.central.trained.scheduler.step()
+        return merged, rate
 
     def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
         """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""
