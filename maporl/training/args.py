@@ -104,7 +104,7 @@ _INSTANCES = ("seconds", "open_seconds", "close_seconds", "at_once", "on_lost", 
 MAY_CHANGE = (
     *("output_dir", "pythonpath", "cluster", "evaluation", "dialogues_logged", "tools.*.seconds"),
     *("task*.source", "task*.eval_source", "schedule.*.source", "schedule.*.eval_source"),
-    *("advantage*.singleton", "reward.judge.unreadable"),
+    *("advantage*.singleton", "branching.posterior", "reward.judge.unreadable"),
     *(f"agents.*.{key}" for key in _SERVERS + _ENGINES),
     *(f"environments.*.{key}" for key in _INSTANCES),
     *(f"reward.verifier.{key}" for key in (*_SERVERS, "batch_size", "on_failure", "on_change")),

@@ -209,6 +209,14 @@ def solve(question, base_url):
         raise RuntimeError("7 is out of order")
     return ""
 """
+OF_ONE = {
+    "agents": {"ann": {}},
+    "updates": 12,
+    "warm_start": {"steps": 0},
+    "ppo": BASE["ppo"] | {"kl_coef": 0.0},
+    "training": BASE["training"] | {"per_device_train_batch_size": 2, "critic": "none"},
+    "evaluation": {"questions": 0},
+}
 GROUPS = {
     "advantage": {"returns": "utterance", "baseline": "mean", "scale": "std", "key": ["prompt", "agent", "turn"]},
     "branching": {"group": 2, "common_seed": False},
@@ -225,9 +233,7 @@ def test_the_option_that_mends_a_stop_is_taken_by_the_run_that_it_stopped(config
     sections, advice, status = STOPS[stop]
     Path("late_parts.py").write_text(LATE)
     monkeypatch.delitem(sys.modules, "late_parts", raising=False)
-    training = BASE["training"] | {"per_device_train_batch_size": 2, "critic": "none"}
-    more = {"agents": {"ann": {}}, "warm_start": {"steps": 0}, "updates": 12, "evaluation": {"questions": 0}}
-    file = config(**more, training=training, ppo=BASE["ppo"] | {"kl_coef": 0.0}, **sections)
+    file = config(**OF_ONE, **sections)
     told = maporl("train", file, "-q", status=status)
     assert (done := len(Path("run/metrics.jsonl").read_text().splitlines())) >= 1, "it stops later than at its start"
     resumed = re.search(r"to go on: maporl (train .+? --resume)", told)
@@ -235,6 +241,22 @@ def test_the_option_that_mends_a_stop_is_taken_by_the_run_that_it_stopped(config
     section, key, value = re.search(advice, told).groups()
     maporl(*shlex.split(resumed[1]), f"{section}.{key}={value}", "-q")
     assert Path("run/final/ann").is_dir() and done < len(Path("run/metrics.jsonl").read_text().splitlines()) == 12
+
+
+def test_a_program_that_was_mended_goes_on_as_the_message_says(config, monkeypatch):
+    """What it would decide has changed, so that somebody must say that this is meant."""
+    Path("late_parts.py").write_text(LATE)
+    monkeypatch.delitem(sys.modules, "late_parts", raising=False)
+    sections, _, status = STOPS["a program that fails"]
+    told = maporl("train", config(**OF_ONE, **sections), "-q", status=status)
+    assert "mend it" in told
+    again = [*shlex.split(re.search(r"to go on: maporl (train .+? --resume)", told)[1]), "-q"]
+    Path("late_parts.py").write_text(LATE.replace('startswith("7"):', 'startswith("x"):'))
+    monkeypatch.delitem(sys.modules, "late_parts")
+    refused = maporl(*again, status=1)
+    Path(re.search(r"To go on with the data as they are now: remove (\S+)", refused)[1]).unlink()
+    maporl(*again)
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 12
 
 
 def test_a_killed_run_says_what_evaluates_it_and_what_ends_it(config, ended):
