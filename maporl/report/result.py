@@ -13,7 +13,7 @@ from maporl.evaluation.tables import not_measured
 from maporl.report.audit import audit_of
 from maporl.report.charts import finite, questions_by_step
 from maporl.report.dialogues import LAST_UPDATES, graded, newest, right_share
-from maporl.report.language import counted, few_updates
+from maporl.report.language import counted, few_updates, listed
 from maporl.report.names import agents_of
 from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
@@ -42,6 +42,7 @@ class Number:
 
 def first_screen(run: Run) -> dict[str, Any]:
     """The ``verdict`` in sentences, what the ``numbers`` are about, and the numbers themselves."""
+    idle = [finding.subject for finding in audit_of(run).findings if finding.severity != "doubt"]
     if is_game(run):
         about, numbers = _of_games(run)
     elif _unlabelled(run):
@@ -54,10 +55,15 @@ def first_screen(run: Run) -> dict[str, Any]:
             numbers = [*scores, *numbers[:2]]
     about += "" if run.after is None else f" {not_measured(run.after)}".rstrip()
     return {
-        "verdict": [visible(text) for text in verdict(run)],
+        "verdict": [visible(text) for text in (*verdict(run), *_idle(idle))],
         "about": visible(about),
         "numbers": [{k: visible(text) for k, text in asdict(number).items()} for number in numbers[:MOST]],
     }
+
+
+def _idle(names: Sequence[str]) -> list[str]:
+    """Say whose promises the run did not keep, in a sentence; the list below the numbers has the reasons."""
+    return [f"{listed(list(dict.fromkeys(names)))} did not do what the run says."] if names else []
 
 
 # -- in words -----------------------------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             protocol=self.player.protocol.label,
             task=type(self.task).__name__,
             updates=self.state.global_step,
-            dialogues=self.watch.total["run/the run/dialogues"],
+            dialogues=int(self.watch.total["run/the run/dialogues"]),
             learned=learner_lines({name: self.built()["learner"][name]})[0],
             audit="\n- ".join(self.audit.lines()),
             cliprange=self.args.cliprange,

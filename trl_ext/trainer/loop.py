@@ -459,7 +459,8 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
 
     def record_audit(self) -> None:
         """Write the audit of the run so far into its folder."""
-        note = f"after update {self.state.global_step} of {self.state.max_steps}"
+        step, most = self.state.global_step, self.state.max_steps
+        note = f"after update {step} of {most}" if step < most else ""
         if distributed.is_main():  # the others need not come here: where a run fails, they may be elsewhere
             replace_file(self.folder / AUDIT, json.dumps(replace(self.audit, note=note).to_json(), indent=1))
 
