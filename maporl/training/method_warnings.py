@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from maporl.advantages.baselines import baseline_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
-from maporl.config.schema import RewardSection
 from maporl.errors import Fault
 from maporl.run import ResolvedRun
-from trl_ext.ppo.options import GREEDY, Decoding
+from trl_ext.ppo.options import Decoding
 
 LARGE_RATE = 0.1
 """A learning rate above it is a slip: no language model learns with it."""
@@ -81,13 +80,6 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
             "set ppo.aggregation: sequence_mean",
             "warning",
         )
-    if config.evaluation.temperature == 0 and config.evaluation.decoding != GREEDY:
-        yield Fault(
-            "evaluation",
-            "top_p and top_k change nothing at temperature 0, which always takes the likeliest token",
-            "set evaluation.temperature above 0, or remove them",
-            "warning",
-        )
     if config.training.learning_rate > LARGE_RATE:
         yield Fault(
             "training.learning_rate",
@@ -107,11 +99,6 @@ def method_warnings(run: ResolvedRun) -> Iterator[Fault]:
             "falls",
             "warning",
         )
-    plain = RewardSection()
-    inert = [name for name in ("horizon", "share", "discount") if getattr(config.reward, name) != getattr(plain, name)]
-    if config.reward.rules and inert:
-        what = f"{' and '.join(inert)} change nothing beside reward.rules"
-        yield Fault("reward", what, "remove one or the other", "warning")
     if config.training.critic_context == "joint" and baseline.needs_critic and not run.protocol.hears_others:
         yield Fault(
             "training.critic_context",

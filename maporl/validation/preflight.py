@@ -36,6 +36,7 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.check import unread
 from maporl.training.learns_from import learns_from, who_learns
 from maporl.training.lonely import lonely_groups
 from maporl.training.method_warnings import method_warnings, narrow_sampling
@@ -176,7 +177,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(each((label_warnings, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
+        *refuse(each((label_warnings, unread, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal)), run)),
         *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]
