@@ -849,7 +849,6 @@ class AdvantageTerm:
     scale: str | None = option(None, "As in the section itself.")
     key: tuple[str, ...] | None = option(None, "As in the section itself.")
     gamma: Share | None = option(None, "As in the section itself.")
-    lam: Share | None = option(None, "As in the section itself.")
     unit: Literal["row", "rollout", "turn"] | None = option(None, "As in the section itself.")
     singleton: Literal["error", "zero", "raw"] | None = option(None, "As in the section itself.")
 

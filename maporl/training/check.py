@@ -69,12 +69,6 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     yield from critics_options(config.advantage, config.ppo, critics)
     own = {name: agent.critic for name, agent in config.agents.items() if agent.trainable and agent.weights}
     yield from unread_critics(config.advantage, own)
-    if config.training.eval_steps and not config.evaluation.questions:
-        yield Fault(
-            "training.eval_steps",
-            f"{config.training.eval_steps} asks for evaluations but evaluation.questions is 0",
-            "set evaluation.questions above 0 or training.eval_steps to 0",
-        )
 
 
 def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collection[str]) -> Iterator[Fault]:
@@ -124,6 +118,87 @@ def unread_critics(advantage: AdvantageConfig, own: Mapping[str, str | None]) ->
                 f"{critic} would not be built, because advantage.baseline: {advantage.baseline} reads no values",
                 "remove it, or set advantage.baseline: critic",
             )
+
+
+def unread(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield a warning for each option that is set where nothing in the run reads it."""
+    for is_unread, options, why in _unread(run):
+        for option in options.split() if is_unread else ():
+            *above, name = option.split(".")
+            section: Any = run.config
+            for key in above:
+                section = section[key] if isinstance(section, dict) else getattr(section, key)
+            for f in dataclasses.fields(section) if section is not None else ():
+                default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+                if f.name == name and getattr(section, name) != default:
+                    yield Fault(option, f"it is set, and nothing reads it: {why}", "remove it", "warning")
+
+
+def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
+    """Yield whether options are read by nothing, which these are, and why. Parts of a user's own may read anything."""
+    from maporl.advantages.baselines import baseline_of  # needs torch
+    from maporl.advantages.returns import return_of
+
+    config, advantage, ppo, reward = run.config, run.config.advantage, run.config.ppo, run.config.reward
+    training, stages, how = config.training, config.loop.stages, config.branching.how
+    if stages and not any(stage.train == "ppo" for stage in stages):
+        steps = "num_ppo_epochs num_mini_batches kl_coef objective aggregation cliprange entropy_coef vf_coef gamma lam"
+        rates = "learning_rate value_learning_rate critic lr_scheduler_type warmup_steps max_grad_norm eval_steps"
+        options = [f"ppo.{name}" for name in steps.split()] + [f"training.{name}" for name in rates.split()]
+        options += [f"agents.{agent}.{name}" for agent in config.agents for name in ("learning_rate", "critic")]
+        yield True, f"advantage schedule updates {' '.join(options)}", "no stage of the loop trains by ppo"
+        return
+    terms = [advantage, *(term.within(advantage) for term in advantage.plus)]
+    slots = {getattr(term, slot) for term in terms for slot in ("returns", "baseline", "scale")}
+    own, per_token = any(":" in name for name in slots), return_of(advantage).per_token
+    values = baseline_of(advantage).needs_critic
+    no_critic = not values or {config.critic_of(config.agents[name]) for name in run.learners} <= {"none"}
+    asked = {*reward.asked, *run.protocol.between_turns(), *("verifier" for s in stages if s.train == "reward")}
+    roles = {(agent.policy or name, agent.role or name) for name, agent in config.agents.items()}
+    one_role = not run.protocol.roles and len(roles) == len({policy for policy, _ in roles})
+    calls = config.environments or run.protocol.uses_tools or any(agent.tools for agent in config.agents.values())
+    of_values = "ppo.vf_coef ppo.value_loss ppo.cliprange_value training.value_learning_rate training.detach_critic"
+    yield no_critic, f"{of_values} training.critic_per_turn training.critic_context", "no policy has a critic"
+    yield not values and training.critic != "none", "training.critic", "advantage.baseline reads no values"
+    yield ppo.value_loss != "huber", "ppo.huber_delta", "ppo.value_loss is not huber"
+    yield no_critic and per_token, "ppo.lam", "without a critic, returns are the sums of rewards to come"
+    yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", "advantage.returns has one number per utterance"
+    yield per_token, "advantage.eps", "returns over tokens are whitened without it"
+    gae = {"turn_gae", "chain_gae", "bi_level_gae"}
+    yield not own and not slots & gae, "advantage.lam", "advantage.returns is no GAE over utterances"
+    yield not own and not slots & {*gae, "reward_to_go", "tree"}, "advantage.gamma", "advantage.returns has no discount"
+    undivided = {term.scale for term in terms} == {"none"} and "whiten" not in map(entry_name, advantage.post)
+    yield not own and undivided, "advantage.ddof advantage.eps", "advantage.scale is none"
+    yield not own and "ema" not in slots, "advantage.ema", "advantage.baseline is not ema"
+    yield not own and "assisted" not in slots, "advantage.alpha", "advantage.baseline is not assisted"
+    yield ppo.kl_coef == 0, "ppo.kl_in ppo.kl_estimator", "ppo.kl_coef is 0"
+    yield ppo.objective == "reinforce", "ppo.cliprange ppo.cliprange_high ppo.dual_clip", "reinforce clips nothing"
+    yield ppo.objective == "dis", "ppo.dual_clip", "dis has no such bound"
+    yield ppo.objective in ("ppo", "dis"), "ppo.tis_cap", "ppo.objective is not reinforce"
+    yield ppo.objective == "reinforce" and not ppo.tis_cap, "ppo.ratio", "reinforce without tis_cap has no ratio"
+    for option, reader in {"drafts": "best_of", "pick": "tree", "keep": "stages", "choose": "stages"}.items():
+        yield how != reader, f"branching.{option}", f"branching.how is not {reader}"
+    yield reward.rules, "reward.horizon reward.share reward.discount", "reward.rules take their place"
+    no_later_score = not reward.rules and reward.horizon != "discounted_sum"
+    yield no_later_score, "reward.discount", "reward.horizon is not discounted_sum"
+    for name in ("brevity", "verifier", "judge", "arena", "judgement", "annotator"):
+        yield name not in asked, f"reward.{name}", f"reward.sources has no {name}"
+    penalties = "reward.penalties.call reward.penalties.call_unread reward.penalties.call_failed"
+    yield not calls, penalties, "nobody calls tools"
+    evaluation = "training.eval_steps evaluation.temperature evaluation.sampling evaluation.top_p evaluation.top_k"
+    yield not config.evaluation.questions, evaluation, "evaluation.questions is 0"
+    greedy = config.evaluation.questions and config.evaluation.temperature == 0 and not config.evaluation.sampling
+    yield greedy, "evaluation.top_p evaluation.top_k", "evaluation.temperature is 0, which takes the likeliest token"
+    lessons = "warm_start.batch_size warm_start.learning_rate warm_start.wrong warm_start.agents warm_start.calls"
+    yield not config.warm_start.steps, lessons, "warm_start.steps is 0"
+    yield not training.save_steps, "training.save_total_limit", "training.save_steps is 0"
+    yield one_role, "training.role_gradients training.balance", "no policy speaks in two roles"
+    yield config.cluster.backend == "local", "cluster.batching cluster.failures", "cluster.backend is local"
+    yield not training.async_depth, "cluster.on_update", "training.async_depth is 0"
+    for name, agent in config.agents.items():
+        key = f"agents.{name}"
+        yield not (agent.trainable and agent.weights), f"{key}.learning_rate {key}.critic", f"{name} is not trained"
+        yield not calls, f"{key}.call_format {key}.call_texts {key}.limits", "nobody calls tools"
 
 
 def by_role(every: int, balance: str, whole: bool, processes: int) -> Iterator[Fault]:

@@ -15,13 +15,11 @@ from maporl.advantages.returns import return_of
 from maporl.advantages.scales import scale_of
 from maporl.config.engines import ENGINES
 from maporl.config.parse import entry_name, leaves
-from maporl.config.schema import RewardSection
 from maporl.errors import Fault
 from maporl.protocols import policy_names
 from maporl.rewards.rules import BackPropagate, Last, Mix, Own, TeamMean, TreeMean, ZeroSum, build_rules
 from maporl.run import ResolvedRun
 from maporl.training.learns_from import CALLS, FAULTS, MOST_UPDATES
-from trl_ext.ppo.options import GREEDY
 
 
 class Usual(NamedTuple):
@@ -181,9 +179,6 @@ def _method(run: ResolvedRun) -> Iterator[str]:
         (ppo.objective == "reinforce" and ppo.tis_cap is None and steps > 1,
          f"ppo.objective: reinforce has no ratio, and all but the first of the {steps} steps on a batch (passes x "
          "minibatches) train on answers of older weights; make one step (Williams, 1992), or set ppo.tis_cap: 2"),
-        (config.evaluation.temperature == 0 and config.evaluation.decoding != GREEDY,
-         "evaluation: top_p and top_k change nothing at temperature 0, which always takes the likeliest token; set "
-         "evaluation.temperature above 0, or remove them"),
         (joint and not run.protocol.hears_others,
          "training.critic_context: joint lets the critic read what all agents said before, but in this protocol all "
          "agents speak once, at the same time; set protocol.turns to 2 or more, or critic_context: answer"),
@@ -192,9 +187,8 @@ def _method(run: ResolvedRun) -> Iterator[str]:
 
 def _rewards(run: ResolvedRun) -> Iterator[str]:
     """Yield choices of the rewards."""
-    reward, plain = run.config.reward, RewardSection()
+    reward = run.config.reward
     sources = {name: weight for name, weight in reward.sources.items() if weight}
-    inert = [name for name in ("horizon", "share", "discount") if getattr(reward, name) != getattr(plain, name)]
     yield from _those_that_hold(
         (sources.get("label", 1) < 0,
          f"reward.sources: label has the weight {sources.get('label', 1):g}, so right answers cost; give it more"),
@@ -202,8 +196,6 @@ def _rewards(run: ResolvedRun) -> Iterator[str]:
          "reward.sources: majority pays agreement, right or wrong, so that a team which gives one answer to every "
          "question earns all of it; watch the accuracy on held-out questions that have labels, and the entropy, and "
          "stop when the accuracy falls"),
-        (reward.rules and inert,
-         f"reward: {' and '.join(inert)} change nothing beside reward.rules; remove one or the other"),
     )  # fmt: skip
     fines = {f"reward.penalties.{name}": getattr(reward.penalties, name, 0) for name in (*FAULTS, *CALLS)}
     fines["ppo.missing_eos_penalty"] = run.config.ppo.missing_eos_penalty or 0

@@ -38,6 +38,7 @@ from maporl.team import memory, model_checks
 from maporl.team.devices import split
 from maporl.team.loading import base_owners, policy_names
 from maporl.training.args import MultiAgentPPOConfig
+from maporl.training.check import unread
 from maporl.training.doubts import doubts, narrow_sampling
 from maporl.training.learns_from import facts_of, learns_from, who_learns
 from maporl.training.lonely import lonely_groups
@@ -178,7 +179,7 @@ def check_resolved(run: ResolvedRun, ask_servers: bool = True, has_trainer: bool
         *credit_lines(config.reward, run.protocol, run.learners, measured.dialogues),
         *warnings,
         *task_warnings,
-        *refuse(each((lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
+        *refuse(each((unread, lambda _: findings(rehearsal), lambda _: _ppo_faults(rehearsal), doubts), run)),
         *(() if config.loop.stages else (*narrow_sampling(run), *_small_data(config, task))),
         *_fewer_questions(config, held_out),
     ]

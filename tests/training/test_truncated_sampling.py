@@ -187,7 +187,7 @@ def test_a_schedule_that_cannot_be_made_is_refused_before_a_model_loads(training
 def test_an_option_that_changes_nothing_is_named(tmp_path):
     def warned(**evaluation):
         lines = check_run(from_dict(at_grpo(tmp_path, evaluation={"questions": 4} | evaluation)))
-        return [line for line in lines if "top_p and top_k change nothing at temperature 0" in line]
+        return [line for line in lines if "evaluation.temperature is 0, which takes the likeliest token" in line]
 
     assert warned(top_p=0.9) and warned(top_k=5)
     assert not warned() and not warned(temperature=0.6, top_p=0.9)

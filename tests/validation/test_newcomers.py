@@ -706,8 +706,8 @@ def test_a_file_that_is_none_is_named_with_what_it_is(monkeypatch, tmp_path):
         ),
         ({"reward.sources": "{label: -1}"}, "reward.sources: label has the weight -1, so right answers cost"),
         (
-            {"reward.rules": "[own]", "reward.share": "individual", "reward.discount": 0.5},
-            "reward: share and discount change nothing beside reward.rules; remove one or the other",
+            {"reward.rules": "[own]", "reward.share": "individual"},
+            "reward.share: it is set, and nothing reads it: reward.rules take their place; remove it",
         ),
         (
             {"training.per_device_train_batch_size": 5000, "ppo.num_mini_batches": 1},
