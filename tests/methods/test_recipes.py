@@ -191,7 +191,7 @@ def test_the_command_tries_a_recipe():
 def test_the_command_tries_a_recipe_with_other_values(tmp_path):
     values = ["updates=1", "branching.group=2", "reward.sources.format=0.1", f"output_dir={tmp_path}/run"]
     tried = maporl("recipes", "try", "grpo", *values)
-    assert tried.returncode == 0 and "score: label + near + 0.1 * format" in tried.stdout, tried.stderr
+    assert tried.returncode == 0 and "score: label + near + 0.1 x format" in tried.stdout, tried.stderr
     assert "update 1: " in tried.stdout and "update 2: " not in tried.stdout
     assert "run: 1 updates of 4 questions, 2 dialogues for each (8 in an update)" in tried.stdout
     assert tried.stdout.endswith(f"{tmp_path}/run/report.html\n")

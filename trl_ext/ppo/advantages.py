@@ -91,9 +91,9 @@ def _whitened(
 def row_metrics(rows: TokenBatch, options: PPOOptions, has_critic: bool, alone: bool = True) -> dict[str, float]:
     """Return the logged statistics of rows with returns: entropy, scores, KL, and the critic's explained variance.
 
-    There is no explained variance without a critic, or where there is none to explain: where the returns are constant,
-    or where rows whose returns come from themselves ``alone`` all earn the same. The returns of these differ only by
-    the critic's own values.
+    The explained variance is left out without a critic, and where the returns are constant. It is also left out where
+    rows whose returns come from themselves ``alone`` all earn the same, because the returns of these differ only by the
+    critic's own values.
     """
     kl = token_kl(rows, options.kl_estimator)
     penalty = -(options.kl_coef if options.kl_in == "reward" else 0.0) * kl.sum(1).mean()
