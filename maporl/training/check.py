@@ -8,7 +8,7 @@ imported only for an advantage that is not PPO's own.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from maporl.config.engines import ENGINES
@@ -65,59 +65,6 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
-    critics = [config.critic_of(agent) for agent in config.agents.values() if agent.trainable and agent.weights]
-    yield from critics_options(config.advantage, config.ppo, critics)
-    own = {name: agent.critic for name, agent in config.agents.items() if agent.trainable and agent.weights}
-    yield from unread_critics(config.advantage, own)
-
-
-def critics_options(advantage: AdvantageConfig, ppo: PPOOptions, critics: Collection[str]) -> Iterator[Fault]:
-    """Yield options of critics and of GAE over tokens that would change nothing.
-
-    Args:
-        advantage: the advantage.
-        ppo: the options of PPO.
-        critics: the kind of critic of each policy that is trained.
-    """
-    chosen = ppo.for_critics
-    if not chosen or (advantage == AdvantageConfig() and set(critics) != {"none"}):
-        return
-    from maporl.advantages.baselines import baseline_of  # needs torch
-    from maporl.advantages.returns import return_of
-
-    if not baseline_of(advantage).needs_critic or set(critics) <= {"none"}:
-        yield Fault(
-            f"ppo.{chosen[0]}",
-            "no policy has a critic, so that it changes nothing",
-            "set training.critic: head and advantage.baseline: critic, or remove it",
-        )
-        return
-    for name in ("lam_alpha", "lam_critic"):
-        if name in chosen and not return_of(advantage).per_token:
-            yield Fault(
-                f"ppo.{name}",
-                f"it is a lambda of GAE over tokens, and advantage.returns: {advantage.returns} has one number for "
-                "each utterance",
-                "set advantage.returns: token_gae or token_agent_gae, or remove it",
-            )
-
-
-def unread_critics(advantage: AdvantageConfig, own: Mapping[str, str | None]) -> Iterator[Fault]:
-    """Yield the critics that agents ask for by themselves, where the advantage reads no values and none is built.
-
-    ``own`` has the critic that each agent that is trained asks for, or None.
-    """
-    if advantage == AdvantageConfig():
-        return
-    from maporl.advantages.baselines import baseline_of  # needs torch
-
-    for name, critic in own.items() if not baseline_of(advantage).needs_critic else ():
-        if critic not in (None, "none"):
-            yield Fault(
-                f"agents.{name}.critic",
-                f"{critic} would not be built, because advantage.baseline: {advantage.baseline} reads no values",
-                "remove it, or set advantage.baseline: critic",
-            )
 
 
 def unread(run: ResolvedRun) -> Iterator[Fault]:
@@ -158,7 +105,9 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     one_role = not run.protocol.roles and len(roles) == len({policy for policy, _ in roles})
     calls = config.environments or run.protocol.uses_tools or any(agent.tools for agent in config.agents.values())
     of_values = "ppo.vf_coef ppo.value_loss ppo.cliprange_value training.value_learning_rate training.detach_critic"
-    yield no_critic, f"{of_values} training.critic_per_turn training.critic_context", "no policy has a critic"
+    of_values += " training.critic_per_turn training.critic_context ppo.lam_alpha ppo.lam_critic ppo.critic_updates"
+    yield no_critic, of_values, "no policy has a critic"
+    yield not per_token, "ppo.lam_alpha ppo.lam_critic", "advantage.returns has one number for each utterance"
     yield not values and training.critic != "none", "training.critic", "advantage.baseline reads no values"
     yield ppo.value_loss != "huber", "ppo.huber_delta", "ppo.value_loss is not huber"
     yield no_critic and per_token, "ppo.lam", "without a critic, returns are the sums of rewards to come"
@@ -198,6 +147,7 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     for name, agent in config.agents.items():
         key = f"agents.{name}"
         yield not (agent.trainable and agent.weights), f"{key}.learning_rate {key}.critic", f"{name} is not trained"
+        yield not values and agent.critic != "none", f"{key}.critic", "advantage.baseline reads no values"
         yield not calls, f"{key}.call_format {key}.call_texts {key}.limits", "nobody calls tools"
 
 

@@ -33,7 +33,7 @@ from maporl.tasks.base import Task
 from maporl.tasks.prompts import questions_of
 from maporl.team.team import Team
 from maporl.training.args import MultiAgentPPOConfig
-from maporl.training.check import check_kinds, critics_options, fitting, unread_critics
+from maporl.training.check import check_kinds, fitting
 from maporl.training.distillation import Distillation
 from maporl.training.learns_from import MOST_UPDATES, learns_from, who_learns
 from maporl.training.lonely import Grouping, lonely_groups
@@ -145,11 +145,6 @@ class RunParts:
             config=config,
         )
         refuse(fitting(parts.branching, reward, protocol, parts.advantage, args), "trainer")
-        learners = [policy for policy in team.policies.values() if policy.trainable]
-        critics = [policy.critic or args.critic for policy in learners]
-        refuse(critics_options(parts.advantage, args, critics), "trainer")
-        own = {agent: policy.critic for policy in learners for agent in policy.agents}
-        refuse(unread_critics(parts.advantage, own), "trainer")
         refuse(growth.faults(protocol, parts.schedule.growth, playing), "trainer")
         refuse(greedy_learners(parts.sampling, parts.learning_roles(), protocol.roles), "trainer")
         longest = {name: parts.sampling.longest(name, args.response_length) for name in parts.learning_roles()}
