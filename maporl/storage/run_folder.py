@@ -20,7 +20,8 @@ INITIAL, TOKENIZERS, FINAL = "initial", "tokenizers", "final"
 end's."""
 LEARNS_FROM = "learns_from.txt"
 """What a run learns from, in a sentence for each part (:mod:`maporl.training.learns_from`)."""
-RESULTS = (FINAL, "evaluation_after.json", "evaluation_after.jsonl", "crossplay.json")
+EVALUATED = ("evaluation_after.json", "evaluation_after.jsonl")
+RESULTS = (FINAL, *EVALUATED, "crossplay.json")
 """What the end of a run leaves besides pictures and reports, which are drawn again."""
 
 

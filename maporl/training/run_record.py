@@ -27,7 +27,16 @@ from maporl.rewards.origins import origins
 from maporl.rewards.scoring import Scorer
 from maporl.rewards.verifier.identity import record_verifiers
 from maporl.rollout.player import evaluate_everywhere
-from maporl.storage.run_folder import FINAL, INITIAL, LEARNS_FROM, TOKENIZERS, RunExists, RunFolder, has_final
+from maporl.storage.run_folder import (
+    EVALUATED,
+    FINAL,
+    INITIAL,
+    LEARNS_FROM,
+    TOKENIZERS,
+    RunExists,
+    RunFolder,
+    has_final,
+)
 from maporl.team.saving import SavedTeam
 from maporl.team.team import Team
 from maporl.team.weights import begin_from
@@ -283,14 +292,15 @@ def rest_of(folder: Path) -> set[str]:
 
 
 def evaluate_again(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Set aside the evaluation before training, if the plain values of a run that goes on say that it is evaluated
-    otherwise. The trainer then makes it again, with the weights before training, so that it can be compared with later
-    ones.
+    """Set aside the evaluations in ``folder``, if the plain values of its run, which goes on, say that it is evaluated
+    otherwise. The trainer then makes that before training again, with the weights before training, so that it can be
+    compared with the one at the end.
     """
     changed = changes(was.get("evaluation"), now.get("evaluation"), at="evaluation")
-    if changed and (folder / BEFORE).exists():
-        aside = [set_aside(folder / name, ABANDONED).name for name in sorted(UNTRAINED) if (folder / name).exists()]
-        told = f"{folder}: {'; '.join(changed)}; the weights before training are evaluated again ({', '.join(aside)})"
+    there = [folder / name for name in (*sorted(UNTRAINED), *EVALUATED) if (folder / name).exists()]
+    if changed and there:
+        aside = ", ".join(set_aside(file, ABANDONED).name for file in there)
+        told = f"{folder}: {'; '.join(changed)}; the weights before training are evaluated again ({aside})"
         logger.warning("%s; evaluations of earlier updates, in metrics.jsonl, are not comparable with later ones", told)
 
 

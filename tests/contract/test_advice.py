@@ -14,15 +14,18 @@ from pathlib import Path
 import pytest
 import yaml
 from folders import ROOT
+from notebook_runs import DEBATE, HELD_OUT, TASK, args
+from peft import LoraConfig
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from maporl import Team
+from maporl import MultiAgentPPOTrainer, Team
 from maporl.cli.main import app
-from maporl.config.schema import TinySection
+from maporl.config.schema import AdvantageConfig, BranchingSection, TinySection
 from maporl.errors import RunError
 from maporl.tiny import build_tiny_model, build_tiny_tokenizer
 from maporl.training.args import MAY_CHANGE, OF_PROGRAMS
+from trl_ext.files.manifest import CheckpointError
 
 ALPHABET = "0123456789+=;?ab"
 TINY = {"alphabet": ALPHABET, "hidden_size": 16, "layers": 1, "heads": 2}
@@ -307,3 +310,44 @@ def test_a_run_on_relative_paths_is_taken_up_from_another_folder(config, tmp_pat
     maporl("train", f"{run}/config.yaml", "--resume", "--updates", "3", "-q")
     assert len(Path(run, "metrics.jsonl").read_text().splitlines()) == 3
     assert {path.name for path in Path.cwd().iterdir()} == ({"moved"} if moved else set()), "and nothing lands here"
+
+
+def test_a_run_made_in_python_goes_on_after_a_move_and_with_what_may_change(
+    config, tmp_path, monkeypatch, tiny, caplog
+):
+    """Its own weights are in its folder, and found there by the command and by Python."""
+
+    def trainer(folder, **options):
+        model, tokenizer = tiny(**{key: TINY[key] for key in ("alphabet", "hidden_size", "layers")})
+        team = Team.on_one_base(
+            model, tokenizer, ["ann"], LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        )
+        sections = {key: options.pop(key) for key in ("advantage",) if key in options}
+        return MultiAgentPPOTrainer(
+            args(folder, save_strategy="steps", total_episodes=32, kl_coef=0.0, critic="none", **options), team, TASK, DEBATE, HELD_OUT,
+            branching=BranchingSection(group=2), **sections,
+        )  # fmt: skip
+
+    config()
+    groups = {"returns": "utterance", "baseline": "mean", "scale": "std", "key": ("prompt", "agent", "turn")}
+    trainer("run", advantage=AdvantageConfig(**groups)).train()
+    assert (
+        yaml.safe_load(Path("run/config.yaml").read_text())["agents"]["ann"]["model"]
+        == f"{tmp_path}/run/initial/ann/base"
+    )
+    shutil.rmtree("run/final")
+    again = trainer("run", advantage=AdvantageConfig(**groups, singleton="zero"), eval_questions=3)
+    again.train(resume_from_checkpoint=True)
+    assert again.before.questions == again.after.questions == 3 and "evaluation.questions was" in caplog.text
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move("run", "elsewhere/moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(Team.from_pretrained("moved").policies) == 1
+    shutil.rmtree("moved/final")
+    maporl("train", "moved/config.yaml", "--resume", "-q")
+    assert Path("moved/final/ann/adapter_model.safetensors").is_file()
+    other = trainer("moved", advantage=AdvantageConfig(**groups | {"scale": "none"}))
+    with pytest.raises(
+        CheckpointError, match=r"\(advantage.scale was 'std' and is 'none'\); .* from its weights, in moved/final"
+    ):
+        other.train(resume_from_checkpoint=True)

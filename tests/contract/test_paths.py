@@ -262,6 +262,7 @@ OTHERWISE = {
     "maporl/runs/loop.py:Loop._part": {"name"},
     "maporl/storage/run_folder.py:RunFolder.set_results_aside": {"name"},
     "maporl/training/run_record.py:RunRecord._write": {"name"},
+    "maporl/training/run_record.py:evaluate_again": {"name"},
     "maporl/training/run_record.py:RunRecord.keep_team": {"name"},
     "maporl/training/run_record.py:RunRecord.must_be_new": {"name"},
 }
