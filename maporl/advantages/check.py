@@ -63,9 +63,8 @@ def _try_own(run: ResolvedRun) -> None:
     columns |= dict.fromkeys(("agent", "role", "policy"), agents) | {"prompt": prompts, "rollout": rollouts}
     columns |= dict.fromkeys(("parent", "caller"), [None] * len(rows))
     reward = [0.0 if prompt else float(rollout) for prompt, rollout, _ in rows]
-    value = reward if baseline_of(config).needs_critic else None
     own = tuple(entry for entry in config.post if is_import(entry_name(entry)))
-    batch = TurnBatch(reward, value, parts={"score": reward}, **columns)
+    batch = TurnBatch(reward, reward if baseline_of(config).needs_critic else None, parts={"score": reward}, **columns)
     estimate(batch, replace(config, post=own, singleton="zero"))
 
 

@@ -250,7 +250,7 @@ METRICS = (
     Metric("POLICY/policy/clipfrac_avg", "Tokens whose probability ratio was clipped.", "share",
            Panel("Clipped tokens", "Share of tokens whose probability ratio was clipped.", "health", comparisons=MEAN)),
     Metric("POLICY/measure/NAME", "A measure that an objective of your own returns: its mean over the tokens, averaged over the update's steps.", "its own",
-           Panel("Measures of the objective", "What an objective of your own measures, as a mean over the tokens of an update.", "health")),
+           Panel("Measures of the objective", "What an objective of your own measures, as a mean over the tokens of an update.", "health"), line="POLICY, NAME"),
     Metric("POLICY/policy/stopped_early", "1 where `target_kl` ended the update's passes early, else 0.", "0 or 1"),
     Metric("POLICY/loss/policy_avg", "Policy loss, averaged over the update's steps.", "loss"),
     Metric("POLICY/loss/value_avg", "Value loss, averaged over the update's steps.", "loss"),

@@ -1,6 +1,5 @@
 """Turns scores into one credit per utterance: penalties, sharing over turns and agents, and the collaboration bonus."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -86,7 +85,7 @@ def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection, update: in
         for dialogue, credit in zip(siblings, credits, strict=True):
             for u in dialogue.utterances:
                 if u.id in credit:
-                    u.rewards["credit"] = float(credit[u.id])
+                    u.rewards["credit"] = credit[u.id]
 
 
 def _must_be_credits(credits: Any, dialogues: list[Dialogue], rule: str) -> list[dict[int, float]]:
@@ -96,7 +95,7 @@ def _must_be_credits(credits: Any, dialogues: list[Dialogue], rule: str) -> list
     elif len(credits) != len(dialogues):
         got = f"{len(credits)} of them for {len(dialogues)} dialogues"
     else:
-        wrong = [f"the credit {value!r:.40}" for credit in credits for value in credit.values() if not is_finite(value)]
+        wrong = [f"the credit {value!r:.40}" for credit in credits for value in credit.values() if not _finite(value)]
         said = [{u.id for u in dialogue.utterances} for dialogue in dialogues]
         wrong += [f"the utterance {u!r:.40}" for own, ids in zip(credits, said, strict=True) for u in own.keys() - ids]
         if not wrong:
@@ -108,12 +107,8 @@ def _must_be_credits(credits: Any, dialogues: list[Dialogue], rule: str) -> list
     )
 
 
-def is_finite(value: Any) -> bool:
-    """Return whether ``value`` is a finite number, be it one of Python, of numpy, or a tensor."""
-    try:
-        return math.isfinite(value)
-    except (TypeError, ValueError):  # such as a text, or a tensor of several numbers
-        return False
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 def _by_shares(dialogues: list[Dialogue], agents: tuple[str, ...], reward: RewardSection) -> None:

@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -11,9 +12,9 @@ from typing import Any
 
 from maporl.config.imports import told
 from maporl.config.schema import RewardSection
-from maporl.rewards.base import RewardFailure, RewardSource, Values, as_source, where
+from maporl.rewards.base import RewardFailure, RewardSource, as_source, where
 from maporl.rewards.counterfactual import set_contributions
-from maporl.rewards.credit import assign_credit, is_finite
+from maporl.rewards.credit import assign_credit
 from maporl.rounding import differ
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Grade
@@ -187,10 +188,18 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
             raise RewardFailure(
                 f"reward source {name!r} failed on task {task.name}: {told(error)}{_hint(shown)}"
             ) from error
-        for dialogue, row in zip(shown, _checked(name, values, shown), strict=True):
+        _must_fit(name, values, shown)
+        for dialogue, row in zip(shown, values, strict=True):
             for utterance, value in zip(dialogue.utterances, row, strict=True):
-                if value is not None and name not in utterance.rewards:
-                    utterance.rewards[name] = value
+                if value is None or name in utterance.rewards:
+                    continue
+                try:
+                    finite = math.isfinite(value)
+                except (TypeError, ValueError):  # such as a text, or a tensor of several numbers
+                    finite = False
+                if not finite:
+                    raise RewardFailure(f"reward source {name!r} gave {value!r:.80} to {where(dialogue, utterance)}")
+                utterance.rewards[name] = float(value)
 
 
 def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[Dialogue]:
@@ -201,8 +210,8 @@ def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[D
     return [d for d in lacking if d.utterances]
 
 
-def _checked(name: str, values: Any, shown: list[Dialogue]) -> Values:
-    """Return what a source gave, if it is a finite number, or None, for each utterance."""
+def _must_fit(name: str, values: Any, shown: list[Dialogue]) -> None:
+    """Check that there is a value, or None, for each utterance."""
     try:
         fits = [len(row) for row in values] == [len(d.utterances) for d in shown]
     except TypeError:
@@ -212,11 +221,6 @@ def _checked(name: str, values: Any, shown: list[Dialogue]) -> Values:
             f"reward source {name!r}: expected a list for each of {len(shown)} dialogues, with one value for each of "
             f"their {sum(len(d.utterances) for d in shown)} utterances, got {values!r:.80}{_hint(shown)}"
         )
-    for dialogue, row in zip(shown, values, strict=True):
-        for utterance, value in zip(dialogue.utterances, row, strict=True):
-            if value is not None and not is_finite(value):
-                raise RewardFailure(f"reward source {name!r} gave {value!r:.80} to {where(dialogue, utterance)}")
-    return [[None if value is None else float(value) for value in row] for row in values]
 
 
 def _hint(shown: list[Dialogue]) -> str:

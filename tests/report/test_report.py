@@ -880,3 +880,10 @@ def test_a_loop_is_told_by_its_stages_and_a_stage_by_updates_names_no_builder(tm
         )
         for text in told.values()
     ), told
+
+
+def test_the_measures_of_an_objective_of_ones_own_are_drawn_by_policy_and_name():
+    drawn = {panel.title: lines_of(panel, ["ann/measure/trust", "ann/objective/kl"]) for panel in ROWS}
+    assert [(line.name, line.label) for line in drawn["Measures of the objective"]] == [
+        ("ann/measure/trust", "ann, trust")
+    ]

@@ -100,9 +100,9 @@ def checked_objective(
     losses, measures = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(measures, Mapping):
         got = f"{_kind(returned)} and no measures"
-    elif strangers := [name for name, value in measures.items() if _kind(value) != _kind(new)]:
+    elif strangers := [n for n, v in measures.items() if not isinstance(v, Tensor) or v.shape != new.shape]:
         got = f"the measure {strangers[0]!r}, which is {_kind(measures[strangers[0]])}"
-    elif _kind(losses) != _kind(new):
+    elif not isinstance(losses, Tensor) or losses.shape != new.shape:
         got = f"losses that are {_kind(losses)}"
     elif new.requires_grad and not losses.requires_grad:
         got = "losses without a gradient, so that nothing would be learned"

@@ -2,6 +2,7 @@
 changed on resuming."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -20,6 +21,7 @@ from trl_ext.files.manifest import CheckpointError
 from trl_ext.learning.arguments import COUNTS, DECIDING, REFUSED
 from trl_ext.learning.trained import NonFiniteError
 from trl_ext.ppo.batch import Completion
+from trl_ext.ppo.losses import OBJECTIVES
 from trl_ext.trainer.prompts import MOST_READ, longest_first
 
 FROM_TRL = ROOT / "docs/howto/from_trl.md"
@@ -47,6 +49,24 @@ def test_a_score_that_is_changed_after_scoring_is_what_is_trained_on(tiny, tmp_p
     kept, score = looped(trainer_of(tiny, tmp_path / "kept", missing_eos_penalty=1.0), lambda completion: None)
     changed, other = looped(trainer_of(tiny, tmp_path / "changed", missing_eos_penalty=1.0), change)
     assert not same(kept, changed) and other == pytest.approx(-3.0 * score - 1.0, abs=1e-4)
+
+
+def test_own_measures_are_logged_and_a_loss_that_is_no_number_names_the_objective(tiny, tmp_path, monkeypatch):
+    made = []
+
+    def trusting(new, old, advantages, mask, options):
+        made.append(math.nan if len(made) == 3 else 1.0)  # made-up tokens, the first update in two parts, the second
+        return -advantages * (new - old).exp() * made[-1], {"trust": 2.0 * mask}
+
+    monkeypatch.setitem(OBJECTIVES, "trusting", trusting)
+    trainer = trainer_of(tiny, tmp_path, objective="trusting", num_ppo_epochs=1, num_mini_batches=1)
+    with pytest.raises(
+        NonFiniteError, match=r"policy 'policy': the loss by objective trusting is nan on rows update 2, "
+    ):
+        trainer.train()
+    first = trainer.state.log_history[0]
+    assert first["measure/trust"] == pytest.approx(2.0) and first["val/ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert "policy/clipfrac_avg" not in first
 
 
 def test_two_scores_that_contradict_each_other_are_refused(tiny, tmp_path):
