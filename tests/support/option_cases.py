@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
                     {"reward.charges.option_parts:spread.weight": 0.2, "reward.charges.option_parts:spread.roles": ["a"]}),
     "folder": Case({"agent_defaults!": {"model": "{model}", "chat_template": "{% for m in messages %}{{ m.content }}{{ sign }};{% endfor %}"}}, under(
         "agents.ann", model="{other}", tokenizer="{tokenizer}", chat_template="fallback", template_options={"sign": "="}, dtype="bfloat16",
-        attn_implementation="eager"), refused={"agents.ann.pad_token": "<nothing>"}),
+        attn_implementation="eager")),
     "adapter": Case({"agent_defaults!": {"model": "{model}", "chat_template": "{% for m in messages %}{{ m.content }};{% endfor %}"}}, {"agents.ann.adapter": "{adapter}"}),
     "verifier folder": Case({"reward": {"sources": {"verifier": 1.0}, "verifier": {"model": "{verifier}"}}}, under(
         "reward.verifier", model="{other verifier}", attn_implementation="eager", reads="dialogue", pays="output")),
@@ -221,11 +221,11 @@ CASES: dict[str, Case] = {
     "swap": Case(merged(schedule(swap={"agents": ["ann", "bob"], "every": 1}), {"agents": {"cat": {}}}), under(
         "schedule.swap", agents=["ann", "cat"], every=2)),
     "one by one": Case(schedule(round_robin={"every": 1}), under("schedule.round_robin", every=2, agents=["bob"])),
-    "pool": Case(schedule(opponent_pool={"agent": "ann", "of": "ann", "every": 1, "keep": 3, "probability": 0.9}) | {"updates": 9, "training": {"learning_rate": 0.1, "per_device_train_batch_size": 2}}, under(
-        "schedule.opponent_pool", agent="bob", of="bob", every=2, keep=1, probability=0.1)),
+    "pool": Case(schedule(opponent_pool={"agent": "bob", "of": "ann", "every": 1, "keep": 3, "probability": 0.9}) | {"updates": 6}, under(
+        "schedule.opponent_pool", agent="ann", of="bob", every=2, keep=1, probability=0.1)),
     "curriculum": Case(schedule(curriculum=[{"update": 2, "task": {"largest": 9}}]), under("schedule.curriculum.0", update=3, task={"largest": 8})),
     "growth": Case(schedule(growth={"every": 1, "options": {"turns": [1, 2]}}), under("schedule.growth", every=2, options={"turns": [2, 1]})),
-    "taught": Case({"task!": {"name": "toy_skills", "skills": ["next", "reversed"]}, "warm_start": {"steps": 3, "agents": {"ann": {"wrong": 0.2}}}}, under(
+    "taught": Case({"agent_defaults": {"tiny": {"alphabet": CHARS}}, "task!": {"name": "toy_skills"}, "warm_start": {"steps": 3, "agents": {"ann": {"wrong": 0.2}}}}, under(
         "warm_start", batch_size=8, learning_rate=1e-2, wrong=0.9, agents__ann__wrong=0.9, agents__ann__gives_in=0.9, agents__ann__skill="next")),
     "taught calls": Case(LONG | {
         "agent_defaults": SPEAKS | {"tools": ["calculator"]}, "tools": {"calculator": {"use": "calculator"}},
@@ -239,7 +239,7 @@ CASES: dict[str, Case] = {
     "sft": Case(loop(SFT), {**under("loop.stages.0", learning_rate=1e-4, build="best_of", epochs=2.0, batch_size=2, replay="all", roles=["ann"], start="initial"),
                             **under("loop", rounds=1, questions=2)}),
     "replayed": Case(loop(SFT | {"replay": "all"}), {"loop.stages.0.replay_size": "current"}),
-    "dpo": Case(loop(SFT, {"train": "dpo", "build": "gap", "learning_rate": 1e-3}), under(
+    "dpo": Case(loop(SFT, {"train": "dpo", "build": "gap", "learning_rate": 1e-3, "epochs": 2}), under(
         "loop.stages.1", beta=1.0, reference="round", joint=True, norm=True, likelihood=1.0)),
     "turn critic": Case(loop({"train": "turn_critic", "build": "trajectory_pairs", "learning_rate": 1e-3},
                              {"train": "dpo", "build": {"rank_halves": {"candidates": 4, "pairs": 2}}, "learning_rate": 1e-3}) | {"protocol": {"turns": 2}},
@@ -268,6 +268,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "pythonpath": ("It is a folder of modules.", "tests/config/test_imports.py::test_every_part_of_a_configuration_may_be_the_users_own"),
     "agents.*.load_in_4bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
     "agents.*.load_in_8bit": ("It needs bitsandbytes.", "tests/trl_ext/learning/test_optimizers.py::test_adapters_train_on_a_quantised_base_that_stays_as_it_is"),
+    "agents.*.pad_token": ("Tiny tokenizers have one.", "tests/cli/test_main.py::test_a_base_model_needs_a_template_and_a_tokenizer_a_padding_token"),
     "agents.*.engine": ("Engines need a server, a person or a module.", "tests/engines/test_engines.py::test_an_engine_of_ones_own_is_a_module_and_a_line"),
     "agents.*.engine_options": ("They belong to an engine of one's own.", "tests/engines/test_engines.py::test_an_engine_of_ones_own_is_a_module_and_a_line"),
     "agents.*.api.cache": ("A second run is needed.", "tests/training/test_training_schedules.py::test_an_agent_behind_an_api_plays_is_cached_counted_and_never_trained"),

@@ -1,7 +1,7 @@
 """Parts of a user's own, which runs that try one option after another name as ``option_parts:NAME``."""
 
+import asyncio
 import threading
-import time
 
 from maporl import Environment, Tool, Toolbox
 
@@ -11,13 +11,13 @@ def spread(dialogues, task):
     return [[sum(map(ord, u.text)) % 7 / 7 for u in d.utterances] for d in dialogues]
 
 
-def double(n: int) -> str:
+async def double(n: int) -> str:
     """Double a number.
 
     Args:
         n: the number
     """
-    time.sleep(0.3 * (n == 7))
+    await asyncio.sleep(0.3 * (n == 7))
     if n == 9:
         raise RuntimeError("no")
     return str(2 * n) * 12
@@ -34,10 +34,10 @@ class Counter(Environment):
         return "c"
 
     def tools(self, agent):
-        def up() -> int:
+        async def up() -> int:
             """Count up."""
             self.count += self.step
-            time.sleep(0.3 * (self.count == 2))
+            await asyncio.sleep(0.3 * (self.count == 2))
             return self.count
 
         return [Tool.of(up)]
@@ -102,7 +102,11 @@ class Finder(Toolbox):
 
     def tools(self):
         def find(what: str) -> str:
-            """Find something."""
+            """Find something.
+
+            Args:
+                what: what to find
+            """
             return self.prefix + what
 
         return [Tool.of(find)]
