@@ -6,7 +6,9 @@ from assigned_advantages import assigned
 from folders import ROOT
 from scripted_training import played, recipe_values, scripted_trainer
 
-from maporl.errors import ConfigError
+from maporl.errors import ConfigError, refuse
+from maporl.run import ResolvedRun
+from maporl.training.check import unread
 from maporl.validation.load import from_dict
 from trl_ext.ppo.advantages import token_rewards
 
@@ -134,13 +136,23 @@ def test_vapo_teaches_the_critic_first_and_adapts_lambda(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["agent"]}}, "ppo.lam_alpha: no policy has a critic"),
-        ({"training": {"critic": "none"}}, "ppo.lam_alpha: no policy has a critic"),
-        ({"advantage": {"returns": "turn_gae"}}, "ppo.lam_alpha: it is a lambda of GAE over tokens, and advantage.returns: turn_gae"),
         ({"training": {"critic": "head"}}, "training.critic_freeze: attention is for critics with a trunk of their own"),
         ({"ppo": {"engine_tis_cap": 2.0}}, "ratio_to: sampler and engine_tis_cap both weigh"),
     ],
 )  # fmt: skip
-def test_options_of_critics_that_would_change_nothing_are_refused(changes, message, tmp_path):
+def test_options_that_exclude_each_other_are_refused(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         from_dict(recipe_values("sao", tmp_path, **changes), "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["agent"]}}, "no policy has a critic"),
+        ({"training": {"critic": "none", "critic_freeze": "none"}}, "no policy has a critic"),
+        ({"advantage": {"returns": "turn_gae"}}, "advantage.returns has one number for each utterance"),
+    ],
+)
+def test_options_of_critics_that_nothing_reads_are_named(changes, why, tmp_path):
+    told = refuse(unread(ResolvedRun(from_dict(recipe_values("sao", tmp_path, **changes), "test"))))
+    assert f"warning: ppo.lam_alpha: it is set, and nothing reads it: {why}; remove it" in told
