@@ -202,7 +202,7 @@ CASES: dict[str, Case] = {
     "words": Case(LONG | {"agent_defaults": SPEAKS | {"tools": ["search"], "call_format": "tags"},
                           "tools": {"search": {"use": "option_parts:Finder", "options": {"prefix": "a"}}}},
                   {"tools.search.options": {"prefix": "b"}}, says("<find>1</find>", "7")),
-    "counter": Case(world("option_parts:Counter", options={"step": 1}), under(
+    "counter": Case(world("option_parts:Counter", options={"step": 1}, lost_at_most=1.0), under(
         "environments.shop", use="option_parts:Twice", options={"step": 2}, agents=["ann", "bob"], calls=1, seconds=0.05),
         says(call("up"), call("up"), "7")),
     "doors": Case(world("option_parts:Doors") | {"updates": 1, "training": {"per_device_train_batch_size": 2}}, {"environments.shop.at_once": 1}, says("7")),
