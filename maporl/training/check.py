@@ -114,10 +114,10 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", "advantage.returns has one number per utterance"
     yield per_token, "advantage.eps", "returns over tokens are whitened without it"
     gae = {"turn_gae", "chain_gae", "bi_level_gae"}
-    yield not own and not slots & gae, "advantage.lam", "advantage.returns is no GAE over utterances"
+    yield not own and not slots & gae, "advantage.lam", "advantage.returns does no GAE over utterances"
     yield not own and not slots & {*gae, "reward_to_go", "tree"}, "advantage.gamma", "advantage.returns has no discount"
     undivided = {term.scale for term in terms} == {"none"} and "whiten" not in map(entry_name, advantage.post)
-    yield not own and undivided, "advantage.ddof advantage.eps", "advantage.scale is none"
+    yield not own and undivided, "advantage.ddof advantage.eps", "advantage.scale divides by nothing"
     yield not own and "ema" not in slots, "advantage.ema", "advantage.baseline is not ema"
     yield not own and "assisted" not in slots, "advantage.alpha", "advantage.baseline is not assisted"
     yield ppo.kl_coef == 0, "ppo.kl_in ppo.kl_estimator", "ppo.kl_coef is 0"

@@ -163,4 +163,4 @@ for page in pages:
 print(len(pages), sorted({"torch", "transformers", "numpy", "fastapi", "matplotlib"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "28 []\n"
+    assert done.stdout == "29 []\n"

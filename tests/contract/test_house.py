@@ -126,7 +126,6 @@ BAD = {
         {"agents": {"ann": {"tiny": {}, "lora": {}, "critic": "adapter"}}, "training": {"gradient_checkpointing": True}},
         r"agents\.ann\.critic: 'adapter' excludes training\.gradient_checkpointing",
     ),
-    "evaluations of nothing": ({"training": {"eval_steps": 5}, "evaluation": {"questions": 0}}, r"training\.eval_steps: 5 .*questions is 0"),
     "seed too large": ({"seed": 2**32}, r"seed: .*less than 4294967296"),
     "infinite option of ppo": ({"ppo": {"gamma": float("inf")}}, r"ppo\.gamma"),
     "infinite weight": ({"reward": {"sources": {"label": float("inf")}}}, r"reward\.sources\.label"),

@@ -221,5 +221,5 @@ def test_answers_are_as_long_as_published_or_the_card_says_so(name):
 @pytest.mark.parametrize("name", ["madpo", "marlhf"])
 def test_a_step_on_pairs_reads_four_of_them(name, tmp_path):
     config = from_dict(recipe_values(name, tmp_path), name)
-    options = trainer_options(config, config.loop.stages[0], tmp_path, quiet=True)
+    options = trainer_options(config, config.loop.stages[0], None, tmp_path, quiet=True)
     assert options["per_device_train_batch_size"] == 4 and "gradient_accumulation_steps" not in options

@@ -10,7 +10,6 @@ from functools import cache
 
 import pytest
 from folders import ROOT
-from maporl.validation.learning import schedule_warnings
 from named_tests import file_of
 from processes import maporl
 from recipe_lengths import BRIEF, LONGER
@@ -23,6 +22,7 @@ from maporl.playground.tiny_versions import tiny_version
 from maporl.run import ResolvedRun
 from maporl.runs import train as run
 from maporl.runs.build import build_trainer
+from maporl.training.doubts import doubts
 from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 
@@ -202,7 +202,7 @@ def test_the_command_tries_a_recipe_with_other_values(tmp_path):
 def test_a_tiny_version_is_not_warned_of_agents_that_the_recipe_freezes(tmp_path):
     flow = ResolvedRun(from_dict(tiny_version("flow_grpo", str(tmp_path))))
     assert flow.config.schedule.plan(10**6).frozen == {"searcher", "thinker", "verifier", "generator"}
-    assert schedule_warnings(flow) == []
+    assert not [fault for fault in doubts(flow) if fault.key == "schedule"]
 
 
 def test_who_types_loop_gets_train():

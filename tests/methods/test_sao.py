@@ -148,8 +148,13 @@ def test_options_that_exclude_each_other_are_refused(changes, message, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"advantage": {"returns": "utterance", "baseline": "mean", "key": ["agent"]}}, "no policy has a critic"),
-        ({"training": {"critic": "none", "critic_freeze": "none"}}, "no policy has a critic"),
+        (
+            {
+                "advantage": {"returns": "utterance", "baseline": "mean", "key": ["agent"]},
+                "schedule": {"critic_warmup": 0},
+            },
+            "no policy has a critic",
+        ),
         ({"advantage": {"returns": "turn_gae"}}, "advantage.returns has one number for each utterance"),
     ],
 )

@@ -52,7 +52,8 @@ def test_the_threads_of_a_run_are_written_and_it_goes_on(tmp_path):
     process.kill()
     status, line = asked(folder)
     assert status == 1 and line.startswith(f"error: {folder}: its run does not go on: process {process.pid} on ")
-    assert line.endswith("was killed; resume it with: maporl train CONFIG --resume") and "\n" not in line
+    again = f"maporl train {folder / 'config.yaml'} --resume"
+    assert line.endswith(f"was killed; resume it with: {again}") and "\n" not in line
 
 
 class Worker:

@@ -71,7 +71,7 @@ def leaf_of(path: str, known: set[str]) -> str:
     """Return the leaf option that a path into a configuration is, such as ``agents.*.role`` of ``agents.ann.role``.
 
     Raises:
-        KeyError: there is none.
+        KeyError: it does not exist.
     """
     for leaf in known:
         parts, wanted = [p for p in path.split(".") if not p.isdigit()], leaf.split(".")

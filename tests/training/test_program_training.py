@@ -14,6 +14,7 @@ from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
 from maporl.runs import train as run
 from maporl.types import Stop
+from trl_ext.learning.audit import VoidRun
 from trl_ext.ppo.options import Decoding, PPOOptions
 from trl_ext.sampling.own_weights import OwnWeights
 
@@ -69,10 +70,10 @@ def asks_in_vain(question, base_url):
 
 def test_an_update_in_which_no_agent_was_asked_says_why(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Program, "in_rehearsal", lambda self: Program(run=talk))  # it asked when it was rehearsed
-    trained(tmp_path / "run", 1, protocol={"name": "program", "run": "test_program_training:asks_in_vain"})
-    [line] = [line for line in caplog.messages if "asked no agent" in line]
-    assert line.startswith("update 1: the program asked no agent in any dialogue: all its requests were refused: n: ")
-    assert "; temperature: this agent is being trained" in line
+    with pytest.raises(VoidRun) as told:
+        trained(tmp_path / "run", 1, protocol={"name": "program", "run": "test_program_training:asks_in_vain"})
+    assert ": all its requests were refused: n: " in str(told.value)
+    assert "; temperature: this agent is being trained" in str(told.value)
     record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert (record["program/refused"], record["program/failed"]) == (1.0, 0.0)
 

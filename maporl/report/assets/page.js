@@ -161,7 +161,7 @@
     if (!numbers.length && !run.exhibits.length && !children?.length) return html`<p>Nothing has been measured yet.</p><${Audit} audit=${run.audit} />`;
     return html`${verdict.length > 0 && html`<p class="verdict">${verdict.join(" ")}</p>`}
       ${numbers.length > 0 && html`<p class="quiet">${about} Ranges are 95% intervals.</p><dl class="numbers">${numbers.map((n) => html`<div><dt>${n.label}</dt><dd><strong>${n.value}</strong> <span class="interval">${n.interval}</span> <span class="quiet">${n.note}</span></dd></div>`)}</dl>`}
-      <${Audit} audit=${run.audit} />
+      ${run.audit.findings.length > 0 && html`<details><summary>${["void", "idle", "doubt"].map((s) => [run.audit.findings.filter((f) => f.severity === s).length, s]).filter(([n]) => n > 0).map(([n, s]) => `${n} ${s}`).join(", ")}: ${run.audit.findings[0].text.split(";")[0]}</summary><${Audit} audit=${run.audit} /></details>`}
       <div class=${`first of-${run.exhibits.filter(played).length}${children?.length ? " charted" : ""}`}>${children}${run.exhibits.filter(played).map((one) => html`<${Exhibit} one=${one} title=${Title} open=${open(`${number}/${one.key}`)} />`)}</div>
       ${run.exhibits.filter((one) => !played(one)).map((one) => html`<p class="missing"><strong>${one.title}?</strong> ${one.told}</p>`)}`;
   }
