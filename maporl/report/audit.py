@@ -56,7 +56,7 @@ TEAM: tuple[Promise, ...] = (
         lambda n: f"failed in {n.share('failed', 'dialogues')} dialogues",
         "their errors are in dialogues.jsonl"),
     Promise("is answered", "agent", "void", lambda n: n.learns and n.asked and n.refused == n.asked,
-        lambda n: f"was refused all of its {n.asked} requests",
+        lambda n: f"was refused all of its {n.asked} requests" + (f": {n.why}" if n.why else ""),
         "see why in the tag refused of dialogues.jsonl, such as a prompt that does not fit the context"),
     Promise("is asked", "agent", "idle", lambda n: n.learns and n.updates and not n.asked,
         lambda n: f"is to learn and was asked nothing in {n.updates} updates",

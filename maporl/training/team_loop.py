@@ -258,6 +258,7 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             name: {
                 "learns": any(policy.name in self.learners for policy in policies_of.get(name, ())),
                 "ends": self.args.stop_token != "none",
+                "why": self.nobody_asked,
             }
             for name in player.speakers
         }

@@ -356,7 +356,7 @@ UNREAD: dict[str, Case] = {
         **under("cluster", batching="flow", on_update="drain", failures={"deadline": 5.0}),
         **under("agents.ann", call_format="json", call_texts={"intro": "a"}, limits={"calls": 1}),
     }),
-    "rows": Case(loop(SFT) | {"updates": 100, "ppo": {"num_ppo_epochs": 4}}, {
+    "rows": Case(loop(SFT) | {"updates": 100, "ppo": {"num_ppo_epochs": 4}, "training": {"learning_rate": None}}, {
         "advantage": {"scale": "none"}, "schedule": {"freeze": [{"agent": "ann", "first": 1, "last": 1}]}, "updates": 7,
         **under("ppo", num_ppo_epochs=2, num_mini_batches=2, kl_coef=0.1, objective="reinforce", aggregation="sequence_mean", cliprange=0.1,
                 entropy_coef=0.1, vf_coef=1.0, gamma=0.5, lam=0.5),

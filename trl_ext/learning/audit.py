@@ -21,8 +21,8 @@ Severity = Literal["void", "idle", "doubt"]
 """How bad a broken promise is. *void*: nothing can come of the run, whatever happens later. *idle*: a learner that was
 to learn never did. *doubt*: the result is weak."""
 SEVERITIES: tuple[Severity, ...] = ("void", "idle", "doubt")
-IN_A_ROW = 3
-"""A doubt is told when so many updates in a row show it."""
+TOGETHER = 3
+"""What does not stop a run is told by the counts of so many updates."""
 MOST = 0.5
 """A larger share than this is most of them."""
 ALIKE = 1e-3
@@ -200,21 +200,23 @@ class Watch:
     promises: Sequence[Promise]
     total: Counter = field(default_factory=Counter)
     unlogged: Counter = field(default_factory=Counter)
-    _in_a_row: Counter = field(default_factory=Counter)
+    _last: list[Mapping[str, float]] = field(default_factory=list)
     _told: set = field(default_factory=set)
 
-    def add(self, built: Built, counts: Mapping[str, float]) -> Iterator[Finding]:
-        """Add the counts of an update. Yield what is void by it, and doubts that the last updates have shown in a
-        row."""
+    def add(self, built: Callable[[], Built], counts: Mapping[str, float]) -> Iterator[Finding]:
+        """Add the counts of an update of a run that is ``built`` so. Yield what is void by it, and what else
+        :data:`TOGETHER` updates show."""
         self.total.update(counts)
         self.unlogged.update(counts)
-        yield from findings(built, counts, self.promises, ("void",))
-        shown = {(f.kind, f.subject, f.promise): f for f in findings(built, counts, self.promises, ("idle", "doubt"))}
-        self._in_a_row = Counter({key: self._in_a_row[key] + 1 for key in shown})
-        for key, finding in shown.items():
-            if self._in_a_row[key] >= IN_A_ROW and key not in self._told:
-                self._told.add(key)
-                yield finding
+        self._last.append(counts)
+        facts = built()
+        yield from findings(facts, counts, self.promises, ("void",))
+        if len(self._last) == TOGETHER:
+            together, self._last = sum(map(Counter, self._last), Counter()), []
+            for finding in findings(facts, together, self.promises, ("idle", "doubt")):
+                if (key := (finding.kind, finding.subject, finding.promise)) not in self._told:
+                    self._told.add(key)
+                    yield finding
 
     def logged(self) -> dict[str, float]:
         """Return what was not logged yet as metrics, and begin to count again."""
@@ -228,7 +230,7 @@ class Watch:
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Go on with what a checkpoint has kept."""
         self.total, self.unlogged = Counter(state.get("total", {})), Counter(state.get("unlogged", {}))
-        self._in_a_row = Counter()
+        self._last = []
 
 
 def learner_facts(learner: Any, args: Any) -> dict[str, Any]:

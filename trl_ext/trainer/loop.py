@@ -401,7 +401,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
             metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
-        found = list(self.watch.add(self.built(), batch.counts))
+        found = list(self.watch.add(self.built, batch.counts))
         if self.control.should_log:
             self.log(dict(metrics))
         self.log_completions()
