@@ -65,6 +65,12 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
 
         yield from check_advantage(run)
     yield from fitting(config.branching, config.reward, run.protocol, config.advantage, config.ppo)
+    if training.eval_steps and not config.evaluation.questions:
+        yield Fault(
+            "training.eval_steps",
+            f"{training.eval_steps} asks for evaluations but evaluation.questions is 0",
+            "set evaluation.questions above 0 or training.eval_steps to 0",
+        )
 
 
 def unread(run: ResolvedRun) -> Iterator[Fault]:
@@ -107,11 +113,12 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     of_values = "ppo.vf_coef ppo.value_loss ppo.cliprange_value training.value_learning_rate training.detach_critic"
     of_values += " training.critic_per_turn training.critic_context ppo.lam_alpha ppo.lam_critic ppo.critic_updates"
     yield no_critic, of_values, "no policy has a critic"
-    yield not per_token, "ppo.lam_alpha ppo.lam_critic", "advantage.returns has one number for each utterance"
+    one_number = "advantage.returns has one number for each utterance"
+    yield not (no_critic or per_token), "ppo.lam_alpha ppo.lam_critic", one_number
     yield not values and training.critic != "none", "training.critic", "advantage.baseline reads no values"
     yield ppo.value_loss != "huber", "ppo.huber_delta", "ppo.value_loss is not huber"
     yield no_critic and per_token, "ppo.lam", "without a critic, returns are the sums of rewards to come"
-    yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", "advantage.returns has one number per utterance"
+    yield not per_token, "ppo.gamma ppo.lam ppo.whiten_rewards", one_number
     yield per_token, "advantage.eps", "returns over tokens are whitened without it"
     gae = {"turn_gae", "chain_gae", "bi_level_gae"}
     yield not own and not slots & gae, "advantage.lam", "advantage.returns does no GAE over utterances"
@@ -124,7 +131,6 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     yield ppo.objective == "reinforce", "ppo.cliprange ppo.cliprange_high ppo.dual_clip", "reinforce clips nothing"
     yield ppo.objective == "dis", "ppo.dual_clip", "dis has no such bound"
     yield ppo.objective in ("ppo", "dis"), "ppo.tis_cap", "ppo.objective is not reinforce"
-    yield ppo.objective == "reinforce" and not ppo.tis_cap, "ppo.ratio", "reinforce without tis_cap has no ratio"
     for option, reader in {"drafts": "best_of", "pick": "tree", "keep": "stages", "choose": "stages"}.items():
         yield how != reader, f"branching.{option}", f"branching.how is not {reader}"
     yield reward.rules, "reward.horizon reward.share reward.discount", "reward.rules take their place"
@@ -134,7 +140,7 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
         yield name not in asked, f"reward.{name}", f"reward.sources has no {name}"
     penalties = "reward.penalties.call reward.penalties.call_unread reward.penalties.call_failed"
     yield not calls, penalties, "nobody calls tools"
-    evaluation = "training.eval_steps evaluation.temperature evaluation.sampling evaluation.top_p evaluation.top_k"
+    evaluation = "evaluation.temperature evaluation.sampling evaluation.top_p evaluation.top_k"
     yield not config.evaluation.questions, evaluation, "evaluation.questions is 0"
     greedy = config.evaluation.questions and config.evaluation.temperature == 0 and not config.evaluation.sampling
     yield greedy, "evaluation.top_p evaluation.top_k", "evaluation.temperature is 0, which takes the likeliest token"

@@ -86,6 +86,9 @@ def test_an_option_that_nothing_reads_is_named(name, tmp_path):
         after = check_run(from_dict(put(values, path, value), "c.yaml"))
         assert not said_unread(path, before) or name == "no KL", path
         assert said_unread(path, after), (path, after)
+    for path, value in case.refused.items():
+        with pytest.raises(ConfigError, match=path):
+            check_run(from_dict(put(values, path, value), "c.yaml"))
 
 
 @pytest.mark.slow

@@ -331,23 +331,22 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 """Options that a tiny run cannot show, with the reason, and the test that shows each."""
 
 CRITIC = {"ppo.vf_coef": 1.0, "ppo.value_loss": "huber", "ppo.cliprange_value": 1e-4, "training.value_learning_rate": 1e-4,
-          "training.detach_critic": True, "training.critic_per_turn": False, "training.critic_context": "joint"}  # fmt: skip
+          "training.detach_critic": True, "ppo.lam_alpha": 0.1, "ppo.lam_critic": 0.5, "ppo.critic_updates": 2, "training.critic_per_turn": False, "training.critic_context": "joint"}  # fmt: skip
 UNREAD: dict[str, Case] = {
     "means": Case(GROUPS, {
-        **CRITIC, "training.critic": "model", "ppo.gamma": 0.5, "ppo.lam": 0.5, "ppo.whiten_rewards": True, "ppo.tis_cap": 2.0,
+        **CRITIC, "training.critic": "model", "agents.ann.critic": "model", "ppo.gamma": 0.5, "ppo.lam": 0.5, "ppo.whiten_rewards": True, "ppo.tis_cap": 2.0,
         **under("advantage", gamma=0.5, lam=0.5, ema=0.5, alpha=0.5), **under("branching", drafts=2, pick="sample", keep=1, choose="balanced"),
     }),
-    "turns": Case({"advantage": {"returns": "turn_gae", "scale": "none", "key": ["agent"]}}, {"ppo.gamma": 0.5, "ppo.lam": 0.5, "ppo.whiten_rewards": True}),
+    "turns": Case({"advantage": {"returns": "turn_gae", "scale": "none", "key": ["agent"]}}, {"ppo.gamma": 0.5, "ppo.lam": 0.5, "ppo.whiten_rewards": True, "ppo.lam_alpha": 0.1, "ppo.lam_critic": 0.5}),
     "undivided": Case(merged(GROUPS, {"advantage": {"scale": "none"}}), under("advantage", ddof=0, eps=0.5)),
     "no critic": Case({"training": {"critic": "none"}}, {**CRITIC, "ppo.lam": 0.5}),
-    "reinforce": Case(merged(GROUPS, {"ppo": {"objective": "reinforce"}}), under("ppo", cliprange=1e-4, cliprange_high=1e-4, dual_clip=1.001, ratio="sequence")),
+    "reinforce": Case(merged(GROUPS, {"ppo": {"objective": "reinforce"}}), under("ppo", cliprange=1e-4, cliprange_high=1e-4, dual_clip=1.001)),
     "dis": Case(merged(GROUPS, {"ppo": {"objective": "dis"}}), {"ppo.dual_clip": 1.001, "ppo.tis_cap": 0.9}),
-    "no KL": Case({"ppo": {"kl_coef": 0.0, "kl_estimator": "k2"}}, {"ppo.kl_in": "loss", "ppo.kl_estimator": "k3"}),
+    "no KL": Case({"ppo": {"kl_coef": 0.0}}, {"ppo.kl_in": "loss", "ppo.kl_estimator": "k3"}),
     "rules": Case({"reward": {"rules": ["own"]}}, under("reward", horizon="current", share="individual", discount=0.9)),
     "current": Case({"reward": {"horizon": "current"}}, {"reward.discount": 0.9}),
     "penalties": Case({"reward": {"penalties": {}}}, under("reward.penalties", call=1.0, call_unread=1.0, call_failed=1.0)),
-    "no questions": Case({"evaluation": {"questions": 0}}, under("evaluation", temperature=1.0, top_p=0.5, top_k=2, sampling={"ann": {"top_p": 0.5}})
-                         | {"training.eval_steps": 1}),
+    "no questions": Case({"evaluation": {"questions": 0}}, under("evaluation", temperature=1.0, top_p=0.5, top_k=2, sampling={"ann": {"top_p": 0.5}}), refused={"training.eval_steps": 1}),
     "frozen": Case({"agents": {"ann": {"trainable": False}}}, under("agents.ann", learning_rate=1e-4, critic="model")),
     "plain": Case({}, {
         "advantage.eps": 0.5, "ppo.huber_delta": 0.01, "training.save_total_limit": 1, "training.role_gradients": 1, "training.balance": "role",

@@ -175,6 +175,7 @@ class Learning:
 
     def _train_critics(self, batches: Mapping[str, TokenBatch], indices: Mapping[str, torch.Tensor]) -> None:
         """Make the further steps of the critics for a step of the policies (``critic_updates``), on minibatches."""
+        indices = {name: rows for name, rows in indices.items() if self.learners[name].critic.gives_values}
         for _ in range(self.args.critic_updates - 1 if indices else 0):
             self._accumulated({name: replace(batches[name], critic_only=True) for name in indices}, indices)
             self._on_all_devices(list(indices), lambda name: self.learners[name].step())
