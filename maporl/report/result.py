@@ -18,7 +18,7 @@ from maporl.report.names import agents_of
 from maporl.report.read import Recorded, Run
 from maporl.report.story import best_alone, is_game, paired_gain, talking_gain
 from maporl.text import visible
-from trl_ext.learning.audit import Numbers, numbers_of
+from trl_ext.learning.audit import Audit, Numbers
 
 MOST = 4
 """The most numbers of a first screen."""
@@ -42,13 +42,14 @@ class Number:
 
 def first_screen(run: Run) -> dict[str, Any]:
     """The ``verdict`` in sentences, what the ``numbers`` are about, and the numbers themselves."""
-    idle = [finding.subject for finding in audit_of(run).findings if finding.severity != "doubt"]
+    done = audit_of(run)
+    idle = [finding.subject for finding in done.findings if finding.severity != "doubt"]
     if is_game(run):
         about, numbers = _of_games(run)
     elif _unlabelled(run):
         about, numbers = _of_scores(run)
     else:
-        about, numbers = _of_answers(run)
+        about, numbers = _of_answers(run, done)
         if run.after is not None and _pays_more(run):
             scores = [replace(n, label=f"Score {n.label.lower()}") for n in _of_scores(run)[1] if n.label != TALKING]
             about += f" {PAID if scores else UNPAID}"
@@ -147,7 +148,7 @@ def _where_it_learned(run: Run) -> tuple[bool, bool]:
 # -- right and wrong answers ----------------------------------------------------------------------------------------
 
 
-def _of_answers(run: Run) -> tuple[str, list[Number]]:
+def _of_answers(run: Run, done: Audit) -> tuple[str, list[Number]]:
     """Accuracy on held-out questions; where none were asked after training, on the questions of the updates."""
     before, after = (_final(report) for report in (run.before, run.after))
     if after is None:
@@ -167,7 +168,7 @@ def _of_answers(run: Run) -> tuple[str, list[Number]]:
         numbers.append(_points("By talking", talking, "last turn minus first turn, after training"))
     elif (gain := paired_gain(run)) is not None:
         numbers.append(_points("By training", gain, "after minus before"))
-    overlap = numbers_of(audit_of(run).built, {}, "task").get("the task", Numbers({})).overlap
+    overlap = done.numbers("task").get("the task", Numbers({})).overlap
     what = counted(after.total, "question" if overlap else "held-out question")
     return f"How often answers are right, on {what}.{f' But {overlap}.' if overlap else ''}", numbers
 
