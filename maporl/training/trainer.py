@@ -260,7 +260,9 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
-        self.nobody_asked = why_nobody([*batch.dialogues, *batch.dropped])
+        if (why := why_nobody([*batch.dialogues, *batch.dropped])) != self.nobody_asked:
+            self.nobody_asked = why
+            vars(self).pop("_facts", None)  # it is one of them
         batch.counts |= metric_counts(batch.metrics, self.learners)
         batch.counts |= {
             "run/the run/asked": sum(batch.counts.get(f"learner/{name}/asked", 0.0) for name in self.learners)

@@ -203,17 +203,16 @@ class Watch:
     _last: list[Mapping[str, float]] = field(default_factory=list)
     _told: set = field(default_factory=set)
 
-    def add(self, built: Callable[[], Built], counts: Mapping[str, float]) -> Iterator[Finding]:
+    def add(self, built: Built, counts: Mapping[str, float]) -> Iterator[Finding]:
         """Add the counts of an update of a run that is ``built`` so. Yield what is void by it, and what else
         :data:`TOGETHER` updates show."""
         self.total.update(counts)
         self.unlogged.update(counts)
         self._last.append(counts)
-        facts = built()
-        yield from findings(facts, counts, self.promises, ("void",))
+        yield from findings(built, counts, self.promises, ("void",))
         if len(self._last) == TOGETHER:
             together, self._last = sum(map(Counter, self._last), Counter()), []
-            for finding in findings(facts, together, self.promises, ("idle", "doubt")):
+            for finding in findings(built, together, self.promises, ("idle", "doubt")):
                 if (key := (finding.kind, finding.subject, finding.promise)) not in self._told:
                     self._told.add(key)
                     yield finding
@@ -258,7 +257,8 @@ def counted(metrics: Iterable[Mapping[str, Any]]) -> Counter:
     """Return the sums of the counts in records of metrics."""
     total: Counter = Counter()
     for record in metrics:
-        total.update({key.removeprefix(COUNT): value for key, value in record.items() if key.startswith(COUNT)})
+        counts = {key: value for key, value in record.items() if key.startswith(COUNT)}
+        total.update({key.removeprefix(COUNT): n for key, n in counts.items() if isinstance(n, int | float)})
     return total
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -401,7 +402,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
             sampled = distributed.all_reduce_sum([sampled], self.accelerator.device)[0]
             metrics["tokens_per_second"] = sampled / max(clock.total(), 1e-9)
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
-        found = list(self.watch.add(self.built, batch.counts))
+        found = list(self.watch.add(self._facts, batch.counts))
         if self.control.should_log:
             self.log(dict(metrics))
         self.log_completions()
@@ -451,6 +452,11 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
     def built(self) -> Built:
         """Hook: return the facts of the built parts, as the run is audited by them."""
         raise NotImplementedError
+
+    @cached_property
+    def _facts(self) -> Built:
+        """What :meth:`built` has returned, because built parts stay as they are from update to update."""
+        return self.built()
 
     @property
     def audit(self) -> Audit:

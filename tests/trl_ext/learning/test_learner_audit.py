@@ -64,7 +64,7 @@ def test_counts_add_up_to_a_verdict_a_table_and_a_status():
 def test_a_doubt_is_told_once_by_the_counts_of_three_updates():
     built, watch = {"source": {"label": {"weight": 1.0}}}, Watch(LEARNER)
     alike, apart = (source_counts("label", values) for values in ([1.0, 1.0, 1.0], [0.0, 1.0, None]))
-    told = [len(list(watch.add(lambda: built, counts))) for counts in (alike, alike, apart, alike, alike, alike, alike)]
+    told = [len(list(watch.add(built, counts))) for counts in (alike, alike, apart, alike, alike, alike, alike)]
     assert told == [0, 0, 0, 0, 0, 1, 0]
     assert watch.total["source/label/values"] == 20
     assert source_counts("v", [0.5, 0.5002])["source/v/differs"] == 0.0, "a spread of less than a thousandth"
