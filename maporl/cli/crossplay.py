@@ -29,7 +29,7 @@ def crossplay(
         typer.Option(
             "--output",
             "-o",
-            help="Folder for crossplay.json and crossplay.png; by default the folder of every run.",
+            help="Folder for crossplay.json; by default the folder of every run.",
             show_default=False,
         ),
     ] = None,

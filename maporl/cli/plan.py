@@ -32,9 +32,6 @@ def plan(
         int | None,
         typer.Option("--heard", min=0, help="Tokens that are new before a later answer.", show_default=False),
     ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Measure each base model on this machine, about 10 s each.")
-    ] = False,
     write: Annotated[
         Path | None,
         typer.Option("--write", help="A new file for the configuration with its groups.", show_default=False),
@@ -43,7 +40,7 @@ def plan(
 ) -> None:
     """Estimate memory, seconds and the bottleneck of an update on a cluster, and recommend how to share its devices.
 
-    Without --probe nothing is loaded or started. The section cluster that is printed runs with --backend ray and the
+    Nothing is loaded or started. The section cluster that is printed runs with --backend ray and the
     configuration's training.async_depth. Learners and engines share devices in it only if all agents have engine vllm.
     """
     settings = load_config(values, config, set_)
@@ -56,11 +53,6 @@ def plan(
 
     machines = read_cluster(cluster, devices)
     groups = groups_of(settings, dialogues, question, answer, heard)
-    said: list[str] = []
-    if probe:
-        from maporl.planning.probe import probed
-
-        groups, said = probed(settings, groups, machines)
     choices = placements(groups, machines)
     runs = runnable(settings, groups, machines, choices)
     placed = None if runs is None else with_layout(settings, groups, runs)
@@ -74,7 +66,7 @@ def plan(
     if as_json:
         echo(json.dumps(record(groups, machines, choices, runs)))
         return
-    for line in [*said, *lines(groups, machines, choices, runs)]:
+    for line in lines(groups, machines, choices, runs):
         echo(line)
     if runs is not None and placed is not None:
         echo(f"# with --backend ray, {runs.sharing} and async_depth {runs.staleness}: {runs.period:.3g} s an update")

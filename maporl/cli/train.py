@@ -62,21 +62,15 @@ def train(
     from maporl.runs.train import train as train_run
     from maporl.validation.preflight import check_run
     from trl_ext.process import distributed
-    from trl_ext.process.interruptions import Interrupted
     from trl_ext.process.threads import use
 
     console, folder = Screen(markup=False, highlight=False), Path(settings.output_dir)
     checked = check_run(settings)
-    use(
-        threads_of(settings)
-    )  # after the check, which builds accelerate's state: that sets a number of its own with MPI
+    # after the check, which builds accelerate's state: that sets a number of its own with MPI
+    use(threads_of(settings))
     for line in checked if distributed.is_main() else ():
         console.print(line, soft_wrap=True)
-    try:
-        before, after = train_run(settings, resume, quiet)
-    except Interrupted:
-        _draw(folder)
-        raise
+    before, after = train_run(settings, resume, quiet)
     distributed.shutdown()
     if not distributed.is_main():
         return None
@@ -84,8 +78,8 @@ def train(
         console.print(before_after(before, after))
         for line in flip_lines(after):
             console.print(line, soft_wrap=True)
-    for path in [folder / "metrics.jsonl", folder / "dialogues.jsonl", folder / "final", *_draw(folder)]:
-        console.print(str(path), soft_wrap=True)
+    for name in ("metrics.jsonl", "dialogues.jsonl", "final"):
+        console.print(str(folder / name), soft_wrap=True)
     if after is not None:
         console.print(learned(before, after), soft_wrap=True)
     file = folder / AUDIT
@@ -232,21 +226,3 @@ def _dry_run(settings: Config) -> None:
     echo(to_yaml(settings), newline=False)
     for policy, (everything, learning) in Team.from_config(settings, weights=False).count_parameters().items():
         echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")
-
-
-def _draw(folder: Path) -> list[Path]:
-    """Draw the run's pictures, and return them with the report that the run has written."""
-    # the run is saved by now: what fails here is printed as a warning
-    from maporl.report.plots import plot_run
-    from maporl.storage.run_folder import RunFolder
-    from trl_ext.process import distributed
-
-    if not distributed.is_main() or not (folder / "metrics.jsonl").exists():
-        return []
-    report = folder / "report.html"
-    written = [report] if report.exists() else []
-    try:
-        return [*plot_run(RunFolder(folder).read_metrics(), folder), *written]
-    except Exception as error:
-        echo(f"warning: no pictures were drawn ({type(error).__name__}: {error})", err=True)
-        return written

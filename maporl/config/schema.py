@@ -1093,7 +1093,7 @@ class Config(RunOptions):
     """The configuration of a run."""
 
     output_dir: str = option(
-        help="The folder to which the run writes config.yaml, metrics.jsonl, dialogues.jsonl, plots, checkpoints and "
+        help="The folder to which the run writes config.yaml, metrics.jsonl, dialogues.jsonl, checkpoints and "
         "final/. A run never overwrites an existing run.",
     )
     task: dict[str, Any] = option(

@@ -11,7 +11,6 @@ from maporl.crossplay.entrants import Entrant, seats_of, shared_questions
 from maporl.crossplay.pool import AgentPool
 from maporl.errors import RunError
 from maporl.evaluation.crossplay import CrossPlay, CrossTeam, Right, final_right, seatings
-from maporl.report.crossplay import plot_crossplay
 from maporl.report.read import CROSSPLAY
 from maporl.rewards.base import RewardSource
 from maporl.runs.build import find_device
@@ -73,7 +72,7 @@ def _play_team(
 
 
 def write_crossplay(play: CrossPlay, entrants: Sequence[Entrant], output: Path | None) -> list[Path]:
-    """Write the result and its picture to ``output``, by default to the folder of every run that is not a download.
+    """Write the result to ``output``, by default to the folder of every run that is not a download.
 
     A run's report shows the result that lies in the run's folder. An earlier result is replaced.
 
@@ -86,5 +85,5 @@ def write_crossplay(play: CrossPlay, entrants: Sequence[Entrant], output: Path |
     for folder in [output] if output is not None else [entrant.folder for entrant in entrants if entrant.local]:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / CROSSPLAY, json.dumps(play.to_json(), indent=1))
-        files += [folder / CROSSPLAY, plot_crossplay(play, folder)]
+        files.append(folder / CROSSPLAY)
     return files

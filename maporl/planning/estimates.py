@@ -1,11 +1,9 @@
 """How many bytes and seconds the parts of an update take, by formulas. Imports no torch.
 
-The formulas are those of a decoder with gated blocks and grouped keys. How fast a device works is assumed, or measured
-by a probe (:mod:`maporl.planning.probe`).
+The formulas are those of a decoder with gated blocks and grouped keys. How fast a device works is assumed.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from maporl.planning.devices import Device
 from trl_ext.models.shape import Shape, training_bytes
@@ -105,10 +103,6 @@ class Rates:
         decoding: operations per second of decoding many rows.
         bandwidth: bytes of weights and cache per second that decoding reads.
         step: seconds of a decoding step besides.
-        steps: measured decoding steps in place of these: their rows, which rise, and their seconds without those of the
-            cache.
-        optimizer: seconds of a step of the optimizer, for all weights that are trained.
-        measured: the names of those that were measured. The others are assumed.
     """
 
     learning: float
@@ -116,9 +110,6 @@ class Rates:
     decoding: float
     bandwidth: float
     step: float
-    steps: tuple[tuple[int, float], ...] = ()
-    optimizer: float = 0.0
-    measured: tuple[str, ...] = ()
 
     @classmethod
     def assumed(cls, device: Device) -> "Rates":
@@ -143,11 +134,8 @@ def update_flops(model: Shape, work: Work) -> float:
     return work.read * token * (work.kl + trained)
 
 
-def update_seconds(
-    model: Shape, work: Work, device: Device, ranks: int, spans: bool = False, rates: Rates | None = None
-) -> tuple[float, float]:
-    """Return the seconds of arithmetic, with the optimizer's, and of moving shards in an update. They overlap, so the
-    larger counts.
+def update_seconds(model: Shape, work: Work, device: Device, ranks: int, spans: bool = False) -> tuple[float, float]:
+    """Return the seconds of arithmetic, and of moving shards in an update. They overlap, so the larger counts.
 
     Nothing is sharded on one device, or where adapters are trained, whose gradients are small.
 
@@ -157,11 +145,8 @@ def update_seconds(
         device: each device.
         ranks: the number of devices of the learner.
         spans: whether they are on several machines.
-        rates: how fast a device is. By default what is assumed.
     """
-    rates = rates or Rates.assumed(device)
-    arithmetic = update_flops(model, work) / (ranks * rates.learning)
-    arithmetic += work.steps * rates.optimizer / (1 if model.adapters else ranks)
+    arithmetic = update_flops(model, work) / (ranks * Rates.assumed(device).learning)
     if model.adapters:
         return arithmetic, 0.0
     microbatches = -(-work.read // (ranks * MICROBATCH))
@@ -201,30 +186,19 @@ def engine_rows(model: Shape, work: Work, device: Device, states: float = 0.0) -
     return max(0, min(MOST_ROWS, round(left / model.kv_cache(work.conversation))))
 
 
-def step_seconds(model: Shape, rows: float, context: float, device: Device, rates: Rates | None = None) -> float:
-    """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it.
-
-    Between steps that were measured it is interpolated, and beyond the last one it goes on as between the last two.
-    """
-    rates = rates or Rates.assumed(device)
+def step_seconds(model: Shape, rows: float, context: float, device: Device) -> float:
+    """Return the seconds of a decoding step of ``rows`` rows, each with ``context`` tokens before it."""
+    rates = Rates.assumed(device)
     cache = rows * context * model.kv_cache(1) / rates.bandwidth
-    if rates.steps:
-        (few, short), (many, long) = next(
-            (pair for pair in pairwise(rates.steps) if rows <= pair[1][0]), rates.steps[-2:]
-        )
-        return cache + max(short, short + (rows - few) * (long - short) / (many - few))
     return max(model.weights / rates.bandwidth + cache, 2 * model.parameters * rows / rates.decoding) + rates.step
 
 
-def rollout_seconds(
-    model: Shape, work: Work, device: Device, replicas: int, rows: float, rates: Rates | None = None
-) -> tuple[float, float]:
+def rollout_seconds(model: Shape, work: Work, device: Device, replicas: int, rows: float) -> tuple[float, float]:
     """Return the seconds until the mean dialogue is over, and those of the tail, in which the longest answers end
     alone."""
     if not work.conversations:
         return 0.0, 0.0
-    rates = rates or Rates.assumed(device)
-    reading = 2 * model.parameters * work.prompted / (replicas * rates.reading)
-    rate = replicas * rows / step_seconds(model, rows, work.context, device, rates)
-    tail = (work.longest - work.answer) * step_seconds(model, 1, 0, device, rates)
+    reading = 2 * model.parameters * work.prompted / (replicas * Rates.assumed(device).reading)
+    rate = replicas * rows / step_seconds(model, rows, work.context, device)
+    tail = (work.longest - work.answer) * step_seconds(model, 1, 0, device)
     return reading + work.sampled / rate, tail

@@ -11,7 +11,6 @@ from maporl.planning.devices import Cluster
 from maporl.planning.estimates import (
     SENDING,
     WAKING,
-    Rates,
     Work,
     engine_rows,
     learner_bytes,
@@ -40,7 +39,6 @@ class Group:
         policies: their names. By default one with the name of the group.
         trained: whether it learns. Otherwise it has engines alone.
         base: the folder of the base model, or its name on the hub.
-        rates: how fast a device works with the model. By default what is assumed.
     """
 
     name: str
@@ -49,7 +47,6 @@ class Group:
     policies: tuple[str, ...] = ()
     trained: bool = True
     base: str = ""
-    rates: Rates | None = None
 
 
 @dataclass(frozen=True)
@@ -193,33 +190,18 @@ def _share(
     asleep: bool = False,
 ) -> Share:
     """Return what a group has. ``states`` are learners' bytes beside its engines, ``others`` beside its learner."""
-    model, work, device, rates = group.model, group.work, cluster.device, group.rates
+    model, work, device = group.model, group.work, cluster.device
     room = engine_rows(model, work, device, states)
     rows = min(room, work.conversations / engines) or room  # no engine has more conversations than there are
-    body, tail = rollout_seconds(model, work, device, engines, rows, rates) if room else (float("inf"), 0.0)
-    alone, full = (
-        step_seconds(model, 1, 0, device, rates),
-        step_seconds(model, max(room, 1), work.context, device, rates),
-    )
+    body, tail = rollout_seconds(model, work, device, engines, rows) if room else (float("inf"), 0.0)
+    alone, full = step_seconds(model, 1, 0, device), step_seconds(model, max(room, 1), work.context, device)
     answers = work.turns * work.longest if work.conversations else 0
     share = Share(
-        group.name,
-        0,
-        engines,
-        room,
-        0.0,
-        0.0,
-        body + tail,
-        tail,
-        answers * alone,
-        answers * full,
-        0.0,
-        0.0,
-        False,
+        group.name, 0, engines, room, 0.0, 0.0, body + tail, tail, answers * alone, answers * full, 0.0, 0.0, False
     )
     if not group.trained:
         return share
-    arithmetic, moving = update_seconds(model, work, device, learner, spans, rates)
+    arithmetic, moving = update_seconds(model, work, device, learner, spans)
     return replace(
         share,
         learner=learner,

@@ -58,7 +58,7 @@ def lines(
             )
         if one.staleness:
             said.append(f"  {_slowest(one)}")
-    return [*said, *_constants(groups, cluster), _shared()]
+    return [*said, _assumed(cluster)]
 
 
 def _same(one: Placement, other: Placement | None) -> bool:
@@ -103,35 +103,15 @@ def _slowest(one: Placement) -> str:
     )
 
 
-def _constants(groups: Sequence[Group], cluster: Cluster) -> list[str]:
-    """Return how fast a device is taken to be with each group, and which of it was measured."""
-    told: dict[str, list[str]] = {}
-    for group in groups:
-        rates = group.rates or Rates.assumed(cluster.device)
-        shown = {
-            "learning": f"learning {rates.learning / 1e12:.3g} TFLOP/s",
-            "reading": f"reading prompts {rates.reading / 1e12:.3g} TFLOP/s",
-            "bandwidth": f"{rates.bandwidth / 1e9:.3g} GB/s of weights and cache",
-            "optimizer": f"{1000 * rates.optimizer:.3g} ms a step of the optimizer",
-        }
-        if rates.steps:
-            each = ", ".join(f"{1000 * seconds:.3g} ms of {rows} rows" for rows, seconds in rates.steps)
-            shown["steps"] = f"decoding steps {each}"
-        else:
-            shown["decoding"] = f"decoding {rates.decoding / 1e12:.3g} TFLOP/s"
-            shown["step"] = f"{1000 * rates.step:.3g} ms a step besides"
-        for how in ("measured", "assumed"):
-            texts = [text for name, text in shown.items() if (name in rates.measured) == (how == "measured")]
-            if texts:
-                told.setdefault(f"{how}: {', '.join(texts)}", []).append(group.name)
-    return [f"{', '.join(names)}, {line}" for line, names in told.items()]
-
-
-def _shared() -> str:
+def _assumed(cluster: Cluster) -> str:
+    rates = Rates.assumed(cluster.device)
     return (
-        f"assumed for all: links reach {estimates.MOVING:.0%}, weights are sent at {estimates.SENDING / 1e9:.0f} GB/s "
-        f"and wake at {estimates.WAKING / 1e9:.0f}, micro-batches of {estimates.MICROBATCH} tokens with "
-        "training.gradient_checkpointing. No run on a GPU has confirmed these numbers"
+        f"assumed of a device: learning {rates.learning / 1e12:.3g} TFLOP/s, reading prompts "
+        f"{rates.reading / 1e12:.3g}, decoding {rates.decoding / 1e12:.3g}, {rates.bandwidth / 1e9:.3g} GB/s of "
+        f"weights and cache, {1000 * rates.step:.3g} ms a step besides; links reach {estimates.MOVING:.0%}, weights "
+        f"are sent at {estimates.SENDING / 1e9:.0f} GB/s and wake at {estimates.WAKING / 1e9:.0f}, micro-batches of "
+        f"{estimates.MICROBATCH} tokens with training.gradient_checkpointing. No run on a GPU has confirmed these "
+        "numbers"
     )
 
 
@@ -141,8 +121,8 @@ def record(
     """Return the plan for programs. ``runs`` is as for :func:`lines`."""
     best = runs or recommended(placements)
     return {
-        "cluster": asdict(cluster),
-        "groups": [asdict(group) | {"rates": asdict(group.rates or Rates.assumed(cluster.device))} for group in groups],
+        "cluster": asdict(cluster) | {"rates": asdict(Rates.assumed(cluster.device))},
+        "groups": [asdict(group) for group in groups],
         "placements": [asdict(one) for one in placements],
         "recommended": None if best is None else {"sharing": best.sharing, "async_depth": best.staleness},
     }

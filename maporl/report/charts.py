@@ -54,7 +54,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     names = _names(run)
     drawn = []
     for panel in ROWS:
-        if not panel.chart or (panel.debate and (game or _voters(run) < panel.voters)):
+        if panel.debate and (game or _voters(run) < panel.voters):
             continue
         lines = lines_of(panel, names)
         steps = sorted({r["step"] for r in run.metrics if any(line.name in r for line in lines)})

@@ -1,13 +1,10 @@
-"""Cross-play for people: in sentences, as a table of the report, and as a picture."""
+"""Cross-play for people: in sentences, and as a table of the report."""
 
-from pathlib import Path
 from typing import Any
 
 from maporl.evaluation.crossplay import CrossPlay
 from maporl.report.charts import finite
 from maporl.report.language import counted, listed, percent
-
-PICTURE = "crossplay.png"
 
 
 def told(play: CrossPlay) -> str:
@@ -52,36 +49,3 @@ def section(play: CrossPlay) -> dict[str, Any]:
 
 def _cell(value: float, low: float, high: float) -> dict[str, float | None]:
     return {"value": finite(value), "low": finite(low), "high": finite(high)}
-
-
-def plot_crossplay(play: CrossPlay, folder: Path) -> Path:
-    """Draw the matrix, with the diagonal framed; returns the file."""
-    from matplotlib.figure import Figure  # the object interface: no global figure is left behind
-
-    matrix, size = play.matrix(), len(play.runs)
-    figure = Figure(figsize=(3.4 + 1.1 * size, 2.2 + 0.8 * size), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow([[100 * cell.value for cell in row] for row in matrix], vmin=0, vmax=100, cmap="Blues")
-    for row, cells in enumerate(matrix):
-        for column, cell in enumerate(cells):
-            low, high = cell.interval()
-            text = f"{100 * cell.value:.1f}\n[{100 * low:.0f}, {100 * high:.0f}]"
-            colour = "white" if cell.value > 0.6 else "black"
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize="small")
-        axes.add_patch(_frame(row))
-    two = len(play.seats) == 2
-    axes.set_xticks(range(size), play.runs, rotation=30, ha="right")
-    axes.set_yticks(range(size), play.runs)
-    axes.set_xlabel(f"{play.seats[1]} of" if two else "one agent of")
-    axes.set_ylabel(f"{play.seats[0]} of" if two else "the other agents of")
-    together, mixed = play.self_play().value, play.cross_play().value
-    axes.set_title(f"trained together {together:.1%}, mixed {mixed:.1%}", fontsize="medium")
-    figure.colorbar(image, label="right in the last turn, %")
-    figure.savefig(folder / PICTURE, dpi=110)
-    return folder / PICTURE
-
-
-def _frame(place: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((place - 0.47, place - 0.47), 0.94, 0.94, fill=False, edgecolor="C1", linewidth=2)

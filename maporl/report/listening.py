@@ -3,23 +3,13 @@
 from typing import Any
 
 from maporl.report.dialogues import graded, kind_of
-from maporl.report.language import counted, listed
 from maporl.report.read import Recorded, Run
 from maporl.types import Dialogue
 
 MOST_KINDS = 4
-"""With more kinds of questions than this, a sentence cannot name what every agent knows of each."""
+"""With more kinds of questions than this, a row cannot show what an agent knows of each."""
 Cases = dict[str, list[bool]]
 """For each agent, whether each of its answers was right."""
-
-
-def knowledge(run: Run) -> str:
-    """Which kinds of questions each agent answers by itself, in sentences."""
-    told = [
-        f"{agent} is right on {listed([f'{_share(right)} of the questions of kind {kind}' for kind, right in own])}."
-        for agent, own in known(run)
-    ]
-    return " ".join(["This is the first turn, before agents hear each other.", *told]) if told else ""
 
 
 def known(run: Run) -> list[tuple[str, list[tuple[str, list[bool]]]]]:
@@ -41,7 +31,7 @@ def known(run: Run) -> list[tuple[str, list[tuple[str, list[bool]]]]]:
 
 
 def knowledge_table(run: Run) -> dict[str, Any] | None:
-    """What :func:`knowledge` says, as a table."""
+    """Which kinds of questions each agent answers by itself, as a table."""
     found = known(run)
     kinds = sorted({kind for _, own in found for kind, _ in own})
     if not found:
@@ -60,19 +50,8 @@ def speak_first_alone(dialogues: list[Recorded]) -> bool:
     return not any(u.parents for one in dialogues for turn in graded(one.dialogue)[:1] for u, _ in turn)
 
 
-def listening(run: Run) -> str:
-    """How often each agent is right at last where only another one was, and where it was right and another was not."""
-    learns, keeps = _cases(run.of("after"))
-    learned_before, kept_before = _cases(run.of("before"))
-    told = []
-    for agent in sorted(learns | keeps):
-        told += _told(f"{agent} was wrong and was shown a right answer", "it was right", learns, learned_before, agent)
-        told += _told(f"{agent} was right and was shown a wrong answer", "it stayed right", keeps, kept_before, agent)
-    return " ".join(told)
-
-
 def listening_table(run: Run) -> dict[str, Any] | None:
-    """What :func:`listening` says, as a table."""
+    """How often each agent is right at last where another one was, and where it was right and another was not."""
     after, before = _cases(run.of("after")), _cases(run.of("before"))
     states = ("wrong, shown a right answer", "right, shown a wrong answer")
     rows = []
@@ -90,14 +69,6 @@ def listening_table(run: Run) -> dict[str, Any] | None:
         "columns": ["agent", "it was", "cases", "then right, before training", "then right, after training"],
         "rows": rows,
     }
-
-
-def _told(what: str, then: str, after: Cases, before: Cases, agent: str) -> list[str]:
-    now, earlier = after.get(agent, []), before.get(agent, [])
-    was = f", against {_share(earlier)} before training" if earlier else ""
-    if not now:
-        return []
-    return [f"{what} {counted(len(now), 'time')}. In its next answer {then} {sum(now)} times ({_share(now)}{was})."]
 
 
 def _share(right: list[bool]) -> str:

@@ -1,6 +1,6 @@
 """Every number that a run logs, declared once: its name, what it means, its unit, and where it is shown.
 
-The charts of the report, the pictures, the view in a terminal, the progress bar and ``docs/metrics.md`` are made of
+The charts of the report, the view in a terminal, the progress bar and ``docs/metrics.md`` are made of
 :data:`METRICS`. To add a metric, log it and give it a row here; then write the page again with ``python -m
 maporl.report.metric_panels > docs/metrics.md``.
 """
@@ -35,19 +35,17 @@ class Comparison:
 class Panel:
     """Metrics that are drawn together over the updates.
 
-    ``about`` says in a sentence what is drawn. ``part`` is the part of the page that has the chart, ``chart=False``
-    leaves it out. ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that
+    ``about`` says in a sentence what is drawn. ``part`` is the part of the page that has the chart. ``whole``: the axis goes from 0 to 1. ``limit`` is the section and key of the configuration that
     bounds what is drawn. ``debate``: the chart says nothing of a game; ``voters`` is how many agents it needs at least.
     ``in_game`` is its title and sentence in a game. ``from_dialogues``: evaluations before and after training are the
     ends of its held-out lines, and lines of training have intervals over questions. ``absent_if_zero``: zeros
-    throughout mean that the run does not have it. ``picture`` is a file and the words on its axis. ``terminal``: the
+    throughout mean that the run does not have it. ``terminal``: the
     view in a terminal shows it.
     """
 
     title: str
     about: str
     part: str = "learning"
-    chart: bool = True
     whole: bool = False
     limit: tuple[str, str] | None = None
     debate: bool = False
@@ -55,7 +53,6 @@ class Panel:
     in_game: tuple[str, str] | None = None
     from_dialogues: bool = False
     absent_if_zero: bool = False
-    picture: tuple[str, str] | None = None
     terminal: bool = False
     comparisons: tuple[Comparison, ...] = ()
 
@@ -114,7 +111,6 @@ ACCURACY = Panel(
     whole=True,
     in_game=("Won, by turn", "Share of moves whose player won the game, by the turn of the move."),
     from_dialogues=True,
-    picture=("accuracy.png", "accuracy"),
     terminal=True,
     comparisons=(
         Comparison("Final turn, held out", RIGHT, last_turn=True, held_out=True),
@@ -127,7 +123,6 @@ MAJORITY = Panel(
     whole=True,
     debate=True,
     voters=3,
-    picture=("majority.png", "accuracy of the majority vote"),
     comparisons=(Comparison("Majority vote at the final turn", RIGHT, last_turn=True),),
 )
 AGREEMENT = Panel("Agreement", "Share of questions on which all agents give the same answer.", whole=True, debate=True)
@@ -135,20 +130,17 @@ CHANGES = Panel(
     "Corrected and spoiled answers",
     "Share of answers that went from wrong to right, or from right to wrong, between one turn and the next.",
     debate=True,
-    picture=("changes.png", "share of answers that changed"),
 )
 FINISHED = Panel(
     "Questions ended early",
     "Share of questions that ended because the agents agreed, by turn.",
     whole=True,
     debate=True,
-    picture=("finished.png", "share of questions finished at a turn"),
 )
 REWARD = Panel(
     "Reward, by name",
     "Mean of each named reward over all utterances. The score is the weighted sum of the sources. The credit is what "
     "is trained on: the score after rules, fines and charges.",
-    picture=("reward.png", "mean reward"),
     terminal=True,
     comparisons=(Comparison("Reward", "Mean score of an utterance.", only="reward/score"),),
 )
@@ -157,24 +149,11 @@ VERIFIED = Panel(
     "Mean score of the answers that the task's grader finds right, and of those that it finds wrong.",
     whole=True,
 )
-BONUS = Panel(
-    "Collaboration bonus",
-    "Mean collaboration bonus, by agent and turn.",
-    chart=False,
-    picture=("bonus.png", "mean collaboration bonus"),
-)
 PENALTIES = Panel("Penalties", "Mean of each penalty over the utterances that got it.")
-COUNTS = Panel(
-    "Penalties, counted",
-    "Penalties that were given in an update, by agent and turn.",
-    chart=False,
-    picture=("penalties.png", "penalties per update"),
-)
 KL = Panel(
     "KL to the reference",
     "How far a policy has moved from where it began, in nats per answer.",
     part="health",
-    picture=("kl.png", "KL to the reference, nats per answer"),
     terminal=True,
     comparisons=MEAN,
 )
@@ -226,12 +205,12 @@ METRICS = (
     Metric("reward/charge/NAME", "What a reward costs (`reward.charges`), over the utterances that are charged for it.", "reward"),
     Metric("reward/penalty/NAME/AGENT", "The same for one agent.", "reward"),
     Metric("reward/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "reward"),
-    Metric("reward/bonus/AGENT/turn_N", "Bonus for collaboration of one agent in one turn.", "reward", BONUS),
+    Metric("reward/bonus/AGENT/turn_N", "Bonus for collaboration of one agent in one turn.", "reward"),
     Metric("reward/NAME/AGENT", "A reward of one agent.", "reward"),
     Metric("reward/NAME/AGENT/turn_N", "A reward of one agent in one turn.", "reward"),
     Metric("count/penalty/NAME", "Utterances that got a penalty.", "utterances"),
     Metric("count/penalty/NAME/AGENT", "The same for one agent.", "utterances"),
-    Metric("count/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "utterances", COUNTS),
+    Metric("count/penalty/NAME/AGENT/turn_N", "The same for one agent in one turn.", "utterances"),
     Metric("POLICY/untrained_share", "Utterances that could have been trained on but have no credit, of all that the policy was to learn from.", "share",
            Panel("Utterances without credit", "Share of a policy's utterances that could have been trained on but have no credit.", "health", whole=True, absent_if_zero=True, comparisons=MEAN)),
     Metric("POLICY/untrained/AGENT", "Such utterances of one agent. It is logged only where there are some.", "utterances"),
@@ -474,16 +453,14 @@ def page() -> str:
         "with `train/` before a name, or `eval/` in place of `eval_` (`train/reward/credit`, `eval/accuracy/turn_1`). They get the trainer's",
         "arguments too, and the configuration's sections `agents`, `task`, `protocol`, `reward`, `advantage`, `branching` and `schedule`.",
         "",
-        "The last column names the chart of the report and the picture in the run's folder that show the metric.",
+        "The last column names the chart of the report that shows the metric.",
         "",
         "| metric | what it is | unit | drawn in |",
         "|---|---|---|---|",
     ]
     for metric in METRICS:
-        drawn = [metric.panel.title] if metric.panel is not None and metric.panel.chart else []
-        if metric.panel is not None and metric.panel.picture is not None:
-            drawn.append(f"`{metric.panel.picture[0]}`")
-        lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {'; '.join(drawn)} |")
+        drawn = metric.panel.title if metric.panel is not None else ""
+        lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {drawn} |")
     lines += [
         "",
         "A policy trained alone (`trl_ext.PPOv2Trainer`) logs the same without `POLICY/`. Its evaluations log "

@@ -29,7 +29,6 @@ from maporl.report.metric_panels import REWARD, ROWS
 from maporl.report.names import agents_of, named, part_name, subject, title_of
 from maporl.report.read import Run, read_run
 from maporl.report.result import first_screen
-from maporl.report.setup import setup
 from maporl.report.story import (
     OTHERS,
     REFUSED,
@@ -42,6 +41,7 @@ from maporl.report.story import (
     learns_from,
     paired_gain,
     rounds,
+    setup,
     story,
     talking_gain,
     talking_table,

@@ -1,5 +1,6 @@
 """A run in sentences: what the team is, how it was trained, what it learned, and whether talking helps."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from maporl.evaluation.metrics import Difference, Evaluation, Share
@@ -7,14 +8,16 @@ from maporl.report.calling import calling, refusals
 from maporl.report.charts import compared_names, finite
 from maporl.report.crossplay import told
 from maporl.report.dialogues import LAST_UPDATES, game_of, graded, last_answers, newest, right_share
-from maporl.report.language import counted, few_updates, listed, percent
-from maporl.report.listening import knowledge, listening, speak_first_alone
+from maporl.report.language import counted, few_updates, percent
+from maporl.report.listening import knowledge_table, listening_table, speak_first_alone
 from maporl.report.metric_panels import ACCURACY, Comparison
 from maporl.report.names import agents_of, is_prompts, model_name, part_name
 from maporl.report.read import Run
 from maporl.text import visible
 from maporl.types import Dialogue
 
+Row = tuple[str, str]
+"""The name of a property, and its value."""
 TOOLS, OTHERS, UNREAD = "How do they use tools?", "Do the agents work with others?", "What could not be read?"
 REFUSED = "Which requests were refused?"
 """The titles of the parts that a page shows as sentences."""
@@ -25,13 +28,12 @@ FEW = 6
 def story(run: Run) -> list[dict[str, str]]:
     """Paragraphs about a run, each with its title; those that the run has nothing for are left out."""
     game = is_game(run)
+    tables = () if game else (knowledge_table(run), talking_table(run), listening_table(run))
     parts = [
-        ("The team", _team(run)),
-        ("How it was trained", _training(run)),
+        ("The team", _rows(_team(run))),
+        ("How it was trained", " ".join([_rows(_training(run)), *learns_from(run)]).strip()),
         ("What it learned", _games(run) if game else _learned(run)),
-        ("Who knows what?", "" if game else knowledge(run)),
-        ("Does talking help?", "" if game else _talking(run)),
-        ("When do they listen?", "" if game else listening(run)),
+        *((table["title"], _in_words(table)) for table in tables if table is not None),
         (TOOLS, calling(run)),
         (REFUSED, refusals(run)),
         (OTHERS, told(run.crossplay) if run.crossplay else ""),
@@ -40,36 +42,47 @@ def story(run: Run) -> list[dict[str, str]]:
     return [{"title": title, "text": visible(text)} for title, text in parts if text]
 
 
+def _in_words(table: dict[str, Any]) -> str:
+    """A table of the page as text: what it is about, and a sentence for each row."""
+    names = [f"{name} " if len(table["columns"]) > 2 else "" for name in table["columns"][1:]]
+    rows = [
+        (row[0], ", ".join(name + cell for name, cell in zip(names, row[1:], strict=True))) for row in table["rows"]
+    ]
+    return f"{table['about']} {_rows(rows)}"
+
+
+def _rows(rows: Iterable[Row]) -> str:
+    """Rows of two columns as sentences."""
+    return " ".join(f"{name}: {value.removesuffix('.')}." for name, value in rows if value)
+
+
+# -- what it is ---------------------------------------------------------------------------------------------------
+
+
+def setup(run: Run) -> list[Row]:
+    """The rows about the team, the task and the training. What the run does not record is left out."""
+    return [(visible(name), visible(value)) for name, value in (*_team(run), *_training(run)) if value]
+
+
 def is_game(run: Run) -> bool:
     """Whether the dialogues are games."""
     return any(game_of(one.dialogue) is not None for one in run.dialogues[:1])
 
 
-def _team(run: Run) -> str:
+def _team(run: Run) -> list[Row]:
     people = {u.agent for one in run.dialogues for u in one.dialogue.utterances if u.tags.get("person")}
-    output = str(run.config.get("output_dir"))
-    names = [
-        _with(name, "a person" if name in people else speaker(section, output))
-        for name, section in run.agents().items()
-    ] or agents_of(run)
-    protocol, task = run.section("protocol"), run.section("task")
-    who = listed(names) or "Agents that have not spoken yet"
-    played = ""
+    output, sections = str(run.config.get("output_dir")), run.agents()
+    rows = [
+        (f"Agent {name}", "a person" if name in people else speaker(sections.get(name) or {}, output) or "not recorded")
+        for name in agents_of(run)
+    ]
     if is_game(run):
-        played = f"game {game_of(run.dialogues[0].dialogue)}"
-    elif protocol.get("name"):
-        turns = f" in {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
-        played = f"protocol {part_name(protocol['name'])}{turns}"
-    told = f"{who} {'plays' if len(names) == 1 else 'play'} the {played}." if played else f"{who}."
-    if task.get("name") and not is_game(run):
-        name = "a data set of prompts" if is_prompts(run) else part_name(task["name"])
-        question = example_of(run)
-        told += f" The task is {name}." + (f" One of its questions is {question}." if question else "")
-    return told
-
-
-def _with(name: str, what: str) -> str:
-    return f"{name} ({what})" if what else name
+        return [*rows, ("Game", game_of(run.dialogues[0].dialogue) or "")]
+    protocol, task = run.section("protocol"), run.section("task")
+    turns = f", {counted(protocol['turns'], 'turn')}" if isinstance(protocol.get("turns"), int) else ""
+    played = f"{part_name(protocol['name'])}{turns}" if protocol.get("name") else ""
+    name = "a data set of prompts" if is_prompts(run) else part_name(task.get("name") or "")
+    return [*rows, ("Protocol", played), ("Task", name), ("One of its questions", example_of(run))]
 
 
 def example_of(run: Run) -> str:
@@ -84,16 +97,17 @@ def example_of(run: Run) -> str:
     return f"\u201c{short}\u201d{answer}"
 
 
-def _training(run: Run) -> str:
-    updates = run.updates()
-    if run.section("loop").get("stages"):
-        return rounds(run) + "".join(f" {each}" for each in warm_start(run))
-    if not updates:
-        return "No update has been made." if run.config.get("updates") is not None and not run.dialogues else ""
-    told = [
-        f"So far {amount(run)} have been made." if is_unfinished(run) else f"The team was trained for {amount(run)}."
+def _training(run: Run) -> list[Row]:
+    held_out = run.section("evaluation").get("temperature")
+    return [
+        ("Rounds", rounds(run)) if run.section("loop").get("stages") else ("Updates", amount(run)),
+        ("Held-out answers", "" if held_out is None else _sampled(held_out)),
+        ("Warm start", " ".join(warm_start(run))),
     ]
-    return " ".join([*told, *learns_from(run), *warm_start(run)])
+
+
+def _sampled(temperature: float) -> str:
+    return "the likeliest ones" if temperature == 0 else f"sampled at temperature {temperature:g}"
 
 
 def is_unfinished(run: Run) -> bool:
@@ -255,50 +269,19 @@ def how_drawn(run: Run) -> str:
     held_out, trained = run.section("evaluation").get("temperature"), run.section("ppo").get("temperature")
     if held_out is None or trained is None or held_out == trained:
         return ""
-    how = "the likeliest ones" if held_out == 0 else f"sampled at temperature {held_out:g}"
     return (
-        f" Held-out answers are {how}, and answers in training are sampled at temperature {trained:g}, so the charts "
-        "of training cannot be compared with the held-out numbers."
+        f" Held-out answers are {_sampled(held_out)}, and answers in training are sampled at temperature {trained:g}, "
+        "so the charts of training cannot be compared with the held-out numbers."
     )
-
-
-def _talking(run: Run) -> str:
-    gain = talking_gain(run)
-    first, last = _share(run.after, 0), _share(run.after, -1)
-    if run.after is None or gain is None or first is None or last is None:
-        return ""
-    alone = best_alone(run)
-    verdict = {
-        1: "Yes." if alone is None or alone[1].sign == 1 else "On average, yes.",
-        -1: "No, it hurts.",
-        0: "Not clearly: the difference between the turns may be chance.",
-    }[gain.sign]
-    told = (
-        f"{verdict} Answers of the first turn are right {percent(first)} of the time and answers of the last turn "
-        f"{percent(last)}: {gain.points()}. {_answered_again(run.after)}"
-    )
-    if alone is not None:
-        best, difference = alone
-        opening, closing = (run.after.turns[i].agents for i in (0, -1))
-        moves = [
-            f"{name} goes from {opening[name].value:.1%} to {closing[name].value:.1%}" for name in _both(run.after)
-        ]
-        doubt = {1: "better", -1: "worse", 0: "neither clearly better nor clearly worse"}[difference.sign]
-        told += (
-            f" {listed(moves)}. The best agent alone is {best}, whose first answers are right "
-            f"{opening[best].value:.1%} of the time. The last turn of all agents is {doubt}: {difference.points()}. At "
-            f"least one agent is right on {_anybody(run, 0):.1%} of the questions in the first turn and on "
-            f"{_anybody(run, -1):.1%} in the last."
-        )
-    return told
 
 
 def talking_table(run: Run) -> dict[str, Any] | None:
     """What talking is worth beside what one agent alone could do, as a table."""
     first, last = _share(run.after, 0), _share(run.after, -1)
-    if run.after is None or talking_gain(run) is None or first is None or last is None:
+    if run.after is None or (gain := talking_gain(run)) is None or first is None or last is None:
         return None
     rows = [["all agents, first turn", percent(first)], ["all agents, last turn", percent(last)]]
+    rows.append(["last turn minus first, in points", gain.brief()])
     if (alone := best_alone(run)) is not None:
         best, difference = alone
         rows += [

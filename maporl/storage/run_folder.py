@@ -22,7 +22,7 @@ LEARNS_FROM = "learns_from.txt"
 """What a run learns from, in a sentence for each part (:mod:`maporl.training.learns_from`)."""
 EVALUATED = ("evaluation_after.json", "evaluation_after.jsonl")
 RESULTS = (FINAL, *EVALUATED, "crossplay.json")
-"""What the end of a run leaves besides pictures and reports, which are drawn again."""
+"""What the end of a run leaves besides reports, which are written again."""
 
 
 class RunExists(UserError, RuntimeError):

@@ -19,7 +19,7 @@ train` on {trained} labelled answers ({data_sha256}), binary cross-entropy at {w
 {rows}
 {doubt}
 Temperature, fitted on half of the held-out questions: {temperature:.3f}. `verifier.json` has all measures, also by
-question and by answer length; `reliability.png` shows the calibration.
+question and by answer length, and as `bins` the calibration: answers, mean score and share right.
 
 ```python
 from maporl.rewards.verifier.model import Verifier

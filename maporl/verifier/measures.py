@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,6 +100,7 @@ def summary(outputs: np.ndarray, labels: np.ndarray, temperature: float = 1.0) -
         "accuracy": accuracy(scores, labels),
         "auc": auc(scores, labels),
         "ece": ece(scores, labels),
+        "bins": calibration_bins(scores, labels),
         "nll": nll(outputs / temperature, labels),
     }
 
@@ -137,20 +137,3 @@ def by_length(
         for mask in (place == quarter for quarter in range(4))
         if mask.any()
     ]
-
-
-def reliability_plot(curves: dict[str, tuple[np.ndarray, np.ndarray]], file: Path) -> None:
-    """Draw the share of right answers against the mean score by bin: a curve for each named (scores, labels)."""
-    from matplotlib.figure import Figure  # the object interface: no global figure is left behind
-
-    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
-    for name, (scores, labels) in curves.items():
-        bins = calibration_bins(scores, labels)
-        legend = f"{name}, ECE {ece(scores, labels):.3f}"
-        axes.plot([b[1] for b in bins], [b[2] for b in bins], marker="o", linewidth=1.4, markersize=4, label=legend)
-    axes.set(xlabel="mean score", ylabel="share of right answers", xlim=(0, 1), ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
-    figure.savefig(file, dpi=110)

@@ -44,8 +44,6 @@ from maporl.verifier.measures import (
     by_question,
     fit_temperature,
     reached_by_chance,
-    reliability_plot,
-    sigmoid,
     summary,
 )
 from maporl.verifier.options import TrainOptions
@@ -56,7 +54,6 @@ from trl_ext.models.forward import base_of
 from trl_ext.models.weights import WeightsError, read_model, read_pretrained
 from trl_ext.process import distributed
 
-PLOT = "reliability.png"
 logger = logging.getLogger(__name__)
 _DTYPES = {False: torch.float32, True: torch.bfloat16}
 
@@ -254,8 +251,8 @@ def outputs_of(model: PreTrainedModel, rows: Sequence[Row], batch_size: int) -> 
 # -- measuring ----------------------------------------------------------------------------------------------------
 
 
-def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float, dict[str, Any], dict[str, Any]]:
-    """(temperature, metrics, curves for the reliability plot) of held-out rows.
+def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float, dict[str, Any]]:
+    """Return the temperature and the measures of held-out rows.
 
     The temperature is fitted on one half of the questions and measured on the other half. With fewer than 2 questions
     it stays 1.
@@ -272,16 +269,11 @@ def evaluate(outputs: np.ndarray, rows: Sequence[Row], seed: int) -> tuple[float
         "by_answer_tokens": by_length(outputs, labels, np.array([len(row.ids) - row.start for row in rows])),
         "auc_reached_by_chance": reached_by_chance(labels),
     }
-    curves = {"as trained": (sigmoid(outputs), labels)}
     if fitting.any():
         rest = ~fitting
         metrics["other_half_before_temperature"] = summary(outputs[rest], labels[rest])
         metrics["other_half_after_temperature"] = summary(outputs[rest], labels[rest], temperature)
-        curves = {
-            "as trained": (sigmoid(outputs[rest]), labels[rest]),
-            f"temperature {temperature:.2f}": (sigmoid(outputs[rest] / temperature), labels[rest]),
-        }
-    return temperature, metrics, curves
+    return temperature, metrics
 
 
 def train_verifier(file: Path, folder: Path, options: TrainOptions, quiet: bool = False) -> dict[str, Any]:
@@ -317,7 +309,7 @@ def _train(file: Path, folder: Path, options: TrainOptions, quiet: bool, work: P
         _must_show_something(held_out, file)
     merged = fit(model, train, options, work, quiet)
     outputs = outputs_of(merged, held_out, options.batch_size)
-    temperature, metrics, curves = evaluate(outputs, held_out, options.seed)
+    temperature, metrics = evaluate(outputs, held_out, options.seed)
     record = {
         "temperature": temperature,
         "loss": options.loss,
@@ -338,7 +330,7 @@ def _train(file: Path, folder: Path, options: TrainOptions, quiet: bool, work: P
         if distributed.is_main():
             logger.warning("%s: %s. It is saved, and its verifier.json says so; %s", folder, doubt, remedy)
     if distributed.is_main():
-        _save(merged, tokenizer, record, curves, folder)
+        _save(merged, tokenizer, record, folder)
     return record
 
 
@@ -359,10 +351,9 @@ def _must_show_something(held_out: Sequence[Row], file: Path) -> None:
     )
 
 
-def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, curves: dict, folder: Path) -> None:
+def _save(model: PreTrainedModel, tokenizer: Tokenizer, record: dict, folder: Path) -> None:
     with new_folder(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / RECORD).write_text(json.dumps(record, indent=1))
-        reliability_plot(curves, partial / PLOT)
         write_card(partial, folder.name, record)

@@ -49,8 +49,6 @@ def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(
         final = alone["turns"][-1]["team"]
         assert own["final"] == {key: final[key] for key in ("value", "low", "high")} == result["matrix"][number][number]
         assert sum(own["right"]) == final["count"]
-        for name in ("crossplay.json", "crossplay.png"):
-            assert (run / name).stat().st_size > 1000
         assert json.loads((run / "crossplay.json").read_text()) == result
     assert len({tuple(team["right"]) for team in result["teams"]}) > 1, "teams differ, or this test sees nothing"
     page = data_of(write_report([copies[0]]).read_text())
@@ -60,7 +58,7 @@ def test_the_command_plays_draws_and_reports_and_its_diagonal_is_what_eval_says(
     table = invoke("crossplay", *copies, "--set", "evaluation.questions=4", "--output", tmp_path / "out")
     assert table.exit_code == 0, table.output
     assert (
-        "bob of seed2" in table.output and "4 questions" in table.output and (tmp_path / "out/crossplay.png").exists()
+        "bob of seed2" in table.output and "4 questions" in table.output and (tmp_path / "out/crossplay.json").exists()
     )
 
 

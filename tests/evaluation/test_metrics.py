@@ -1,11 +1,10 @@
-"""Statistics of an update and of an evaluation, and their pictures."""
+"""Statistics of an update and of an evaluation."""
 
 import math
 
 import pytest
 
 from maporl.evaluation.metrics import Evaluation, Share, evaluate_dialogues
-from maporl.report.plots import plot_run
 from maporl.rewards.scoring import mean_rewards, reward_sums
 from maporl.types import Dialogue, Example, Grade, Utterance
 
@@ -62,30 +61,6 @@ def test_rewards_are_logged_by_agent_and_turn_and_penalties_counted():
     assert {k: v for k, v in metrics.items() if k.startswith("count/")} == {
         "count/penalty/no_eos": 1.0, "count/penalty/no_eos/bob": 1.0, "count/penalty/no_eos/bob/turn_1": 1.0,
     }  # fmt: skip
-
-
-def test_a_run_is_drawn_with_what_it_has(tmp_path):
-    metrics = [
-        {
-            "step": step, "tokens_per_second": 1.0, "accuracy/turn_1": 0.1 * step, "accuracy/turn_1/ann": 0.5,
-            "majority/turn_1": 0.2, "reward/score": 0.3, "ann/objective/kl": 0.1, "change/1_to_2/improved": 0.1,
-            "reward/bonus/ann/turn_1": 0.2, "count/penalty/no_eos/ann/turn_1": 3.0,
-        }
-        for step in (1, 2, 3)
-    ]  # fmt: skip
-    metrics.append({"step": 3, "eval_accuracy/turn_1": 0.4})
-    files = {p.name for p in plot_run(metrics, tmp_path)}
-    assert files == {
-        "accuracy.png",
-        "majority.png",
-        "changes.png",
-        "reward.png",
-        "bonus.png",
-        "penalties.png",
-        "kl.png",
-    }
-    assert all((tmp_path / name).stat().st_size > 5_000 for name in files)
-    assert plot_run([{"step": 1, "accuracy/turn_1": 0.5}], tmp_path / ".") == [tmp_path / "accuracy.png"]
 
 
 def test_the_wilson_interval_of_nothing_is_unknown():

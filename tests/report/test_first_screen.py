@@ -12,7 +12,7 @@ from maporl.report.names import model_name, named, part_name, title_of
 from maporl.report.page import about
 from maporl.report.read import read_run
 from maporl.report.result import first_screen
-from maporl.report.setup import setup
+from maporl.report.story import setup
 from maporl.types import Dialogue, Example, Grade, Trace, Utterance
 
 CACHED = "/home/me/.cache/huggingface/hub/models--HuggingFaceTB--SmolLM2-135M/snapshots/0a1b2c"

@@ -21,7 +21,7 @@ from folders import ROOT
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["tests.support.no_garbage", "maporl.cli.main", "maporl.runs.train", "maporl.report.page", "maporl.report.plots"]
+    ["tests.support.no_garbage", "maporl.cli.main", "maporl.runs.train", "maporl.report.page"]
 )
 
 

@@ -32,6 +32,10 @@ def test_a_script_beside_a_clone_that_is_called_maporl_imports_the_package(tmp_p
     assert [file.read_text().strip() for file in installed.glob("*.pth")] == [str(clone)]
     (tmp_path / "script.py").write_text(SCRIPT)
     run = subprocess.run(
-        [sys.executable, "-E", "-S", "script.py", str(installed)], cwd=tmp_path, check=True, capture_output=True, text=True
+        [sys.executable, "-E", "-S", "script.py", str(installed)],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert run.stdout.strip() == str(clone / "maporl/__init__.py")

@@ -167,7 +167,7 @@ def test_a_run_leaves_everything_that_the_command_leaves_and_every_command_takes
     assert config["task"] == {**config["task"], "name": "toy_sum", "largest": 9} and "split" not in config["task"]
     assert config["protocol"]["name"] == "debate" and config["protocol"]["turns"] == 2
     assert config["updates"] == 2 and config["seed"] == 3 and config["only_in_python"] == {}
-    assert "ann (a model without a name, saved in initial/ann) and bob" in told(run)["The team"]
+    assert "Agent ann: a model without a name, saved in initial/ann. Agent bob" in told(run)["The team"]
     shutil.move(run, tmp_path / "moved")  # a run's folder may be moved
     run = tmp_path / "moved"
     evaluated = maporl("eval", run, "--json")
@@ -241,7 +241,7 @@ def test_a_run_resumes_in_python_and_ends_as_the_whole_run(team, tmp_path):
     run = tmp_path / "run"
     first = trainer_of(run, team(), **options | {"more": {"reward": READABLE, "callbacks": [StopAfter(1)]}})
     first.train()
-    assert (run / "final").is_dir() and "trained for 1 update " in told(run)["How it was trained"]
+    assert (run / "final").is_dir() and "Updates: 1 update " in told(run)["How it was trained"]
     second = trainer_of(run, team(), **options)
     second.train(resume_from_checkpoint=True)
     assert second.before == first.before and second.after == whole.after
@@ -347,7 +347,11 @@ def test_agents_of_every_kind_come_back_also_from_the_hub(tiny, tmp_path, monkey
     assert agents["ann"]["model"] == agents["bob"]["model"] == f"{run}/initial/ann/base"
     assert agents["oracle"]["engine"] == "python" and "engines.oracle" in config_of(run)["only_in_python"]
     text = told(run)["The team"]
-    assert "me (a person)" in text and "oracle (an engine that was passed in Python)" in text and "frozen" in text
+    assert (
+        "Agent me: a person." in text
+        and "Agent oracle: an engine that was passed in Python." in text
+        and "frozen" in text
+    )
     (pushed := tmp_path / "pushed").mkdir()
     contents, _ = pack(read_run(run), "org/team")
     for path, content in contents.items():
@@ -431,7 +435,7 @@ def test_parts_without_a_name_are_described_and_refused_by_their_names(team, tmp
         "training.callbacks.TrainerCallback",
     ]
     text = told(run)
-    assert "play the protocol" in text["The team"] and "Relay" in text["The team"] and "debate" not in text["The team"]
+    assert "Protocol: " in text["The team"] and "Relay" in text["The team"] and "debate" not in text["The team"]
     assert written["only_in_python"]["task"].endswith("Tripling, which no other process can import")
     assert "The reward is odd." in text["How it was trained"]
     assert maporl("report", run).exit_code == 0 and maporl("watch", run, "--tui").exit_code == 0
@@ -651,7 +655,7 @@ def test_a_run_that_fails_on_the_way_leaves_a_report_and_no_final_weights(team, 
     with pytest.raises(RuntimeError):
         trainer_of(run, team(), updates=4, more=more).train()
     assert not (run / "final").exists() and not (run / "evaluation_after.json").exists()
-    assert "So far 2 of 4 updates" in told(run)["How it was trained"]
+    assert "Updates: 2 of 4 updates" in told(run)["How it was trained"]
     page = data_of((run / "report.html").read_text())
     assert page["runs"][0]["finished"] is False
 
@@ -671,7 +675,7 @@ def test_a_stopped_run_says_so_and_leaves_a_report(team, tmp_path):
     with pytest.raises(Interrupted):
         trainer.train()
     assert (run / "report.html").is_file() and (run / "checkpoint-1").is_dir() and not (run / "final").exists()
-    assert "So far 1 of 3 updates" in told(run)["How it was trained"]
+    assert "Updates: 1 of 3 updates" in told(run)["How it was trained"]
 
 
 def test_a_report_that_fails_costs_no_run(team, tmp_path, monkeypatch, capsys):
@@ -765,7 +769,9 @@ def test_a_report_without_a_configuration_claims_nothing(records):
     assert not [claim for claim in CLAIMS if claim in text]
     rows = {row["key"]: row["values"] for row in compared["comparison"]["results"]}
     assert rows["protocol"] == rows["task"] == ["\u2013", "\u2013"] and not compared["comparison"]["comparable"]
-    assert told(records)["The team"] == "ann and bob."
+    assert told(records)["The team"].startswith(
+        "Agent ann: not recorded. Agent bob: not recorded. One of its questions: "
+    )
 
 
 def test_a_report_states_every_value_that_it_knows(records):
