@@ -56,7 +56,7 @@ def train(
     load_libraries()
     from maporl.cli.common import Screen
     from maporl.config.threads import threads_of
-    from maporl.evaluation.tables import audit_table, before_after, flip_lines, learned
+    from maporl.evaluation.tables import audit_table, evaluation_table, flip_lines, learned
     from maporl.report.audit import AUDIT, audit_of, read_audit
     from maporl.report.read import read_run
     from maporl.runs.train import train as train_run
@@ -75,7 +75,7 @@ def train(
     if not distributed.is_main():
         return None
     if after is not None:
-        console.print(before_after(before, after))
+        console.print(evaluation_table(after, before, ("before", "after")))
         for line in flip_lines(after):
             console.print(line, soft_wrap=True)
     for name in ("metrics.jsonl", "dialogues.jsonl", "final"):

@@ -1,10 +1,12 @@
 """Tables that show evaluations in a terminal."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 from rich.text import Text
 
 from maporl.evaluation.crossplay import CrossPlay
-from maporl.evaluation.metrics import SCORE, Evaluation, Share
+from maporl.evaluation.metrics import SCORE, Evaluation, Share, TurnReport
 from trl_ext.learning.audit import Audit
 
 
@@ -14,36 +16,6 @@ def cell(share: Share | None) -> str:
         return "-"
     low, high = share.interval()
     return f"{share.value:.1%} [{low:.1%}, {high:.1%}]".replace("%", "")
-
-
-def before_after(before: Evaluation | None, after: Evaluation) -> Table:
-    """Return a table of the accuracy per turn and agent and of the mean score, before and after training. Without
-    labels it has the mean rewards alone."""
-    what = "mean rewards" if after.unlabelled else "accuracy in %"
-    intervals = "" if after.unlabelled else ", 95% intervals"
-    table = Table(title=f"Held-out {what}, {after.questions} questions{intervals}")
-    for heading in ("turn", "who", "before", "after"):
-        table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
-    table.caption = not_measured(after) or None
-    for number, turn in enumerate(() if after.unlabelled else after.turns):
-        old = before.turns[number] if before and number < len(before.turns) else None
-        rows = [(agent, old.agents.get(agent) if old else None, share) for agent, share in turn.agents.items()]
-        rows += [
-            ("all agents", old.team if old else None, turn.team),
-            ("majority", old.majority if old else None, turn.majority),
-        ]
-        for position, (who, was, now) in enumerate(rows):
-            table.add_row(
-                str(number + 1) if position == 0 else "",
-                who,
-                cell(was),
-                cell(now),
-                end_section=position == len(rows) - 1,
-            )
-    for name, mean in shown_rewards(after):
-        earlier = before.rewards.get(name) if before else None
-        table.add_row("", name, "-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}")
-    return table
 
 
 def learned(before: Evaluation | None, after: Evaluation) -> str:
@@ -84,24 +56,39 @@ def audit_table(done: Audit, part: str = "") -> Table:
     return table
 
 
-def evaluation_table(evaluation: Evaluation) -> Table:
-    """Return a table of one evaluation: turns, agents, votes, agreement and baselines."""
-    table = Table(title=f"{evaluation.questions} questions, {evaluation.tokens} tokens sampled, 95% intervals")
-    for heading in ("turn", "who", "accuracy in %"):
+def evaluation_table(now: Evaluation, before: Evaluation | None = None, columns: Sequence[str] = ("now",)) -> Table:
+    """Return a table of an evaluation: turns, agents, votes, agreement, baselines and mean rewards. Without labels it
+    has the rewards alone.
+
+    Args:
+        now: the evaluation.
+        before: an earlier one, for the first of two columns.
+        columns: what stands above ``now``, or above both.
+    """
+    what, intervals = ("mean rewards", "") if now.unlabelled else ("right in %", ", 95% intervals")
+    table = Table(title=f"{now.questions} questions, {now.tokens} tokens sampled, {what}{intervals}")
+    for heading in ("turn", "who", *columns):
         table.add_column(heading, justify="left" if heading == "who" else "right", no_wrap=True)
-    for number, turn in enumerate(evaluation.turns, 1):
-        rows = list(turn.agents.items())
-        if len(rows) != 1:  # one agent is the team, its own majority, and agrees with itself
-            rows += [("all agents", turn.team), ("majority vote", turn.majority), ("agreement", turn.agreement)]
-        for position, (who, share) in enumerate(rows, 1):
-            ends = position == len(rows) and number == len(evaluation.turns)
-            table.add_row(str(number), who, cell(share), end_section=ends)
-    for name, share in evaluation.baselines.items():
-        table.add_row("", name, cell(share))
-    for name, mean in shown_rewards(evaluation):
-        table.add_row("", name, f"{mean:.4g}")
-    table.caption = not_measured(evaluation) or None
+    table.caption = not_measured(now) or None
+    for number, turn in enumerate(() if now.unlabelled else now.turns):
+        old = _shares(before.turns[number]) if before and number < len(before.turns) else {}
+        rows = _shares(turn)
+        for position, (who, share) in enumerate(rows.items(), 1):
+            cells = [cell(old.get(who)), cell(share)][-len(columns) :]
+            table.add_row("" if position > 1 else str(number + 1), who, *cells, end_section=position == len(rows))
+    for name, share in now.baselines.items():
+        table.add_row("", name, *["-"] * (len(columns) - 1), cell(share))
+    for name, mean in shown_rewards(now):
+        earlier = before.rewards.get(name) if before else None
+        cells = ["-" if earlier is None else f"{earlier:.4g}", f"{mean:.4g}"][-len(columns) :]
+        table.add_row("", name, *cells)
     return table
+
+
+def _shares(turn: TurnReport) -> dict[str, Share]:
+    """Return the shares of a turn by who has them. One agent is the team, its own majority, and agrees with itself."""
+    all_agents = {"all agents": turn.team, "majority vote": turn.majority, "agreement": turn.agreement}
+    return {**turn.agents, **(all_agents if len(turn.agents) != 1 else {})}
 
 
 def flip_lines(evaluation: Evaluation) -> list[str]:

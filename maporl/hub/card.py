@@ -5,10 +5,10 @@ import re
 from huggingface_hub import ModelCardData
 
 from maporl.report.failures import failures
-from maporl.report.names import part_name
 from maporl.report.page import results
 from maporl.report.read import Run
 from maporl.report.story import story
+from maporl.text import visible
 
 _CARD = """---
 {data}
@@ -40,7 +40,7 @@ maporl eval {name}    # held-out accuracy per turn
 Each policy has a folder with a model or an adapter: {policies}. The folder `critic` in it is for further training
 only. `config.yaml` is what is recorded of the run, and `report.html` is its report.
 
-{method}
+{learned}
 
 ## Citation
 
@@ -58,6 +58,7 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         tags=["maporl", "trl", "ppo", "multi-agent", "reinforcement-learning"],
     )
     summary = "\n\n".join(f"**{part['title']}** {part['text']}" for part in story(run))
+    learned = "\n".join(f"- {visible(line)}" for line in run.learns_from)
     failed = failures(run)
     lines = "\n".join(f"- {line['text']}" for line in failed["lines"])
     return _CARD.format(
@@ -68,25 +69,8 @@ def card(run: Run, name: str, policies: list[str]) -> str:
         results=_results(run),
         policies=", ".join(f"`{policy}`" for policy in policies),
         made="trained together" if run.updates() else "saved",
-        method=_method(run),
+        learned=f"## What it learned from\n\n{learned}" if learned else "",
     )
-
-
-def _method(run: Run) -> str:
-    """Return the card's section on the training, with what the run's folder tells of it."""
-    updates = run.updates()
-    if not updates:
-        return ""
-    ppo = run.section("ppo")
-    facts = {
-        "protocol": run.section("protocol").get("name"),
-        "task": run.section("task").get("name"),
-        "updates": updates[-1]["step"],
-        "objective": ppo.get("objective"),
-        "KL coefficient": ppo.get("kl_coef"),
-    }
-    told = ", ".join(f"{what} `{part_name(value)}`" for what, value in facts.items() if value is not None)
-    return f"## Method\n\nReinforcement learning on the team's own dialogues: {told}."
 
 
 def _results(run: Run) -> str:

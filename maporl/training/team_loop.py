@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from maporl.errors import refuse
 from maporl.evaluation.metrics import Evaluation
-from maporl.evaluation.tables import audit_table, before_after, learned
+from maporl.evaluation.tables import audit_table, evaluation_table, learned
 from maporl.protocols.program import Program
 from maporl.report.audit import TEAM
 from maporl.report.metric_panels import bar_text, what_matters_first
@@ -211,7 +211,9 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         if self._tells:
             self.progress.close()
             if self.after is not None:
-                Console(markup=False, highlight=False).print(before_after(self.before, self.after))
+                Console(markup=False, highlight=False).print(
+                    evaluation_table(self.after, self.before, ("before", "after"))
+                )
                 print(printable(learned(self.before, self.after)))
             done = self.audit
             Console(markup=False, highlight=False).print(audit_table(done))

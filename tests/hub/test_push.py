@@ -140,7 +140,8 @@ def test_the_card_has_results_method_and_citation_and_policies_say_where_they_ar
     for words in (
         'Team.from_pretrained("org/team")',
         "maporl play org/team",
-        "protocol `debate`",
+        "Protocol: debate",
+        "\n- policy ",
         "ACL\n2025",
         "What it learned",
     ):

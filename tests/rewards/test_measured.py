@@ -9,7 +9,7 @@ from rich.console import Console
 from maporl import Arithmetic, RewardSource, train
 from maporl.config.schema import AnnotatorSection, ArenaSection, JudgeSection, RewardSection
 from maporl.evaluation.metrics import Evaluation
-from maporl.evaluation.tables import before_after, evaluation_table, learned
+from maporl.evaluation.tables import evaluation_table, learned
 from maporl.rewards.build import find_source
 from maporl.rewards.scoring import why_not_measured
 from maporl.runs.build import build_trainer
@@ -79,7 +79,7 @@ def test_a_run_reports_the_mean_trained_score_and_what_it_is_without(tmp_path):
     assert held_out["eval_reward/score"] == after.rewards["reward/score"], "the weights after the only update"
     assert next(line for line in logged if "reward/majority" in line)[f"reward/{__name__}:Fails"] == 0.25
     console = Console(record=True, width=200)
-    for table in (before_after(before, after), evaluation_table(after)):
+    for table in (evaluation_table(after, before, ("before", "after")), evaluation_table(after)):
         console.print(table)
     text = " ".join(console.export_text().split())
     assert text.count(f"{after.rewards['reward/score']:.4g}") >= 2 and "reward/format" not in text

@@ -715,7 +715,7 @@ FULL = {
         "ann": {"tiny": {"architecture": "qwen3", "layers": 5}, "trainable": False},
         "bob": {"engine": "openai", "api": {"model": "MODELNAME"}},
     },
-    "ppo": {"objective": "OBJECTIVE", "temperature": 0.9, "kl_coef": 0.25},
+    "ppo": {"temperature": 0.9, "kl_coef": 0.25},
     "evaluation": {"temperature": 0.0},
     "reward": {"sources": {"SOURCE": 1.5}},
     "warm_start": {"steps": 11, "wrong": 0.37, "agents": {"bob": {"skill": "SKILL", "wrong": 0.41, "gives_in": 0.21}}},
@@ -723,7 +723,7 @@ FULL = {
 WORDS = {
     ("task", "name"): "TASKNAME", ("protocol", "name"): "PROTOCOLNAME", ("protocol", "turns"): "7 turns",
     ("agents", "ann", "tiny", "architecture"): "qwen3", ("agents", "ann", "tiny", "layers"): "5 layers",
-    ("agents", "bob", "api", "model"): "MODELNAME", ("ppo", "objective"): "OBJECTIVE", ("reward", "sources", "SOURCE"): "SOURCE",
+    ("agents", "bob", "api", "model"): "MODELNAME", ("reward", "sources", "SOURCE"): "SOURCE",
     ("warm_start", "steps"): "11 steps", ("warm_start", "wrong"): "37%", ("warm_start", "agents", "bob", "skill"): "SKILL",
     ("warm_start", "agents", "bob", "wrong"): "41%", ("warm_start", "agents", "bob", "gives_in"): "21%",
     ("ppo", "temperature"): "temperature 0.9",
