@@ -10,7 +10,9 @@ from typing import Any
 
 from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
 from maporl.environments.adapters.open_env import OpenEnv
-from maporl.environments.base import Environment, Tool, Toolbox
+from maporl.environments.base import Environment as Environment
+from maporl.environments.base import Tool as Tool
+from maporl.environments.base import Toolbox as Toolbox
 from maporl.environments.calculator import calculator
 from maporl.environments.python import Python, RunTests
 from maporl.environments.search import QuestionSearch, bm25
@@ -30,5 +32,3 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "mcp": MCPEnvironment,
     "openenv": OpenEnv,
 }
-
-__all__ = ["ENVIRONMENTS", "TOOLS", "Environment", "Tool", "Toolbox"]

@@ -6,23 +6,25 @@ from maporl.config import Config, validated
 from maporl.config.imports import look_up
 from maporl.config.schema import AgentSection
 from maporl.errors import ConfigError
-from maporl.protocols.attempts import Attempts
-from maporl.protocols.base import Play, Protocol, must_be_protocol
-from maporl.protocols.call_return import CallReturn
-from maporl.protocols.chain import Chain
-from maporl.protocols.code import Code
-from maporl.protocols.collaboration import Collaboration
-from maporl.protocols.debate import Debate
-from maporl.protocols.design import Design
-from maporl.protocols.forum import Forum
-from maporl.protocols.game import PlayGame
+from maporl.protocols.attempts import Attempts as Attempts
+from maporl.protocols.base import Play as Play
+from maporl.protocols.base import Protocol as Protocol
+from maporl.protocols.base import must_be_protocol
+from maporl.protocols.call_return import CallReturn as CallReturn
+from maporl.protocols.chain import Chain as Chain
+from maporl.protocols.code import Code as Code
+from maporl.protocols.collaboration import Collaboration as Collaboration
+from maporl.protocols.debate import Debate as Debate
+from maporl.protocols.design import Design as Design
+from maporl.protocols.forum import Forum as Forum
+from maporl.protocols.game import PlayGame as PlayGame
 from maporl.protocols.judging import StepJudge, judge_of, judged
-from maporl.protocols.orchestrate import Orchestrate
-from maporl.protocols.program import Program
+from maporl.protocols.orchestrate import Orchestrate as Orchestrate
+from maporl.protocols.program import Program as Program
 from maporl.protocols.propose import Propose
-from maporl.protocols.refine import Refine
-from maporl.protocols.route import Route
-from maporl.protocols.world import PlayWorld
+from maporl.protocols.refine import Refine as Refine
+from maporl.protocols.route import Route as Route
+from maporl.protocols.world import PlayWorld as PlayWorld
 
 PROTOCOLS: dict[str, Any] = {
     "debate": Debate,
@@ -135,27 +137,3 @@ def policy_names(agent: str, section: AgentSection, config: Config) -> tuple[str
     if section.policy_per == "turn":
         return tuple(f"{policy}-turn{turn}" for turn in range(1, turns_of(config) + 1))
     return (f"{policy}-first", f"{policy}-rest") if section.policy_per == "first_and_rest" else (policy,)
-
-
-__all__ = [
-    "PROTOCOLS",
-    "Attempts",
-    "CallReturn",
-    "Chain",
-    "Code",
-    "Collaboration",
-    "Debate",
-    "Design",
-    "Forum",
-    "Orchestrate",
-    "Play",
-    "PlayGame",
-    "PlayWorld",
-    "Program",
-    "Protocol",
-    "Refine",
-    "Route",
-    "build_protocol",
-    "speakers",
-    "turns_of",
-]

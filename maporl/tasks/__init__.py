@@ -1,19 +1,24 @@
 """Tasks: questions with labels and a way to grade answers. ``TASKS`` names them all."""
 
-from maporl.tasks.anli import ANLI
-from maporl.tasks.base import Task, TaskError, read_examples
-from maporl.tasks.documents import Documents
-from maporl.tasks.episodes import Episodes
-from maporl.tasks.fantom import FANToM
-from maporl.tasks.gsm8k import GSM8K
-from maporl.tasks.hotpotqa import HotpotQA
-from maporl.tasks.mathematics import Mathematics
-from maporl.tasks.mixture import Mixture
-from maporl.tasks.programs import MBPP, HumanEval
-from maporl.tasks.prompts import PromptDataset, Prompts
-from maporl.tasks.registry import TASKS, build_task
-from maporl.tasks.tinygsm import TinyGSM
-from maporl.tasks.triplets import Triplets
+from maporl.tasks.anli import ANLI as ANLI
+from maporl.tasks.base import Task as Task
+from maporl.tasks.base import TaskError as TaskError
+from maporl.tasks.base import read_examples as read_examples
+from maporl.tasks.documents import Documents as Documents
+from maporl.tasks.episodes import Episodes as Episodes
+from maporl.tasks.fantom import FANToM as FANToM
+from maporl.tasks.gsm8k import GSM8K as GSM8K
+from maporl.tasks.hotpotqa import HotpotQA as HotpotQA
+from maporl.tasks.mathematics import Mathematics as Mathematics
+from maporl.tasks.mixture import Mixture as Mixture
+from maporl.tasks.programs import MBPP as MBPP
+from maporl.tasks.programs import HumanEval as HumanEval
+from maporl.tasks.prompts import PromptDataset as PromptDataset
+from maporl.tasks.prompts import Prompts as Prompts
+from maporl.tasks.registry import TASKS as TASKS
+from maporl.tasks.registry import build_task as build_task
+from maporl.tasks.tinygsm import TinyGSM as TinyGSM
+from maporl.tasks.triplets import Triplets as Triplets
 from maporl.tasks.verifiers import Verifiers
 
 TASKS |= {
@@ -38,25 +43,3 @@ TASKS |= {
     "documents": Documents,
     "triplets": Triplets,
 }
-
-__all__ = [
-    "ANLI",
-    "GSM8K",
-    "MBPP",
-    "TASKS",
-    "Documents",
-    "Episodes",
-    "FANToM",
-    "HotpotQA",
-    "HumanEval",
-    "Mathematics",
-    "Mixture",
-    "PromptDataset",
-    "Prompts",
-    "Task",
-    "TaskError",
-    "TinyGSM",
-    "Triplets",
-    "build_task",
-    "read_examples",
-]

@@ -20,24 +20,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future
+from concurrent.futures import ALL_COMPLETED as ALL_COMPLETED
+from concurrent.futures import FIRST_COMPLETED as FIRST_COMPLETED
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-
-__all__ = [
-    "ALL_COMPLETED",
-    "FIRST_COMPLETED",
-    "Discarded",
-    "Threads",
-    "check",
-    "dropped_by",
-    "finished",
-    "pause",
-    "result",
-    "taken",
-    "until",
-]
 
 Value = TypeVar("Value")
 SLICE = 0.2

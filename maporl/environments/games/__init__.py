@@ -2,19 +2,20 @@
 
 from typing import Any
 
-from maporl.environments.games.base import Game, IllegalMove
-from maporl.environments.games.exchange import Exchange
-from maporl.environments.games.gymnasium import Gymnasium
-from maporl.environments.games.kuhn import KuhnPoker
-from maporl.environments.games.path_plans import PathPlans
-from maporl.environments.games.petting_zoo import PettingZoo
-from maporl.environments.games.plan_path import PlanPath
-from maporl.environments.games.prisoners import PrisonersDilemma
-from maporl.environments.games.signals import Signals
-from maporl.environments.games.sokoban import Sokoban
-from maporl.environments.games.sudoku import Sudoku
-from maporl.environments.games.text_arena import TextArena
-from maporl.environments.games.tictactoe import TicTacToe
+from maporl.environments.games.base import Game as Game
+from maporl.environments.games.base import IllegalMove as IllegalMove
+from maporl.environments.games.exchange import Exchange as Exchange
+from maporl.environments.games.gymnasium import Gymnasium as Gymnasium
+from maporl.environments.games.kuhn import KuhnPoker as KuhnPoker
+from maporl.environments.games.path_plans import PathPlans as PathPlans
+from maporl.environments.games.petting_zoo import PettingZoo as PettingZoo
+from maporl.environments.games.plan_path import PlanPath as PlanPath
+from maporl.environments.games.prisoners import PrisonersDilemma as PrisonersDilemma
+from maporl.environments.games.signals import Signals as Signals
+from maporl.environments.games.sokoban import Sokoban as Sokoban
+from maporl.environments.games.sudoku import Sudoku as Sudoku
+from maporl.environments.games.text_arena import TextArena as TextArena
+from maporl.environments.games.tictactoe import TicTacToe as TicTacToe
 
 GAMES: dict[str, Any] = {
     "tictactoe": TicTacToe,
@@ -30,21 +31,3 @@ GAMES: dict[str, Any] = {
     "pettingzoo": PettingZoo,
     "gymnasium": Gymnasium,
 }
-
-__all__ = [
-    "GAMES",
-    "Exchange",
-    "Game",
-    "Gymnasium",
-    "IllegalMove",
-    "KuhnPoker",
-    "PathPlans",
-    "PettingZoo",
-    "PlanPath",
-    "PrisonersDilemma",
-    "Signals",
-    "Sokoban",
-    "Sudoku",
-    "TextArena",
-    "TicTacToe",
-]
