@@ -479,9 +479,10 @@ def to_record(dialogue: Dialogue) -> dict[str, Any]:
     record |= {"first_turn": 1, "ablations": [to_record(ablation) for ablation in dialogue.ablations]}
     for utterance in record["utterances"]:
         del utterance["tokens"]
-        utterance |= _turned(utterance, 1)
-        if utterance["trace"] is not None and (compared := utterance["trace"]["compared"]) is not None:
-            compared["key"] = _turned(compared["key"], 1)
+        utterance["turn"] += 1
+        key = ((utterance["trace"] or {}).get("compared") or {}).get("key", {})
+        if key.get("turn") is not None:
+            key["turn"] += 1
         for name in ("stop", "turn_end"):
             utterance[name] = utterance[name] and utterance[name].value
     return record
@@ -506,7 +507,9 @@ def from_record(record: Mapping[str, Any]) -> Dialogue:
 
 
 def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
-    values = _turned(_known(Utterance, entry), -first)
+    values = _known(Utterance, entry)
+    if isinstance(values.get("turn"), int):
+        values["turn"] = max(values["turn"] - first, 0)
     for name in ("parents", "settles", "schemas"):
         if name in values:
             values[name] = tuple(values[name])
@@ -520,15 +523,12 @@ def _utterance(entry: Mapping[str, Any], first: int) -> Utterance:
     if values.get("trace") is not None:
         values["trace"].earned = [(int(number), float(part)) for number, part in values["trace"].earned]
         if (compared := values["trace"].compared) is not None:
-            values["trace"].compared = compared | {"key": _turned(compared["key"], -first)}
+            turn = compared["key"].get("turn")
+            moved = {} if turn is None else {"turn": max(turn - first, 0)}
+            values["trace"].compared = compared | {"key": compared["key"] | moved}
     if "calls" in values:
         values["calls"] = [_call(call) for call in values["calls"]]
     return Utterance(**values)
-
-
-def _turned(values: dict[str, Any], more: int) -> dict[str, Any]:
-    """Return ``values`` with the number of their turn, if they have one, raised by ``more``."""
-    return values | {"turn": max(values["turn"] + more, 0)} if isinstance(values.get("turn"), int) else values
 
 
 def _call(entry: Mapping[str, Any]) -> Call:

@@ -78,8 +78,8 @@ def train(
         console.print(evaluation_table(after, before, ("before", "after")))
         for line in flip_lines(after):
             console.print(line, soft_wrap=True)
-    for name in ("metrics.jsonl", "dialogues.jsonl", "final"):
-        console.print(str(folder / name), soft_wrap=True)
+    for path in (folder / "metrics.jsonl", folder / "dialogues.jsonl", folder / "final"):
+        console.print(str(path), soft_wrap=True)
     if after is not None:
         console.print(learned(before, after), soft_wrap=True)
     file = folder / AUDIT

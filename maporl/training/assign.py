@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from maporl.config.schema import AdvantageConfig
 from maporl.errors import ConfigError
 from maporl.rounding import differ
 from maporl.training.samples import Columns, Name, TeamUpdateBatch, turn_batch, untrained_columns
-from trl_ext.learning.audit import COUNT, as_counts
+from trl_ext.learning.audit import COUNT
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.ppo import maths
@@ -57,7 +58,11 @@ class Advantages:
         self.state = BaselineState()
 
     def assign(
-        self, batches: dict[str, TokenBatch], columns: Mapping[str, Sequence[Columns]], others: Sequence[Columns] = ()
+        self,
+        batches: dict[str, TokenBatch],
+        columns: Mapping[str, Sequence[Columns]],
+        others: Sequence[Columns] = (),
+        turns: TurnBatch | None = None,
     ) -> tuple[dict[str, Metrics], dict[str, Tensor]]:
         """Fill in ``advantages``, ``returns`` and ``weight`` of token batches with old log-probabilities and values.
 
@@ -65,6 +70,7 @@ class Advantages:
             batches: by policy, the rows of all processes.
             columns: by policy, the columns of each row, in the same order.
             others: the columns of utterances that no policy trains on, if a transform needs them.
+            turns: those that policies train on, as rows without a reward. By default they are made of ``columns``.
 
         Returns:
             Statistics by policy, and by policy the indices of the rows with a weight. A policy without such rows is
@@ -77,20 +83,21 @@ class Advantages:
             return {}, {}
         rows = [(policy, number) for policy, entries in columns.items() for number in range(len(entries))]
         row_columns = [entry for entries in columns.values() for entry in entries]
+        turns = unpaid(row_columns) if turns is None else turns
         if self.returned.per_token:
-            self._number_groups(batches, rows, row_columns)
-            self._over_tokens(batches, rows, row_columns)
+            self._number_groups(batches, rows, turns)
+            self._over_tokens(batches, rows, turns)
             spreads: dict[str, Metrics] = {}
             if self.config.scale != "none":
                 whiten_groups(list(batches.values()))
         else:
-            spreads = self._over_rows(batches, rows, [*row_columns, *others])
+            spreads = self._over_rows(batches, rows, [*row_columns, *others], turns)
         measure = partial(row_metrics, options=self.options, alone=self.returned.along == "utterance")
         metrics = {n: measure(b, has_critic=n in self.critics) | spreads.get(n, {}) for n, b in batches.items()}
         if self.options.aggregation in ("sequence_mean", "per_main_rollout"):
-            for (policy, row), share in zip(rows, turn_shares(row_columns), strict=True):
+            for (policy, row), share in zip(rows, turn_shares(turns), strict=True):
                 batches[policy].weight[row] *= share
-        for name, compared in self._compared(row_columns).items():
+        for name, compared in self._compared(turns, row_columns).items():
             metrics[name] |= compared
         weighted = {name: batch.weight.nonzero().flatten() for name, batch in batches.items()}
         return metrics, {name: index for name, index in weighted.items() if len(index)}
@@ -125,14 +132,16 @@ class Advantages:
         gathered = {name: GlobalBatch.of(rows, together) for name, rows in batches.items()}
         others: list[Columns] = []
         if any(transform.needs_untrained_rows for transform in self.transforms):
-            trained = {c.name for part in columns.values() for c in part}
-            others = distributed.all_gather_lists(untrained_columns(batch.dialogues, trained))
-        batch.compared = self.compared([*(c for part in columns.values() for c in part), *others])
-        assigned, weighted = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others)
+            known = {c.name for part in columns.values() for c in part}
+            others = distributed.all_gather_lists(untrained_columns(batch.dialogues, known))
+        trained = [c for part in columns.values() for c in part]
+        turns, everything = unpaid(trained), [*trained, *others]
+        batch.compared = self.compared(unpaid(everything) if others else turns, everything)
+        assigned, weighted = self.assign({name: whole.rows for name, whole in gathered.items()}, columns, others, turns)
         batch.token_batches = {name: gathered[name].take(index).back(batches[name]) for name, index in weighted.items()}
         return {name: metrics[name] | assigned[name] for name in metrics}
 
-    def compared(self, columns: Sequence[Columns]) -> dict[Name, dict[str, Any]]:
+    def compared(self, turns: TurnBatch, columns: Sequence[Columns]) -> dict[Name, dict[str, Any]]:
         """Return which rows each row's return is compared with, as the record of a dialogue holds it.
 
         ``by`` is ``baseline``, or ``scale`` where the baseline compares no rows, and ``name`` is what the configuration
@@ -143,11 +152,10 @@ class Advantages:
         if slot.over == "nothing":
             return {}
         key = {"group": self.config.key, "agent": ("agent",), "batch": ()}[slot.over]
-        turns = turn_batch(columns, [0.0] * len(columns))
         found: dict[Name, dict[str, Any]] = {}
         for rows in turns.groups(key):
             values = {name: turns.column(name, "key")[rows[0]] for name in key}
-            credit = math.fsum(columns[i].credit for i in rows) / len(rows)
+            credit = math.fsum([columns[i].credit for i in rows]) / len(rows)
             group = {
                 "by": by,
                 "name": str(getattr(self.config, by)),
@@ -164,37 +172,35 @@ class Advantages:
         """Whether an answer is compared with others of its group, and not with what a critic expects or with all."""
         return not self.returned.per_token and self.baseline.over == "group"
 
-    def _compared(self, columns: Sequence[Columns]) -> dict[str, Metrics]:
+    def _compared(self, turns: TurnBatch, columns: Sequence[Columns]) -> dict[str, Metrics]:
         """Return for each policy the number of its groups with several rows, or 1 for the whole batch where rows are in
         no groups, and in how many of them credits differ."""
-        groups = turn_batch(columns, [0.0] * len(columns)).groups(self.config.key if self.in_groups else ("policy",))
-        counts: dict[str, Metrics] = {entry.policy: as_counts({"compared": 0.0, "differ": 0.0}) for entry in columns}
-        for rows in (rows for rows in groups if len(rows) > 1):
+        counts: dict[str, Metrics] = defaultdict(lambda: {f"{COUNT}compared": 0.0, f"{COUNT}differ": 0.0})
+        for rows in turns.groups(self.config.key if self.in_groups else ("policy",)):
             apart = float(differ([columns[i].credit for i in rows]))
-            for policy in {columns[i].policy for i in rows}:
+            for policy in {columns[i].policy for i in rows} if len(rows) > 1 else ():
                 counts[policy][f"{COUNT}compared"] += 1.0
                 counts[policy][f"{COUNT}differ"] += apart
         return counts
 
     # -- over tokens --------------------------------------------------------------------------------------------------
 
-    def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
+    def _number_groups(self, batches: dict[str, TokenBatch], rows: list[Row], turns: TurnBatch) -> None:
         """Fill in ``group``, by the key, by the agent, or for all rows. A group is whitened together."""
         key = {"agent": ("agent",), "batch": ()}.get(self.scale.over, self.config.key)
-        for number, members in enumerate(turn_batch(columns, [0.0] * len(columns)).groups(key)):
+        for number, members in enumerate(turns.groups(key)):
             for i in members:
                 policy, row = rows[i]
                 batches[policy].group[row] = number
 
-    def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> None:
+    def _over_tokens(self, batches: dict[str, TokenBatch], rows: list[Row], turns: TurnBatch) -> None:
         along = self.returned.along
         if along == "utterance":
             for name, batch in batches.items():
                 token_gae(batch, self.options, name in self.critics)
             return
         rewards = {name: token_rewards(batch, self.options) for name, batch in batches.items()}
-        trajectories = turn_batch(columns, [0.0] * len(columns)).trajectories(by_agent=along == "agent")
-        for trajectory in trajectories:
+        for trajectory in turns.trajectories(by_agent=along == "agent"):
             chained = [rows[i] for i in trajectory]
             if self.returned.two_levels:
                 self._end_turns(batches, rewards, chained)
@@ -233,7 +239,9 @@ class Advantages:
 
     # -- one number for each utterance --------------------------------------------------------------------------------
 
-    def _over_rows(self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns]) -> dict[str, Metrics]:
+    def _over_rows(
+        self, batches: dict[str, TokenBatch], rows: list[Row], columns: list[Columns], unpaid_turns: TurnBatch
+    ) -> dict[str, Metrics]:
         """Give all tokens of an utterance one advantage. Return by policy how much the returns in its groups differ."""
         # the critic's value is that of the first token, or of the last one if the baseline reads what was said
         after = self.baseline.reads_after
@@ -264,7 +272,7 @@ class Advantages:
                     where, transform.apply_to_tokens, given, kl, mask, self.options.kl_coef, like=given
                 )
         if per_token and self.config.scale != "none":
-            self._number_groups(batches, rows, columns[: len(rows)])
+            self._number_groups(batches, rows, unpaid_turns)
             whiten_groups(list(batches.values()), unbiased=self.config.ddof == 1)
         compared = turns.groups(self.config.key) if self.baseline.over == "group" else []
         owners = [policy for policy, _ in rows]
@@ -275,15 +283,19 @@ class Advantages:
         return metrics
 
 
-def turn_shares(columns: Sequence[Columns]) -> list[float]:
+def unpaid(columns: Sequence[Columns]) -> TurnBatch:
+    """Return the rows of ``columns`` with rewards of 0, to group them."""
+    return turn_batch(columns, [0.0] * len(columns))
+
+
+def turn_shares(turns: TurnBatch) -> list[float]:
     """Return for each row its share of the sampled tokens of its turn.
 
     A turn in which an agent called tools has several rows. With these weights the sum of the rows' token means is the
     token mean of the turn, so that it is one sequence. A row that is a whole turn has the share 1.
     """
-    turns = turn_batch(columns, [0.0] * len(columns))
     tokens = turns.column("tokens", "turn_shares")
-    shares = [1.0] * len(columns)
+    shares = [1.0] * len(turns)
     for rows in turns.groups((*turns.dialogues(), "agent", "turn")):
         whole = sum(tokens[i] for i in rows)
         for i in rows if len(rows) > 1 and whole else ():

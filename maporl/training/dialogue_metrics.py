@@ -3,7 +3,7 @@
 All processes call the functions that return metrics together. But for ages, metrics are over all processes.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from itertools import chain
 from statistics import fmean, pstdev
@@ -54,7 +54,7 @@ def dialogue_metrics(
             _verdicts(dialogues),
             _programs([*dialogues, *dropped]),
             _verified(dialogues),
-            _values(dialogues, ("verifier",)),
+            _values(dialogues, "verifier"),
         )
     )
     tools, proposals, verdicts, programs, verified, scores = zip(*parts, strict=True)
@@ -63,27 +63,26 @@ def dialogue_metrics(
         metrics[name] += amount
     shares = _proposal_metrics([*chain(*proposals)]) | _verdict_metrics([*chain(*verdicts)])
     shares |= _means([*chain(*programs), *chain(*verified)])
-    return metrics | shares | _spread([*chain(*(part["verifier"] for part in scores))])
+    return metrics | shares | _spread([*chain(*scores)])
 
 
 def counts_of(dialogues: Sequence[Dialogue], player: Player, dropped: Sequence[Dialogue] = ()) -> Metrics:
     """Return what the dialogues of all processes count for the audit of the run. All processes call this together."""
     names = player.scorer.reward.sources
-    parts = distributed.all_gather((dialogue_counts([*dialogues, *dropped]), _values(dialogues, names)))
-    counts: Metrics = defaultdict(float)
-    for name, number in chain(*(part.items() for part, _ in parts)):
-        counts[name] += number
+    values = {name: _values(dialogues, name) for name in names}
+    parts = distributed.all_gather((dialogue_counts([*dialogues, *dropped]), values))
+    counts: Metrics = dict(sum([part for part, _ in parts], Counter()))
     for name in names:
         counts |= source_counts(name, [value for _, values in parts for value in values[name]])
-    present = [*(f"agent/{name}" for name in player.speakers)]
-    present += [f"tool/{name}" for name in (*player.world.tools, *player.world.environments)]
-    return counts | {f"{subject}/updates": 1.0 for subject in present}
+    for kind, present in {"agent": player.speakers, "tool": (*player.world.tools, *player.world.environments)}.items():
+        for name in present:
+            counts[f"{kind}/{name}/updates"] = 1.0
+    return counts
 
 
-def _values(dialogues: Sequence[Dialogue], names: Collection[str]) -> dict[str, list[float]]:
-    """Return the values of the rewards ``names`` of this process's utterances."""
-    earned = [u.rewards for dialogue in dialogues for u in dialogue.utterances]
-    return {name: [rewards[name] for rewards in earned if name in rewards] for name in names}
+def _values(dialogues: Sequence[Dialogue], name: str) -> list[float]:
+    """Return the values of the reward ``name`` of this process's utterances."""
+    return [u.rewards[name] for dialogue in dialogues for u in dialogue.utterances if name in u.rewards]
 
 
 def _tool_sums(dialogues: Sequence[Dialogue], world: World, callers: Collection[str]) -> Metrics:

@@ -21,6 +21,7 @@ from maporl.decoding import TeamSampling
 from maporl.engines.base import Engine
 from maporl.environments.build import TeamTools
 from maporl.protocols.base import Protocol
+from maporl.protocols.program import Program
 from maporl.report.audit import metric_counts
 from maporl.rewards.base import RewardSource
 from maporl.schedules import Schedule
@@ -260,14 +261,13 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.player.sync_engines(self.learners, self._whole_policy, batch.number)
         with self.player.interleaving.running():
             batch.metrics |= measured(batch, self.player, bool(self.args.async_depth))
-        if (why := why_nobody([*batch.dialogues, *batch.dropped])) != self.nobody_asked:
-            self.nobody_asked = why
+        if isinstance(self.player.protocol, Program):
+            self.nobody_asked = why_nobody([*batch.dialogues, *batch.dropped])
             vars(self).pop("_facts", None)  # it is one of them
         batch.counts |= metric_counts(batch.metrics, self.learners)
-        batch.counts |= {
-            "run/the run/asked": sum(batch.counts.get(f"learner/{name}/asked", 0.0) for name in self.learners)
-        }
-        batch.counts |= {"run/the run/due": sum(batch.counts.get(f"learner/{name}/due", 0.0) for name in self.learners)}
+        for count in ("asked", "due"):
+            learners = [batch.counts.get(f"learner/{name}/{count}", 0.0) for name in self.learners]
+            batch.counts[f"run/the run/{count}"] = sum(learners)
         if self.args.async_depth:
             batch.metrics["async/in_progress"] = float(self._ahead.in_progress)
         if self.past_policies is not None and self.past_policies.is_due(batch.number):

@@ -13,7 +13,7 @@ from maporl.evaluation.metrics import evaluate_dialogues
 from maporl.methods.arenarl import PairwiseJudge
 from maporl.protocols import CallReturn, Forum, Refine
 from maporl.report.dialogues import entry
-from maporl.report.listening import listening
+from maporl.report.listening import listening_table
 from maporl.report.read import Recorded
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.judges import PointwiseJudge
@@ -88,7 +88,7 @@ def listening_of(one):
         def of(self, when):
             return [one]
 
-    return listening(Run())
+    return listening_table(Run())
 
 
 def converted(text):

@@ -10,7 +10,7 @@ from scripted_training import played, recipe_values, rows, scripted_trainer
 from maporl.advantages import AdvantageConfig, TurnBatch, estimate
 from maporl.errors import ConfigError
 from maporl.methods.m_grpo import Align
-from maporl.training.assign import turn_shares
+from maporl.training.assign import turn_shares, unpaid
 from maporl.training.samples import Columns, names_of
 from maporl.types import Dialogue, Example, Utterance
 from maporl.validation.load import from_dict
@@ -148,7 +148,7 @@ def columns_of(*turns):
 
 
 def test_a_row_has_its_share_of_the_tokens_of_its_turn():
-    assert turn_shares(columns_of([3, 1], [5], [2, 2, 4])) == [0.75, 0.25, 1.0, 0.25, 0.25, 0.5]
+    assert turn_shares(unpaid(columns_of([3, 1], [5], [2, 2, 4]))) == [0.75, 0.25, 1.0, 0.25, 0.25, 0.5]
 
 
 class TestAlignedTurns:

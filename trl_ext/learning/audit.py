@@ -44,14 +44,14 @@ class Numbers:
     """The facts and the counts of a subject as attributes. What was not counted is 0."""
 
     def __init__(self, named: Mapping[str, Any]):
-        self.named = dict(named)
+        vars(self).update(named)
 
     def __getattr__(self, name: str) -> Any:
-        return self.named.get(name, 0)
+        return 0
 
     def share(self, some: str, of: str) -> str:
         """Return how many of all ``some`` are, in words, or a dash if all are 0."""
-        part, whole = (self.named.get(name, 0) for name in (some, of))
+        part, whole = getattr(self, some), getattr(self, of)
         return f"{part:g} of {whole:g} ({part / whole:.0%})" if whole else "\u2013"
 
 
@@ -132,7 +132,7 @@ class Audit:
         shares = {
             title: (some, of)
             for title, (some, of) in _OF_A_LEARNER.items()
-            if any(n.named.get(of) for n in learners.values())
+            if any(getattr(n, of) for n in learners.values())
         }
         rows = [
             [name, f"{n.asked:g}", f"{n.answered:g}", *(n.share(some, of) for some, of in shares.values())]
@@ -160,7 +160,7 @@ def numbers_of(built: Built, counts: Mapping[str, float], kind: str) -> dict[str
         of, _, rest = key.partition("/")
         name, _, count = rest.rpartition("/")
         if of == kind and name in found:
-            found[name].named[count] = int(number) if float(number).is_integer() else number
+            vars(found[name])[count] = int(number) if float(number).is_integer() else number
     return found
 
 
@@ -169,13 +169,17 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield the promises of each subject that are broken, each once. After one that leaves nothing to learn from, the
     others follow from it and are not told."""
-    rows = [promise for promise in promises if promise.severity in severities]
-    for kind in dict.fromkeys(promise.kind for promise in rows):
+    kinds: dict[str, list[Promise]] = {}
+    for promise in promises:
+        if promise.severity in severities:
+            kinds.setdefault(promise.kind, []).append(promise)
+    for kind, rows in kinds.items():
         for name, numbers in numbers_of(built, counts, kind).items():
             told: set[str] = set()
-            for row in (row for row in rows if row.kind == kind and row.broken(numbers)):
-                if row.name not in told:
-                    yield Finding(row.severity, kind, name, row.name, row.told(numbers), row.remedy)
+            for row in rows:
+                if row.name in told or not row.broken(numbers):
+                    continue
+                yield Finding(row.severity, kind, name, row.name, row.told(numbers), row.remedy)
                 if row.severity != "doubt":
                     break
                 told.add(row.name)

@@ -477,8 +477,11 @@ class Learner:
                 sums[key] = sums.get(key, 0.0) + next(numbers)
             if not math.isfinite(sums["loss"]):
                 self._report_not_finite(rows, logprobs, sums)
-        parts = distributed.all_gather(sums)
-        return {key: sum([part.get(key, 0.0) for part in parts]) for key in max(parts, key=len)}
+        total: Metrics = {}
+        for part in distributed.all_gather(sums):
+            for key, number in part.items():
+                total[key] = total.get(key, 0.0) + number
+        return total
 
     def _report_not_finite(self, rows: TokenBatch, logprobs: Tensor, sums: Metrics) -> NoReturn:
         """Raise an error that names the rows with a non-finite log-probability or advantage, or what made the loss."""

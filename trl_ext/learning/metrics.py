@@ -36,9 +36,12 @@ def update_metrics(entries: list[Metrics]) -> Metrics:
     """Return means over all optimizer steps of an update, under TRL's metric names, and of an objective's measures."""
     if not entries:
         return {}
-    longest = max(entries, key=len)
-    mean = {key: sum(own := [e[key] for e in entries if key in e]) / len(own) for key in longest}
-    ratios = [e["ratio"] for e in entries]
+    found: dict[str, list[float]] = {}
+    for entry in entries:
+        for key, value in entry.items():
+            found.setdefault(key, []).append(value)
+    mean = {key: sum(values) / len(values) for key, values in found.items()}
+    ratios = found["ratio"]
     named = {"kl_loss": "loss/kl_avg", "clipped": "policy/clipfrac_avg"}
     extra = {named.get(k, k): value for k, value in mean.items() if k in named or k.startswith("measure/")}
     return extra | {

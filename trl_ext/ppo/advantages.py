@@ -114,7 +114,7 @@ def row_metrics(rows: TokenBatch, options: PPOOptions, has_critic: bool, alone: 
         stats |= {"objective/kl": kl.sum(1).mean(), "objective/non_score_reward": penalty}
     # one wait for the device; float64 holds each of them exactly
     metrics = dict(zip(stats, torch.stack([value.double() for value in stats.values()]).tolist(), strict=True))
-    spread, errors, told, square = (metrics.pop(name) for name in ("returns", "errors", "earned", "square"))
+    spread, errors, told, square = [metrics.pop(name) for name in ("returns", "errors", "earned", "square")]
     something = has_critic and min(spread, told) > 1e-10 * square  # a smaller variance is rounding
     # 1 for a perfect critic, and 0 for one that predicts the mean return
     return metrics | ({"val/explained_variance": 1.0 - errors / spread} if something else {})
