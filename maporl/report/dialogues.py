@@ -239,6 +239,8 @@ def credited(u: Utterance, said: Sequence[Utterance]) -> str | None:
     rest = credit - sum(part for _, part in u.trace.earned)
     for name, value in u.rewards.items():
         kind, _, what = name.partition("/")
+        if finite(value) is None:  # a damaged record
+            continue
         told = {
             "bonus": f"{value:+.2f} bonus",
             "penalty": f"fined {-value:g} ({what.replace('_', ' ')})",

@@ -16,7 +16,7 @@ from maporl.report.audit import TEAM, audit_of, dialogue_counts
 from maporl.report.page import payload
 from maporl.report.read import read_run
 from maporl.types import Call, Dialogue, Example, Grade, Result, Stop, Utterance
-from trl_ext.learning.audit import LEARNER, audit
+from trl_ext.learning.audit import LEARNER, audit, counted
 
 BROKEN = {
     ("learns from near answers", "doubt"): ({"due": 3, "far": 2, "learned": 1, "moved": 1},
@@ -57,6 +57,12 @@ def test_each_promise_is_broken_by_its_numbers_and_says_them(row):
     others = {"agent": {"asked": 9} if row.name != "is asked" else {}, "tool": {"updates": 3}}.get(row.kind, {})
     found = audit({row.kind: {"ann": others | numbers}}, {}, TEAM).findings
     assert [(f.promise, f.severity, f.text) for f in found] == [(row.name, row.severity, told)]
+
+
+def test_what_is_no_count_in_a_damaged_record_is_left_out():
+    odd = {str(n): value for n, value in enumerate((None, "9", [1], float("nan"), float("inf"), -1, 10**400, 2**53))}
+    records = [{f"audit/learner/ann/{name}": value for name, value in odd.items()}, {"audit/learner/ann/due": 2.0}]
+    assert counted([*records, {"audit/learner/ann/due": 1, "loss": 3.0}]) == {"learner/ann/due": 3.0}
 
 
 def test_what_dialogues_count():

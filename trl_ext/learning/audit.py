@@ -23,6 +23,8 @@ to learn never did. *doubt*: the result is weak."""
 SEVERITIES: tuple[Severity, ...] = ("void", "idle", "doubt")
 TOGETHER = 3
 """What does not stop a run is told by the counts of so many updates."""
+LARGEST = 2**53
+"""Counts are smaller."""
 MOST = 0.5
 """A larger share than this is most of them."""
 ALIKE = 1e-3
@@ -258,11 +260,12 @@ def source_counts(name: str, values: Sequence[float | None]) -> dict[str, float]
 
 
 def counted(metrics: Iterable[Mapping[str, Any]]) -> Counter:
-    """Return the sums of the counts in records of metrics."""
+    """Return the sums of the counts in records of metrics. What is no count, in a damaged record, is left out."""
     total: Counter = Counter()
     for record in metrics:
-        counts = {key: value for key, value in record.items() if key.startswith(COUNT)}
-        total.update({key.removeprefix(COUNT): n for key, n in counts.items() if isinstance(n, int | float)})
+        for key, number in record.items():
+            if key.startswith(COUNT) and isinstance(number, int | float) and 0 <= number < LARGEST:
+                total[key.removeprefix(COUNT)] += number
     return total
 
 
