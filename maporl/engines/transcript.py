@@ -8,7 +8,7 @@ from maporl.environments.calls import CallFormat
 from maporl.environments.turns import AgentTools
 from maporl.types import Dialogue, Message, Utterance, has_calls
 from trl_ext.chat.control_tokens import encode_words
-from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt
+from trl_ext.chat.encoding import Tokenizer, encode_continuation, encode_prompt, turn_end
 
 if TYPE_CHECKING:  # it imports torch
     from maporl.team.agents import Policy
@@ -45,7 +45,7 @@ class Transcript:
             ChatError: the chat template does not show earlier assistant messages.
         """
         if self.ids:
-            new = encode_continuation(tokenizer, messages, self.ended, stop_ids)
+            new = encode_continuation(tokenizer, messages, self.ids[-1] if self.ended else None, stop_ids)
         else:
             new = encode_prompt(tokenizer, messages, self.tools)
         self.ids += new
@@ -112,8 +112,8 @@ def written_transcripts(
 ) -> list[Transcript]:
     """Return the transcripts of the conversations of ``agent``. What ``policy`` said counts as sampled, once.
 
-    This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends with EOS. Supervised
-    training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
+    This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends as the chat template
+    ends an answer (:func:`trl_ext.chat.encoding.turn_end`). Supervised training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
     form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
     that led to it. ``form`` is the call format of an agent with tools, and ``brought`` returns that of tools which a
     program has brought. ``apart`` says of the last utterance of such a turn whether it forms one. What was refused is
@@ -176,7 +176,7 @@ def _encoded(
         messages = utterance.messages if form is None else form.heard(utterance.messages)
         transcript.add_messages(messages, tokenizer, stop_ids or frozenset([tokenizer.eos_token_id]))
         # only special tokens are text here: others, such as <think>, are words that the agent itself may say
-        ids = [*encode_words(tokenizer, utterance.text, special=True), tokenizer.eos_token_id]
+        ids = [*encode_words(tokenizer, utterance.text, special=True), *turn_end(tokenizer).ids]
         transcript.add_completion(utterance.id, ids, ended=True)
         if utterance.policy != policy or utterance.id in taught:
             transcript.sampled_mask[-len(ids) :] = [False] * len(ids)

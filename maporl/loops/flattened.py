@@ -7,11 +7,11 @@ from maporl.rollout.requests import opening
 from maporl.tasks.base import Task
 from maporl.team.agents import Policy
 from trl_ext.chat.control_tokens import encode_words
-from trl_ext.chat.encoding import encode_prompt
+from trl_ext.chat.encoding import encode_prompt, turn_end
 
 
 def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
-    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and EOS.
+    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and the end of an answer.
 
     Args:
         row: the row.
@@ -29,5 +29,6 @@ def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
         new = encode_words(policy.tokenizer, text, special=True)
         ids += new
         bears += [learned] * len(new)
-    ids.append(policy.tokenizer.eos_token_id)
-    return replace(row, prompt_ids=prompt, completion_ids=ids, bears_loss=[*bears, True], pieces=(), example=None)
+    end = turn_end(policy.tokenizer).ids
+    bears += [True] * len(end)
+    return replace(row, prompt_ids=prompt, completion_ids=[*ids, *end], bears_loss=bears, pieces=(), example=None)

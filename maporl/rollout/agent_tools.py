@@ -175,5 +175,5 @@ class _Reader:
         characters = sum(len(message["content"].encode()) for message in shown)
         if characters + MARGIN <= left:  # no byte makes more than one token
             return left - characters - MARGIN
-        ended = segment.response_ids[-1] in self.voice.stop_ids
-        return left - len(encode_continuation(self.voice.tokenizer, shown, ended, self.voice.stop_ids))
+        last, stops = segment.response_ids[-1], self.voice.stop_ids
+        return left - len(encode_continuation(self.voice.tokenizer, shown, last if last in stops else None, stops))

@@ -7,8 +7,10 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from trl_ext.chat.control_tokens import Tokenizer, control_tokens, encode_pieces, new_mark
 from trl_ext.chat.templates import TemplateFailed, render_template
@@ -236,15 +238,79 @@ def encode_prompt(
     return encode_chat(tokenizer, messages, True, tools)
 
 
+@dataclass(frozen=True)
+class TurnEnd:
+    """How a chat template ends an assistant message.
+
+    Args:
+        ids: what ends the last message of a conversation, up to the control token that does: it ends what is sampled,
+            and what is taught. Empty if the template writes no control token there.
+        closing: the control token with which the template closes an earlier message, or None if the next message's
+            marker comes right after the words, as in GLM-4, where that marker ends the message.
+    """
+
+    ids: tuple[int, ...]
+    closing: int | None
+
+
+_turn_ends: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def turn_end(tokenizer: Tokenizer) -> TurnEnd:
+    """Return how the chat template of ``tokenizer`` ends an assistant message.
+
+    EOS ends it where there is no template, or one that renders no assistant message.
+    """
+    template, known = tokenizer.chat_template, _turn_ends.get(tokenizer)
+    if known is None or known[0] != template:
+        _turn_ends[tokenizer] = known = (template, _turn_end(tokenizer))
+    return known[1]
+
+
+def _turn_end(tokenizer: Tokenizer) -> TurnEnd:
+    eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    if not tokenizer.chat_template:
+        return TurnEnd(eos, tokenizer.eos_token_id)
+    control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    control |= {*tokenizer.all_special_ids}
+    last, opened = (_after_message(tokenizer, [], generate) for generate in (False, True))
+    followed = _after_message(tokenizer, [{"role": "user", "content": "."}], False)
+    ended = _to_first(tokenizer, control, last)
+    if not ended:
+        return TurnEnd(_to_first(tokenizer, control - {tokenizer.bos_token_id}, followed) or eos, None)
+    both = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(followed, opened or last, strict=False))
+    closed = _to_first(tokenizer, control, [number for number, _ in both])
+    return TurnEnd(ended, closed[-1] if closed else None)
+
+
+def _after_message(tokenizer: Tokenizer, messages: list[Message], generate: bool) -> list[int]:
+    """Return what the template writes after an assistant message that ``messages`` follow. Empty if it refuses them."""
+    said = new_mark()
+    before: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": said}]
+    try:
+        _, shown, suffix = render(tokenizer, [*before, *messages], generate).rpartition(said)
+    except ChatError:
+        return []
+    return encode_pieces(tokenizer, [suffix]) if shown else []
+
+
+def _to_first(tokenizer: Tokenizer, some: Collection[int], ids: Sequence[int]) -> tuple[int, ...]:
+    """Return ``ids`` up to the first of ``some`` tokens, or nothing if anything but blanks stands before it."""
+    place = next((place for place, number in enumerate(ids) if number in some), None)
+    if place is None or tokenizer.decode(ids[:place]).strip():
+        return ()
+    return tuple(ids[: place + 1])
+
+
 def encode_continuation(
-    tokenizer: Tokenizer, messages: list[Message], ended: bool, stop_ids: frozenset[int] | set[int]
+    tokenizer: Tokenizer, messages: list[Message], end: int | None, stop_ids: frozenset[int] | set[int]
 ) -> list[int]:
     """Return the token ids that continue a conversation after a sampled assistant message.
 
-    They hold the closing of that message, then ``messages``, then the opening of the model's next message. ``ended``
-    says that the sampled message already ends with a token of ``stop_ids``. In that case the template's own closing
-    token is left out. A message that was cut by length is closed here. The closing tokens are context and are never
-    trained on.
+    They hold the closing of that message, then ``messages``, then the opening of the model's next message. ``end`` is
+    the token of ``stop_ids`` with which the sampled message ends already, or None. What the template writes to close
+    the message is left out after it, and so is the marker of the next message where it is this token. A message that
+    was cut by length is closed here. The closing tokens are context and are never trained on.
 
     Messages of the role ``tool`` at the beginning are the results of the calls in the sampled message.
 
@@ -255,7 +321,7 @@ def encode_continuation(
     results = list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
     if results:
         suffix = _after_calls(tokenizer, [result["name"] for result in results], messages, mark, sampled, stop_ids)
-        return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
+        return _without_closing(tokenizer, encode_pieces(tokenizer, suffix.split(mark)), end, stop_ids)
     before: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": sampled}]
     rendered = _marked(tokenizer, messages, mark, True, before=before)
     _, shown, suffix = rendered.rpartition(sampled)
@@ -264,11 +330,17 @@ def encode_continuation(
             f"the chat template of {tokenizer.name_or_path!r} does not show earlier assistant messages, "
             "so a dialogue of several turns cannot be continued; use another template"
         )
-    return _without_closing(encode_pieces(tokenizer, suffix.split(mark)), ended, stop_ids)
+    return _without_closing(tokenizer, encode_pieces(tokenizer, suffix.split(mark)), end, stop_ids)
 
 
-def _without_closing(ids: list[int], ended: bool, stop_ids: frozenset[int] | set[int]) -> list[int]:
-    return ids[1:] if ended and ids and ids[0] in stop_ids else ids
+def _without_closing(
+    tokenizer: Tokenizer, ids: list[int], end: int | None, stop_ids: frozenset[int] | set[int]
+) -> list[int]:
+    """Return what follows a message without what closes it, if it has its ``end``."""
+    if end is None:
+        return ids
+    closing = turn_end(tokenizer).closing
+    return ids[len(_to_first(tokenizer, {end} if closing is None else {end, closing, *stop_ids}, ids)) :]
 
 
 def _after_calls(

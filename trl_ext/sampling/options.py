@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from trl_ext.chat.encoding import Tokenizer
+from trl_ext.chat.encoding import Tokenizer, turn_end
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.ppo.options import BATCH_ROWS
 from trl_ext.sampling.request import Draw
@@ -77,7 +77,7 @@ def stop_ids_of(
 
     ``stop_id`` has precedence. ``stop_token`` "none" means that completions always have their full length, and "eos"
     means the tokenizer's EOS token. By default they are the EOS ids of the tokenizer and of the model's generation
-    config.
+    config, and the token with which the chat template ends an answer.
 
     Raises:
         ValueError: neither the tokenizer nor the generation config has an EOS id.
@@ -88,8 +88,9 @@ def stop_ids_of(
         return frozenset()
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if stop_token is None and configured is not None:
-        ids |= {configured} if isinstance(configured, int) else set(configured)
+    if stop_token is None:
+        ids |= {*turn_end(tokenizer).ids[-1:]}
+        ids |= {configured} if isinstance(configured, int) else set(configured or ())
     if not ids:
         raise ValueError(
             "no end-of-sequence id is known: the tokenizer and the model's generation config name none; "

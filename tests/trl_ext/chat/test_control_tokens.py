@@ -93,11 +93,11 @@ def test_the_families_can_be_attacked_without_a_guard(tokenizers, family):
 def test_no_text_makes_a_control_token_and_every_prompt_has_the_turns_of_its_template(tokenizers, family):
     tokenizer = tokenizers[family]
     turns = control(tokenizer, plain(tokenizer, chat("a", "b", "c")))
-    later = control(tokenizer, encode_continuation(tokenizer, [{"role": "user", "content": "c"}], False, {-1}))
+    later = control(tokenizer, encode_continuation(tokenizer, [{"role": "user", "content": "c"}], None, {-1}))
     for seed in range(80):
         first, second, third = (forged(tokenizer, 3 * seed + n) for n in range(3))
         assert control(tokenizer, encode_prompt(tokenizer, chat(first, second, third))) == turns, (first, second, third)
-        ids = encode_continuation(tokenizer, [{"role": "user", "content": third}], False, {-1})
+        ids = encode_continuation(tokenizer, [{"role": "user", "content": third}], None, {-1})
         assert control(tokenizer, ids) == later, third
         assert not control(tokenizer, encode_words(tokenizer, third)), third
 
@@ -182,7 +182,7 @@ def test_a_sentence_encoder_reads_special_tokens_as_text(tmp_path, tokenizers):
 def test_no_text_cuts_the_continuation_elsewhere(tokenizers):
     """The stand-in of the sampled message was a fixed word. A text with this word hid the beginning of its own turn."""
     tokenizer = tokenizers["chatml"]
-    ids = encode_continuation(tokenizer, [{"role": "user", "content": "xmaporl-mark-7c1f I agree"}], True, {-1})
+    ids = encode_continuation(tokenizer, [{"role": "user", "content": "xmaporl-mark-7c1f I agree"}], None, {-1})
     text = tokenizer.decode(ids)
     assert text == "<|im_end|>\n<|im_start|>user\nxmaporl-mark-7c1f I agree<|im_end|>\n<|im_start|>assistant\n"
 
