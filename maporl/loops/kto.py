@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from maporl.from_trl import KTOConfig, KTOTrainer, RowsAsTheyAre
 from maporl.loops.rows import Row
@@ -15,6 +15,18 @@ from maporl.loops.rows import Row
 
 class SampledKTOTrainer(RowsAsTheyAre, KTOTrainer):
     """TRL's KTO trainer for rows that hold token ids and the reference's log-probabilities."""
+
+
+class _NeverAsked(PreTrainedModel):
+    """A reference without weights."""
+
+
+def never_asked() -> PreTrainedModel:
+    """Return a reference for TRL's trainers, whose rows hold what a reference would say.
+
+    Without one they copy the policy, or its adapter, which they expect to be called ``default``.
+    """
+    return _NeverAsked(PretrainedConfig(attn_implementation="eager"))  # type: ignore[call-arg]  # it takes any
 
 
 def shuffled(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -64,6 +76,7 @@ def kto_trainer(
     """Return TRL's trainer for :func:`kto_rows`."""
     return SampledKTOTrainer(
         model=model,
+        ref_model=never_asked(),
         args=KTOConfig(
             beta=beta,
             desirable_weight=good_weight(rows),

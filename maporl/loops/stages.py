@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PretrainedConfig, PreTrainedModel, PrinterCallback
+from transformers import PrinterCallback
 
 from maporl.config.loops import DPOStage, KTOStage, PolicyStage, RowsStage, SFTStage, StageSection
 from maporl.config.schema import Config
 from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFTTrainer
-from maporl.loops.kto import kto_rows, kto_trainer, mismatched, shuffled
+from maporl.loops.kto import kto_rows, kto_trainer, mismatched, never_asked, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from trl_ext.files.paths import below
@@ -28,10 +28,6 @@ class SampledDPOTrainer(RowsAsTheyAre, DPOTrainer):
 
     Its own reference is the model as it was first loaded, which is not the policy at the start of a stage.
     """
-
-
-class _NeverAsked(PreTrainedModel):
-    """A reference without weights. The rows hold what a reference would say, but TRL copies the policy without one."""
 
 
 def train_stage(
@@ -274,7 +270,7 @@ class DPOLearner:
         with self.policy.active():
             trainer = SampledDPOTrainer(
                 model=self.policy.model,
-                ref_model=_NeverAsked(PretrainedConfig(attn_implementation="eager")),  # type: ignore[call-arg]  # it takes any
+                ref_model=never_asked(),
                 args=DPOConfig(
                     beta=0.1 if stage.beta is None else stage.beta,
                     loss_type=["sigmoid_norm" if stage.norm else "sigmoid", *(["sft"] if stage.likelihood else [])],

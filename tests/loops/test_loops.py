@@ -231,6 +231,25 @@ def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_w
         assert dict(team.policies["bob"].model.named_parameters())[name].equal(before)
 
 
+@pytest.mark.parametrize("names", [("ann", "bob"), ("default", "ref"), ("ref", "default")])
+def test_each_stage_trains_one_of_two_adapters_of_a_base_whatever_they_are_called(names, tmp_path):
+    """TRL's trainers look for an adapter called default, and copy it to one called ref."""
+    config, own = team_of(tmp_path, agents={"ann": {}, "bob": {}})
+    base = own.policies["ann"]
+    policy = Team.on_one_base(base.model, base.tokenizer, names).policies[names[0]]
+    pairs = rows_of(policy.name)
+    rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
+    signed = [replace(row, good=bool(n % 2)) for n, row in enumerate(rows)]
+    kinds = {"sft": (SFTStage, rows), "dpo": (DPOStage, pairs), "kto": (KTOStage, signed)}
+    for train, (kind, data) in kinds.items():
+        stage = kind(train=train, build="x", learning_rate=1e-2, batch_size=4)
+        before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+        train_stage(config, stage, policy, data, tmp_path, True)
+        moved = {name for name, p in policy.model.named_parameters() if not before[name].equal(p)}
+        assert moved == {name for name in before if f".{policy.name}." in name}, train
+        assert list(policy.model.peft_config) == [*names]
+
+
 @pytest.mark.slow
 def test_the_reference_and_beta_decide_the_loss(tmp_path):
     """-log sg(beta (gap - reference's gap)): without a reference the policy's own gap counts."""
