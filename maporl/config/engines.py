@@ -22,6 +22,8 @@ class EngineEntry:
             it.
         top_k: whether it can sample from the likeliest tokens only. OpenAI's interface has top_p and no top_k.
         samples: whether it draws tokens. A person does not.
+        tells_cut: whether its log-probabilities are those of what top_p and top_k leave; the same as the engine's class
+            attribute.
     """
 
     module: str
@@ -32,6 +34,7 @@ class EngineEntry:
     serves_folders: bool = False
     top_k: bool = True
     samples: bool = True
+    tells_cut: bool = False
 
 
 ENGINES: dict[str, EngineEntry] = {
@@ -42,6 +45,7 @@ ENGINES: dict[str, EngineEntry] = {
         section="vllm",
         example="{urls: [http://127.0.0.1:8000]}",
         serves_folders=True,
+        tells_cut=True,
     ),
     "human": EngineEntry("maporl.engines.human", samples=False),
     "random": EngineEntry("maporl.engines.random_moves", samples=False),

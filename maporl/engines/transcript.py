@@ -113,11 +113,11 @@ def written_transcripts(
     """Return the transcripts of the conversations of ``agent``. What ``policy`` said counts as sampled, once.
 
     This encodes the texts of the dialogue as if the agent had sampled them. Every utterance ends as the chat template
-    ends an answer (:func:`trl_ext.chat.encoding.turn_end`). Supervised training uses it, because an oracle may have written the texts. The utterances of the agent's ongoing conversation
-    form one conversation. Every answer that was asked for apart from it (``fresh``) forms another one, with the calls
-    that led to it. ``form`` is the call format of an agent with tools, and ``brought`` returns that of tools which a
-    program has brought. ``apart`` says of the last utterance of such a turn whether it forms one. What was refused is
-    left out.
+    ends an answer (:func:`trl_ext.chat.encoding.turn_end`). Supervised training uses it, because an oracle may have
+    written the texts. The utterances of the agent's ongoing conversation form one conversation. Every answer that was
+    asked for apart from it (``fresh``) forms another one, with the calls that led to it. ``form`` is the call format of
+    an agent with tools, and ``brought`` returns that of tools which a program has brought. ``apart`` says of the last
+    utterance of such a turn whether it forms one. What was refused is left out.
     """
     utterances = [u for u in dialogue.utterances if u.agent == agent and "refused" not in u.tags]
     ongoing = [u for u in utterances if not u.fresh]

@@ -11,7 +11,8 @@ from trl_ext.chat.encoding import encode_prompt, turn_end
 
 
 def encoded(row: Row, policy: Policy, system: str | None, task: Task) -> Row:
-    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and the end of an answer.
+    """Return ``row`` with token ids, if it holds texts: the question as a chat, the pieces one by one, and what ends an
+    answer.
 
     Args:
         row: the row.

@@ -258,7 +258,7 @@ METRICS = (
     Metric("POLICY/frac_reward_zero_std", "Groups whose returns are all equal, so that nothing is learned from them.", "share",
            Panel("Groups without a difference", "Share of groups whose returns are all equal. Nothing is learned from them.", "health", whole=True, absent_if_zero=True, comparisons=MEAN)),
     Metric("POLICY/frac_groups_dropped", "Groups of which a transform leaves out all rows (`advantage.post`: `drop_groups`, `drop_zeros`).", "share"),
-    Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's. With ppo.top_p or ppo.top_k it contains what they cut off.", "nats",
+    Metric("POLICY/policy/engine_gap", "Mean distance between two log-probabilities of a sampled token: the engine's and the trainer's. Of vLLM it contains what ppo.top_p and ppo.top_k cut off.", "nats",
            Panel("Sampler against trainer", "Mean distance between the log-probability with which a token was sampled and the one it is trained with, in nats.", "machine", comparisons=MEAN)),
     Metric("POLICY/policy/engine_kl", "Mean difference between the same two log-probabilities.", "nats"),
     Metric("POLICY/policy/staleness", "Mean number of updates by which the answers of an update are older than the weights that they train (training.async_depth).", "updates",

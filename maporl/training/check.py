@@ -21,6 +21,7 @@ from maporl.rewards.rules import Along, build_rules
 from maporl.rollout.branching import BRANCHINGS
 from maporl.run import ResolvedRun
 from maporl.training import ahead
+from maporl.training.doubts import narrowed
 from trl_ext.ppo.options import PPOOptions
 
 STEP_SOURCES = frozenset({"reported", "verdict"})
@@ -58,6 +59,16 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
         yield from _ahead(run)
     if config.reward.distill is not None and config.cluster.backend == "ray":
         yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
+    cut, by_cut = narrowed(run), [n for n in run.learners if ENGINES[config.agents[n].engine].tells_cut]
+    if cut and by_cut and (config.ppo.knows_sampler or config.reward.distill is not None):
+        ratio = "ppo.ratio_to" if config.ppo.ratio_to == "sampler" else "ppo.engine_tis_cap"
+        reader = ratio if config.ppo.knows_sampler else "reward.distill"
+        yield Fault(
+            reader,
+            f"it would compare log-probabilities of the whole distribution with those of what {cut} leaves, because "
+            f"the engine of {', '.join(by_cut)} gives no others",
+            f"sample from the whole distribution, use engine: transformers, or leave {reader} out",
+        )
     training = config.training
     yield from by_role(training.role_gradients, training.balance, config.cluster.backend != "ray", 1)
     if config.advantage != AdvantageConfig():

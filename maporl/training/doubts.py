@@ -84,24 +84,26 @@ def doubts(run: ResolvedRun) -> Iterator[Fault]:
         yield Fault(key, what, remedy, "warning")
 
 
-def narrow_sampling(run: ResolvedRun) -> list[str]:
-    """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
-    config, ppo = run.config, run.config.ppo
+def narrowed(run: ResolvedRun) -> str:
+    """Return the options, with their values, by which training samples from less than the whole distribution."""
     places = ["ppo", *(f"agents.{name}.sampling" for name in run.learners), "protocol.sampling.*"]
     full = {f"{place}.{key}*": full for place in places for key, full in (("top_p", 1), ("top_k", 0))}
-    numbers = list(leaves(asdict(config)))
+    numbers = list(leaves(asdict(run.config)))
     narrow = [
         (place, value) for key in full for place, value in numbers if fnmatchcase(place, key) and value != full[key]
     ]
-    told = " and ".join(f"{place}={value:g}" for place, value in narrow if value is not None)
-    would = "corrects" if ppo.knows_sampler else "would correct"
-    by = "ratio_to: sampler" if ppo.ratio_to == "sampler" else "engine_tis_cap"
+    return " and ".join(f"{place}={value:g}" for place, value in narrow if value is not None)
+
+
+def narrow_sampling(run: ResolvedRun) -> list[str]:
+    """Return a line if training samples from less than the whole distribution, which is the one that is trained."""
+    config, ppo, told = run.config, run.config.ppo, narrowed(run)
     without = [name for name, agent in config.agents.items() if not ENGINES[agent.engine].top_k]
     uncut = f"; agents {', '.join(without)}: their engines have no top_k" if ppo.top_k and without else ""
     line = (
         f"sampling: {told} narrow what answers are sampled from. PPO trains the whole distribution at "
-        f"temperature {ppo.temperature:g}: old, new and reference log-probabilities are all taken there, so ratios "
-        f"begin at 1; ppo.{by} {would} for that{uncut}"
+        f"temperature {ppo.temperature:g}: the sampler's, old, new and reference log-probabilities are all taken "
+        f"there, so ratios begin at 1, and nothing corrects for what is cut{uncut}"
     )
     return [line] if told else []
 

@@ -241,12 +241,12 @@ def test_each_stage_trains_one_of_two_adapters_of_a_base_whatever_they_are_calle
     rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
     signed = [replace(row, good=bool(n % 2)) for n, row in enumerate(rows)]
     kinds = {"sft": (SFTStage, rows), "dpo": (DPOStage, pairs), "kto": (KTOStage, signed)}
-    for train, (kind, data) in kinds.items():
-        stage = kind(train=train, build="x", learning_rate=1e-2, batch_size=4)
+    for how, (kind, data) in kinds.items():
+        stage = kind(train=how, build="x", learning_rate=1e-2, batch_size=4)
         before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
         train_stage(config, stage, policy, data, tmp_path, True)
         moved = {name for name, p in policy.model.named_parameters() if not before[name].equal(p)}
-        assert moved == {name for name in before if f".{policy.name}." in name}, train
+        assert moved == {name for name in before if f".{policy.name}." in name}, how
         assert list(policy.model.peft_config) == [*names]
 
 

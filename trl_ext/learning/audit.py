@@ -279,8 +279,8 @@ _OF_A_LEARNER = {
 LEARNER: tuple[Promise, ...] = (
     Promise("is not masked", "learner", "void", lambda n: n.due and n.advantaged and not n.learned,
         lambda n: f"had {n.advantaged} tokens with an advantage, and masks, caps or clips left none of them",
-        "a sampling that is cut (top_k, top_p) leaves nothing within a bound on the ratio to the sampler (objective: "
-        "dis with ratio_to: sampler, engine_tis_mode: token_mask or sequence_mask); leave one of the two out"),
+        "its answers are of other weights than a bound on the ratio to them allows (cliprange of objective: dis, "
+        "engine_tis_cap with a mask): widen the bound, or lower the learning rate or async_depth"),
     Promise("is told apart", "learner", "idle", lambda n: n.compared and not n.differ and not n.learned,
         lambda n: f"never had answers of different credit to compare, in {n.compared} {n.groups}",
         "ask questions of which it answers some right and some wrong, or score them more finely"),

@@ -107,7 +107,7 @@ def check_samples(learner: Learner, rows: TokenBatch | None, gap: tuple[float, f
     distance, difference = gap
     drawn, limit = learner.args.decoding, MOST_GAP[learner.rounded]
     per_row = rows is not None and not bool(rows.temperature.isnan().all())  # rows with options of their own
-    counted = (distance - difference) / 2 if drawn.top_p < 1 or drawn.top_k or per_row else distance
+    counted = (distance - difference) / 2 if drawn.cut or per_row else distance
     if counted <= limit:
         return
     who = f"policy {learner.name!r}" + ("" if learner.adapter is None else f", adapter {learner.adapter!r}")

@@ -80,6 +80,11 @@ class Decoding:
     top_p: float = 1.0
     top_k: int = 0
 
+    @property
+    def cut(self) -> bool:
+        """Whether less than the whole distribution is sampled from."""
+        return self.top_p < 1 or self.top_k > 0
+
 
 @dataclass(frozen=True)
 class AtLeast:

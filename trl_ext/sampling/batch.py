@@ -251,14 +251,15 @@ def uniforms(key: tuple, sampling: Sampling) -> Tensor | None:
 
 
 def draw(logits: Tensor, drawn: tuple[float, float, int], uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Draw the next token of rows that draw alike. Return the tokens, and their log-probabilities unless greedy."""
+    """Draw the next token of rows that draw alike. Return the tokens and, unless greedy, their log-probabilities in the
+    whole distribution at the temperature, which is the one that is trained."""
     temperature, top_p, top_k = drawn
     if temperature <= 0:
         return logits.argmax(-1), None
     assert uniforms is not None  # the temperature is above 0
-    probabilities = truncated(torch.softmax(logits / temperature, -1), top_p, top_k)
-    tokens = inverse_cdf(probabilities, uniforms)
-    return tokens, probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+    whole = torch.softmax(logits / temperature, -1)
+    tokens = inverse_cdf(truncated(whole, top_p, top_k), uniforms)
+    return tokens, whole.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
 
 
 def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:

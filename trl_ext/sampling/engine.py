@@ -36,6 +36,9 @@ class TokenEngine:
     """Whether it takes new weights between two answers of a dialogue. Otherwise dialogues end before :meth:`sync`."""
     continuous: bool = False
     """Whether completions come one by one, so that a dialogue can go on before others have their answers."""
+    tells_cut: bool = False
+    """Whether its log-probabilities are those of what ``top_p`` and ``top_k`` leave, and not of the whole distribution,
+    which is trained. They cannot be compared then."""
 
     def submit(self, requests: Sequence[TokenRequest]) -> Sequence[Future[Sampled] | Ready[Sampled]]:
         """Begin to sample, and return one completion to come for each request, in order.

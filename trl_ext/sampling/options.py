@@ -51,8 +51,8 @@ class Sampling:
 class Sampled:
     """A completion: its token ids, up to and including what ended it, and their log-probabilities.
 
-    The log-probabilities are those of the distribution that the tokens were drawn from, which ``top_p`` and ``top_k``
-    make narrower than the model's own.
+    The log-probabilities are those of the whole distribution at the temperature, also where ``top_p`` and ``top_k`` cut
+    what is drawn from, unless the engine can give those of the cut one alone (:attr:`TokenEngine.tells_cut`).
 
     ``logprobs`` is None for a greedy completion, and where the model's state is recurrent. ``version`` is how many
     updates the weights had had. None: those of the engine's last ``sync``.

@@ -171,6 +171,12 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         self._sampled_version: int | None = None
         """How many updates the weights that the sampler has have had."""
         if sampler is not None:
+            if sampler.tells_cut and args.knows_sampler and args.decoding.cut:
+                raise ValueError(
+                    f"top_p={args.top_p:g}, top_k={args.top_k}: {type(sampler).__name__} gives the log-probabilities "
+                    "of what they leave, which ratio_to: sampler and engine_tis_cap would compare with those of the "
+                    "whole distribution; leave them out, or sample from the whole distribution"
+                )
             sampler.attach(learner, args)
         for dataset, name in ((train_dataset, "train_dataset"), (eval_dataset, "eval_dataset")):
             self._check_rows(dataset, name, collated=data_collator is not None)

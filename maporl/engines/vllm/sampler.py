@@ -32,6 +32,8 @@ class VLLMSampler(Sampler):
         ConfigError: an option cannot be used, or the package ``vllm`` is missing.
     """
 
+    tells_cut = True
+
     def __init__(self, urls: str | Sequence[str] = (), **options: Any):
         urls = [urls] if isinstance(urls, str) else list(urls)
         self.section: VLLMSection = validated(VLLMSection, {"urls": urls, **options}, "VLLMSampler")

@@ -23,7 +23,9 @@ GEMMA = (
     "<bos>{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
     "<end_of_turn>\n{% endfor %}" + OPENS + "<start_of_turn>model\n{% endif %}"
 )
-GLM = "[gMASK]{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}" + OPENS + "<|assistant|>\n{% endif %}"
+GLM = (
+    "[gMASK]{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}" + OPENS + "<|assistant|>\n{% endif %}"
+)
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trl_ext import PPOv2Config, PPOv2Trainer
-from trl_ext.learning.audit import LEARNER, VoidRun, Watch, audit, counted, source_counts
+from trl_ext.learning.audit import LEARNER, Watch, audit, counted, source_counts
 
 BROKEN = {
     ("is not masked", "void"): {"advantaged": 91, "learned": 0, "due": 1, "tokens": 91},
@@ -118,17 +118,3 @@ def test_a_policy_that_did_not_learn_is_told(tiny, tmp_path, reward, options, fo
     trainer = ppo(tiny, tmp_path / "run", reward, **options)
     trainer.train()
     assert {(f.promise, f.severity) for f in trainer.audit.findings if f.promise != "ends its answers"} == found
-
-
-def test_a_run_whose_tokens_are_all_masked_stops_after_the_first_update_and_can_go_on(tiny, tmp_path):
-    masks = {"objective": "dis", "ratio_to": "sampler", "critic": "none", "top_k": 2, "cliprange": 0.0}
-    trainer = ppo(tiny, tmp_path / "run", letters, **masks)
-    with pytest.raises(
-        VoidRun, match=r"update 1: nothing can come of this run: policy had .* caps or clips left none"
-    ) as told:
-        trainer.train()
-    assert "saved in" in told.value.__notes__[0] and (tmp_path / "run/checkpoint-1").exists()
-    trainer = ppo(tiny, tmp_path / "run", letters, **masks, on_void="warn")
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 4 and trainer.audit.counts["learner/policy/due"] == 4, "it goes on counting"
-    assert trainer.audit.status() == 1
