@@ -154,7 +154,7 @@ def read_audit(file: Path) -> Audit:
     """
     try:
         return Audit.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(f"{file}: is damaged ({error!r:.100}); without it, a run is audited by its records") from None
 
 

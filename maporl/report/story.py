@@ -396,7 +396,7 @@ def speaker(section: dict[str, Any], output_dir: str) -> str:
     model, tiny = section.get("model") or (section.get("api") or {}).get("model"), section.get("tiny")
     parts = []
     if tiny is not None:
-        parts.append(" ".join(["tiny", *filter(None, [tiny.get("architecture")])]))
+        parts.append(" ".join(["tiny", *map(str, filter(None, [tiny.get("architecture")]))]))
         parts += [counted(tiny["layers"], "layer")] if "layers" in tiny else []
     elif isinstance(model, str) and model.startswith((f"{output_dir}/", "./")):
         parts.append(f"a model without a name, saved in {model.removeprefix(f'{output_dir}/').removeprefix('./')}")

@@ -123,10 +123,11 @@ class Audit:
 
         Raises:
             KeyError: a part is missing.
-            TypeError: a finding has other fields.
+            TypeError, ValueError, AttributeError, OverflowError: a part is something else.
         """
         told = tuple(Finding(**finding) for finding in values["findings"])
-        return cls(values["built"], values["counts"], told, values["note"])
+        built = {kind: {name: dict(facts) for name, facts in some.items()} for kind, some in values["built"].items()}
+        return cls(built, {key: float(number) for key, number in values["counts"].items()}, told, str(values["note"]))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the columns of a table with a line for each learner, and its lines."""

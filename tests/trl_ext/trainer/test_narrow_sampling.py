@@ -100,3 +100,15 @@ def test_a_run_whose_tokens_are_all_masked_stops_after_the_first_update_and_can_
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 4 and trainer.audit.counts["learner/policy/due"] == 4, "it goes on counting"
     assert trainer.audit.status() == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "learns"), [("token_truncate", True), ("token_mask", False), ("sequence_mask", False)]
+)
+def test_weights_above_the_cap_are_cut_and_what_masks_leave_out_is_not_learned(tiny, tmp_path, mode, learns):
+    """The sampler says 1 of tokens that are unlikely, so that their weights are far below 1 / cap."""
+    options = {"engine_tis_cap": 1.01, "engine_tis_mode": mode, "top_k": 2, "on_void": "warn"}
+    trainer = ppo(tiny, tmp_path / "run", Sure(), **options)
+    trainer.train()
+    counts = trainer.audit.counts
+    assert counts["learner/policy/learned"] == (counts["learner/policy/advantaged"] if learns else 0)
