@@ -939,7 +939,9 @@ class TrainingOptions(LearnerOptions):
     )
     warmup_steps: NotNegative = option(0.0, "Number of updates in which the learning rate rises.")
     max_grad_norm: NotNegative = option(1.0, "Norm to which the gradient of each policy is clipped; 0: no clipping.")
-    weight_decay: NotNegative = option(0.0, "Weight decay of AdamW.")
+    weight_decay: NotNegative = option(
+        0.0, "Weight decay of AdamW, also in the stages of a loop. Norms and biases have none."
+    )
     adam_beta2: Share = option(0.999, "Second beta of AdamW.")
     optim: Literal["adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit"] = option(
         "adamw_torch_fused",

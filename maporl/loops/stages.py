@@ -20,6 +20,7 @@ from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
 from trl_ext.files.paths import below
 from trl_ext.models import forward
+from trl_ext.sharding.choice import decayed
 from trl_ext.sharding.master_weights import MasterAdamW
 
 
@@ -171,9 +172,15 @@ def trainer_options(
     }
 
 
-def _optimizer(policy: Policy, stage: StageSection) -> torch.optim.Optimizer:
-    learning = [p for p in policy.model.parameters() if p.requires_grad]
-    return MasterAdamW(learning, lr=stage.rate(policy.adapter))
+def optimizer_of(config: Config, model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return an optimizer of what ``model`` trains, with the run's weight decay."""
+    decay = config.training.weight_decay
+    learning = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    return MasterAdamW(decayed(learning, [model], decay), lr=rate, weight_decay=decay)
+
+
+def _optimizer(config: Config, policy: Policy, stage: StageSection) -> torch.optim.Optimizer:
+    return optimizer_of(config, policy.model, stage.rate(policy.adapter))
 
 
 def _train_sft(
@@ -184,7 +191,7 @@ def _train_sft(
         args=SFTConfig(completion_only_loss=True, **trainer_options(config, stage, policy.adapter, scratch, quiet)),
         train_dataset=Dataset.from_list(sft_rows([row for row in rows if isinstance(row, Row)])),
         processing_class=policy.tokenizer,
-        optimizers=(_optimizer(policy, stage), None),
+        optimizers=(_optimizer(config, policy, stage), None),
     )
     return run_quietly(trainer, quiet)
 
@@ -208,7 +215,7 @@ def _train_kto(
         kto_rows(rows, *logprobs),
         0.1 if stage.beta is None else stage.beta,
         trainer_options(config, stage, policy.adapter, scratch, quiet),
-        _optimizer(policy, stage),
+        _optimizer(config, policy, stage),
     )
     return run_quietly(trainer, quiet)
 
@@ -241,7 +248,7 @@ class DPOLearner:
             self.reference = ([0.0] * len(pairs),) * 2
         else:
             self.reference = self.before if reference is None else self._sides(reference)
-        self.optimizer, self.schedule = _optimizer(policy, stage), None
+        self.optimizer, self.schedule = _optimizer(config, policy, stage), None
         if whole:  # the rate falls over all passes, and not within each
             steps = int(stage.epochs) * math.ceil(len(pairs) / stage.batch_size)
             self.schedule = LambdaLR(self.optimizer, lambda step: max(0.0, 1 - step / steps))

@@ -22,7 +22,7 @@ from maporl.config.loops import TurnCriticStage
 from maporl.config.schema import Config
 from maporl.errors import RunError
 from maporl.loops.rows import Row, TrajectoryPair
-from maporl.loops.stages import run_quietly, trainer_options
+from maporl.loops.stages import optimizer_of, run_quietly, trainer_options
 from maporl.run import ResolvedRun
 from maporl.team.agents import Policy
 from maporl.types import Example, Utterance
@@ -33,7 +33,6 @@ from trl_ext.models.forward import accepts, base_of, completion_logprobs
 from trl_ext.ppo import maths
 from trl_ext.sampling.options import Sampling
 from trl_ext.sampling.sample import sample
-from trl_ext.sharding.master_weights import MasterAdamW
 
 FOLDER = "others/turn_critic"
 """Where a stage's folder keeps the critics of turns, a folder for each policy."""
@@ -158,7 +157,6 @@ def train_turn_critic(
         logprobs = completion_logprobs(critic.model, flat)
         values = iter(zip(flat, logprobs, strict=True))
         data = [dict(zip(("chosen", "rejected"), [[next(values) for _ in s] for s in p], strict=True)) for p in reads]
-        learning = [p for p in critic.model.parameters() if p.requires_grad]
         options = trainer_options(config, stage, critic.adapter, scratch, quiet)
         del options["max_length"]
         options |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": stage.batch_size}
@@ -168,7 +166,7 @@ def train_turn_critic(
             model=critic.model,
             args=TrainingArguments(remove_unused_columns=False, **options),
             train_dataset=data,  # type: ignore[arg-type]  # a list serves
-            optimizers=(MasterAdamW(learning, lr=options["learning_rate"]), None),
+            optimizers=(optimizer_of(config, critic.model, options["learning_rate"]), None),
         )
         loss = run_quietly(trainer, quiet)
         after = iter(completion_logprobs(critic.model, flat))

@@ -12,12 +12,11 @@ from maporl.config.schema import Config, VerifierSection
 from maporl.errors import ConfigError
 from maporl.from_trl import RewardConfig, RewardTrainer
 from maporl.loops.rows import Comparison
-from maporl.loops.stages import run_quietly, trainer_options
+from maporl.loops.stages import optimizer_of, run_quietly, trainer_options
 from maporl.rewards.verifier.encoding import chat_of, encode
 from maporl.rewards.verifier.model import Verifier
 from maporl.rewards.verifier.source import first_verifier
 from maporl.tasks.base import Task
-from trl_ext.sharding.master_weights import MasterAdamW
 
 FOLDER = "others/verifier"
 """Where a stage's folder keeps the verifier, as checkpoints do."""
@@ -71,7 +70,7 @@ def train_verifier(
         args=RewardConfig(pad_token=_padding(tokenizer, pairs), **options),
         train_dataset=Dataset.from_list([{"chosen_ids": one, "rejected_ids": other} for one, other in pairs]),
         processing_class=tokenizer,
-        optimizers=(MasterAdamW(model.parameters(), lr=options["learning_rate"]), None),
+        optimizers=(optimizer_of(config, model, options["learning_rate"]), None),
     )
     loss = run_quietly(trainer, quiet)
     model.config.pad_token_id = padding

@@ -27,6 +27,9 @@ from maporl.team.team import Policy, Team
 from trl_ext.ppo.batch import PADDING
 from trl_ext.sharding.master_weights import MasterAdamW
 
+DECAY = 0.01
+"""Weight decay of a warm start, PyTorch's own. It is not the run's, because it is part of what a team begins with."""
+
 
 def warm_start(
     team: Team,
@@ -64,7 +67,7 @@ def warm_start(
         for name, agent in ((name, team.agents[name]) for name in names)
     }
     policies = [p for p in team.policies.values() if p.trainable and set(p.agents) & set(names)]
-    optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate) for p in policies}
+    optimizers = {p.name: MasterAdamW(_parameters(p), lr=section.learning_rate, weight_decay=DECAY) for p in policies}
     with tqdm(range(section.steps), desc="warm start", disable=quiet, leave=False, dynamic_ncols=True) as bar:
         for step in bar:
             examples = [task[rng.randrange(len(task))] for _ in range(section.batch_size)]

@@ -6,6 +6,7 @@
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,7 +68,21 @@ def training_arguments(config: Config) -> MultiAgentPPOConfig:
 
 def _training(run: ResolvedRun) -> Iterator[Fault]:
     """Yield options of the training that transformers refuses, now or during training."""
-    yield from list(_options(run.config.training)) or refused(lambda: training_arguments(run.config))
+    yield from list(_options(run.config.training)) or [
+        *refused(lambda: training_arguments(run.config)),
+        *_rates(run),
+    ]
+
+
+def _rates(run: ResolvedRun) -> Iterator[Fault]:
+    """Yield that the schedule cannot be made for a rate, such as one below the end that it falls to."""
+    training = run.config.training
+    for name, facts in planned_learners(run).items() if not run.config.loop.stages else ():
+        for part in ("learning_rate", "critic_learning_rate"):
+            for fault in _schedule(training, facts[part]) if facts[part] else ():
+                what = f"{fault.what} (policy {name!r}, {part.replace('_', ' ')} {facts[part]:g})"
+                yield replace(fault, what=what)
+                return
 
 
 def _options_alone(run: ResolvedRun) -> Iterator[Fault]:
@@ -110,14 +125,14 @@ def _reports(names: list[str]) -> list[str] | str:
     return names[0] if names in (["all"], ["none"]) else names
 
 
-def _schedule(training: TrainingOptions) -> Iterator[Fault]:
+def _schedule(training: TrainingOptions, rate: float = 1.0) -> Iterator[Fault]:
     """Yield that the schedule of the learning rate does not exist, lacks options that it needs, or cannot step."""
     name, options = training.lr_scheduler_type, training.lr_scheduler_kwargs or {}
     names = [kind.value for kind in SchedulerType]
     if name not in names:
         yield Fault("training.lr_scheduler_type", unknown(name, names))
         return
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
     try:
         maker: Callable[..., Any] = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]  # type: ignore[assignment]  # of functions
         inspect.signature(maker).bind_partial(**options)

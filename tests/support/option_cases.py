@@ -299,7 +299,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "reward.verifier.concurrency": ("Requests must overlap.", f"{CLIENT}::test_an_outage_that_many_requests_meet_is_told_in_one_line_and_its_end_in_another"),
     "reward.verifier.on_failure": ("A server must fail.", f"{CLIENT}::test_labels_stand_in_for_a_server_that_fails_and_are_counted"),
     "reward.verifier.on_change": ("A server must be replaced.", "tests/rewards/test_identity.py::test_a_server_that_comes_back_with_another_verifier_stops_the_run"),
-    "training.on_void": ("It decides what follows an update that a healthy run does not have.", "tests/trl_ext/learning/test_learner_audit.py::test_a_run_whose_tokens_are_all_masked_stops_after_the_first_update_and_can_go_on"),
+    "training.on_void": ("It decides what follows an update that a healthy run does not have.", "tests/trl_ext/trainer/test_narrow_sampling.py::test_a_run_whose_tokens_are_all_masked_stops_after_the_first_update_and_can_go_on"),
     "training.async_save": ("It saves at another time, and the same.", "tests/trl_ext/sharding/test_shards.py::test_a_checkpoint_is_of_the_moment_in_which_it_was_begun"),
     "training.use_liger_kernel": ("It needs an accelerator.", "tests/trl_ext/models/test_liger.py::test_a_configuration_asks_for_the_kernels"),
     "training.use_cpu": ("It needs an accelerator.", "tests/backends/test_cluster.py::test_bfloat16_on_the_cpu_is_taken"),

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from trl_ext.errors import UserError
-from trl_ext.sharding.choice import build_optimizer, strategy_of
+from trl_ext.sharding.choice import build_optimizer, decayed, strategy_of
 from trl_ext.sharding.holder import Holder
 from trl_ext.sharding.optimizer_files import load_optimizer, save_optimizer, save_record
 
@@ -50,21 +51,22 @@ class Trained:
         self.label, self.args = label, args
         kind = strategy_of(accelerator)
         present = {name: model for name, model in models.items() if model is not None}
-        self.strategy: Holder = kind(present, head, flat(groups()), args, accelerator)
-        final = groups()
+        modules = [module for module in (*present.values(), head) if module is not None]
+
+        def cut() -> list[dict]:
+            return groups() if optimizer is not None else decayed(groups(), modules, args.weight_decay)
+
+        self.strategy: Holder = kind(present, head, flat(cut()), args, accelerator)
+        final = cut()
+        self.of_policy = len(final) - sum(group["params"][0] not in {*groups()[0]["params"]} for group in final)
+        """The number of the first groups, which are the policy's. Those of a critic follow."""
         self.parameters = flat(final)
         for parameter in self.parameters:
             parameter.requires_grad_(True)  # DeepSpeed leaves out what takes none now, such as the critic's adapter
         build = partial(build_optimizer, args=args, kind=kind)
         self.optimizer = self.strategy.optimizer_of(final, build if optimizer is None else lambda _: optimizer)
         self.optimizer.zero_grad(set_to_none=True)  # of a warm start, which must not enter the first step
-        self.scheduler = scheduler or get_scheduler(
-            args.lr_scheduler_type,
-            self.optimizer,
-            num_warmup_steps=args.get_warmup_steps(updates),
-            num_training_steps=updates,
-            scheduler_specific_kwargs=cast(Any, args.lr_scheduler_kwargs) or None,
-        )
+        self.scheduler = scheduler or schedule_of(self.optimizer, args, updates)
         self.strategy.attach(self.optimizer)
 
     def step(self) -> float:
@@ -84,8 +86,9 @@ class Trained:
 
     def rates(self) -> dict[str, float]:
         """Return the present learning rate as ``lr``, and that of a critic that has one of its own as ``critic_lr``."""
-        names = ("lr",) if self.args.value_learning_rate is None else ("lr", "critic_lr")
-        return dict(zip(names, map(float, self.scheduler.get_last_lr()), strict=False))
+        rates = [float(rate) for rate in self.scheduler.get_last_lr()]
+        own = rates[self.of_policy :] if self.args.value_learning_rate is not None else []
+        return {"lr": rates[0], **({"critic_lr": own[0]} if own else {})}
 
     def save(self, folder: Path, in_shards: bool = False) -> None:
         """Write the optimizer and the schedule into ``folder``, where the weights are. All processes that share the
@@ -114,6 +117,33 @@ class Trained:
             for group, rate in zip(self.scheduler.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
             self.scheduler._last_lr = rates
+
+
+def schedule_of(optimizer: Any, args: Any, updates: int) -> Any:
+    """Return the schedule ``args.lr_scheduler_type`` of an optimizer's learning rates.
+
+    Each of its groups has the schedule that it would have alone: an end or a least rate (``lr_end``, ``min_lr``) is
+    that of each group, and not of the one whose rate is the optimizer's default.
+
+    Raises:
+        ValueError: the schedule cannot be made for a group's rate.
+    """
+
+    def alone(some: Any) -> Any:
+        return get_scheduler(
+            args.lr_scheduler_type,
+            some,
+            num_warmup_steps=args.get_warmup_steps(updates),
+            num_training_steps=updates,
+            scheduler_specific_kwargs=cast(Any, args.lr_scheduler_kwargs) or None,
+        )
+
+    # a rate of 0 stays 0, and some schedules would divide by it
+    rates = [float(group["lr"]) or 1.0 for group in optimizer.param_groups]
+    each = [alone(torch.optim.SGD([torch.zeros(1)], lr=rate)) for rate in rates]
+    if not all(isinstance(schedule, LambdaLR) for schedule in each):
+        return alone(optimizer)
+    return LambdaLR(optimizer, [schedule.lr_lambdas[0] for schedule in each])
 
 
 def flat(groups: list[dict]) -> list[nn.Parameter]:

@@ -5,9 +5,11 @@ A DeepSpeed configuration of accelerate means :class:`trl_ext.sharding.zero.Zero
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import Trainer
 
 from trl_ext.models.forward import base_of
@@ -32,6 +34,27 @@ def build_optimizer(groups: list[dict], args: Any, kind: type[Holder]) -> torch.
         )
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(args)
     return optimizer(groups, **(options | {"weight_decay": args.weight_decay}))
+
+
+def decayed(groups: list[dict], models: Iterable[nn.Module], weight_decay: float) -> list[dict]:
+    """Return parameter ``groups`` of ``models``, cut into those that weight decay shrinks and those that it does not.
+
+    It does not shrink norms and biases, by the names that ``transformers.Trainer`` leaves out.
+
+    Without weight decay the groups stay whole.
+    """
+    if not weight_decay:
+        return groups
+    shrunk: set[int] = set()
+    for model in models:
+        names = {*Trainer.get_decay_parameter_names(None, model)}  # type: ignore[arg-type]  # it reads nothing of itself
+        shrunk |= {id(parameter) for name, parameter in model.named_parameters() if name in names}
+    cut = []
+    for group in groups:
+        for decay in (weight_decay, 0.0):
+            some = [p for p in group["params"] if (id(p) in shrunk) == bool(decay)]
+            cut += [{**group, "params": some, "weight_decay": decay}] if some else []
+    return cut
 
 
 def check_bases(models: dict[str, Any], accelerator: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from trl_ext.files.manifest import CheckpointError
 from trl_ext.process import distributed
 from trl_ext.sharding.holder import Holder, State
 from trl_ext.sharding.master_weights import MASTER
@@ -89,6 +90,12 @@ def load_optimizer(holder: Holder, folder: Path, scheduler: Any = None) -> dict[
     """
     place = folder if (folder / RECORD).is_file() else folder / OPTIMIZER  # as in older versions, or as now
     record = json.loads((place / RECORD).read_text())
+    here = len(holder.optimizer_groups())
+    if len(record["groups"]) != here:
+        raise CheckpointError(
+            f"{place}: its optimizer has {len(record['groups'])} groups of weights and this one has {here}. Earlier "
+            "versions shrank norms and biases by weight decay too; begin another run from the checkpoint's weights"
+        )
     rest = _read_rest(place, record["numbers"])
     if (folder / SHARDS).is_dir():
         saved = Shards(folder / SHARDS)
