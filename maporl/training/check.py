@@ -60,9 +60,9 @@ def check(run: ResolvedRun) -> Iterator[Fault]:
     if config.reward.distill is not None and config.cluster.backend == "ray":
         yield Fault("reward.distill", "its teacher is asked in the trainer's own process", "use cluster.backend: local")
     cut, by_cut = narrowed(run), [n for n in run.learners if ENGINES[config.agents[n].engine].tells_cut]
-    if cut and by_cut and (config.ppo.knows_sampler or config.reward.distill is not None):
-        ratio = "ppo.ratio_to" if config.ppo.ratio_to == "sampler" else "ppo.engine_tis_cap"
-        reader = ratio if config.ppo.knows_sampler else "reward.distill"
+    if cut and by_cut and (config.ppo.compares_sampler or config.reward.distill is not None):
+        ratio = config.ppo.compares_sampler
+        reader = f"ppo.{ratio.partition(':')[0]}" if ratio else "reward.distill"
         yield Fault(
             reader,
             f"it would compare log-probabilities of the whole distribution with those of what {cut} leaves, because "
@@ -196,7 +196,7 @@ def _ahead(run: ResolvedRun) -> Iterator[Fault]:
         {name: entry.remote or grouped for name, entry in entries.items()},
         {name: not entry.weights or finishes for name, entry in entries.items()},
         asks_untrained(config.restate, config.reward.asked),
-        config.ppo.knows_sampler,
+        bool(config.ppo.compares_sampler),
         config.schedule.opponent_pool is not None,
     )
 

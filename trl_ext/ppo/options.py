@@ -328,9 +328,12 @@ class PPOOptions:
             raise ValueError("stop_token and stop_token_id exclude each other; set one of them")
 
     @property
-    def knows_sampler(self) -> bool:
-        """Whether the probabilities under the policy that sampled enter the loss, as answers of older weights need."""
-        return self.engine_tis_cap is not None or self.ratio_to == "sampler"
+    def compares_sampler(self) -> str:
+        """The option that puts probabilities under the policy that sampled into the loss, as answers of older weights
+        need, or nothing."""
+        if self.ratio_to == "sampler":
+            return "ratio_to: sampler"
+        return "" if self.engine_tis_cap is None else "engine_tis_cap"
 
     @property
     def for_critics(self) -> list[str]:

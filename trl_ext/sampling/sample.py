@@ -25,6 +25,30 @@ from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled, Sampling
 
 
+def tells_logprobs(model: Any) -> bool:
+    """Return whether :func:`sample` knows the log-probabilities of what it samples from ``model``.
+
+    Models whose state is not keys and values alone, such as a recurrent one, are sampled by transformers' own
+    generation, which tells none.
+    """
+    base = base_of(model)
+    return reading_of(base).cached and plain_states(base) != "no"
+
+
+def check_compared(name: str, model: Any, option: str) -> None:
+    """Check that ``option``, which compares the sampler's log-probabilities of policy ``name``, has them.
+
+    Raises:
+        ValueError: the sampler does not know them for a model of this kind.
+    """
+    if not tells_logprobs(model):
+        raise ValueError(
+            f"{option}: policy {name!r} is a {base_of(model).config.model_type} model, whose state is not keys and "
+            "values alone, so that sampling it tells no log-probabilities to compare with; leave the option out, or "
+            "sample with vLLM"
+        )
+
+
 def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
     """Return the token ids of :func:`sample`, without log-probabilities."""
     return [completion.ids for completion in sample(model, prompts, sampling)]
@@ -61,7 +85,7 @@ def sample(
         keys = [(seed, row) for row in range(len(prompts))]
     base = base_of(model)
     reading = reading_of(base)
-    plain = plain_states(base) if reading.cached else "no"
+    plain = plain_states(base) if tells_logprobs(base) else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if samplings is None else samplings

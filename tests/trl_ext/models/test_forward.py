@@ -1,20 +1,22 @@
 """A row's numbers are those of a plain forward over the row alone, whatever stands beside it, and however it was
 sampled."""
 
+import os
+
 import pytest
 import torch
 from conformance import MORE, build
 from plain_layouts import Plain
 from tiny_models import lively
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from trl_ext import Learner, Policy, PPOv2Config
-from trl_ext.models.forward import Reading, head_width, length_regimes, reading_of, trunk_of
-from trl_ext.ppo.batch import Completion, build_token_batch
+from trl_ext import Learner, Policy, PPOv2Config, PPOv2Trainer
+from trl_ext.models.forward import Reading, _close, head_width, length_regimes, reading_of, trunk_of
+from trl_ext.ppo.batch import PADDING, Completion, build_token_batch
 from trl_ext.ppo.prefix_tree import TreeLimits
 from trl_ext.sampling.kv_cache import KVCache
 from trl_ext.sampling.options import Sampling
-from trl_ext.sampling.sample import sample
+from trl_ext.sampling.sample import sample, tells_logprobs
 
 FULL = {"temperature": 1.0, "stop_ids": frozenset()}
 
@@ -292,3 +294,52 @@ def test_half_precision_does_not_make_a_model_count_otherwise(dtype):
         model = lively(AutoModelForCausalLM.from_config(config)).to(dtype)
         found = reading_of(model)
         assert (found.positions, found.padding) == (positions, padding), kind
+
+
+def test_a_model_is_asked_with_several_ordinary_tokens():
+    """Special tokens stand at the ends of a vocabulary. In SmolLM2 they have activations in which rounding shows."""
+    model, seen = build("llama")[0], set()
+    size = model.config.vocab_size
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: seen.update(inputs[0].flatten().tolist()))
+    reading_of(model)
+    asked = seen - {PADDING}
+    assert len(asked) >= 6 and min(asked) >= size // 11 and max(asked) <= size * 9 // 11
+
+
+def test_distributions_are_compared_and_not_what_nobody_samples():
+    one = torch.tensor([5.0, 4.0, 3.0, -20.0])
+    assert _close(one, torch.tensor([5.0, 4.0, 3.0, -19.0]), 1e-4) and _close(one, one + 7.0, 1e-4)
+    assert not _close(one, torch.tensor([5.0, 4.1, 3.0, -20.0]), 1e-4)
+    assert not _close(one, torch.tensor([5.0, 4.0, 3.0, -torch.inf]), 1e-4)
+
+
+CHECKPOINTS = os.environ.get("MAPORL_TEST_CHECKPOINTS", "").split()
+"""Folders of real checkpoints, such as SmolLM2, for which random weights of their architecture do not stand."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "folder", CHECKPOINTS or [pytest.param("", marks=pytest.mark.skip("set MAPORL_TEST_CHECKPOINTS to folders"))]
+)
+def test_real_checkpoints_are_sampled_by_their_cache(folder, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert reading_of(model) == Reading(True, True) and tells_logprobs(model)
+    prompts = [tokenizer.encode(text) for text in ("What is 2 + 3?", "Say something about cats, please.")]
+    told = sample(model, prompts, Sampling(8, stop_ids=frozenset(), temperature=1.0), [("a",), ("b",)])
+    exact = 1e-3 if dtype == torch.float32 else 0.3
+    for prompt, said in zip(prompts, told, strict=True):
+        assert said.logprobs == pytest.approx(plain_logprobs(model, prompt, said.ids), abs=exact)
+
+
+@pytest.mark.parametrize("option", [{"ratio_to": "sampler"}, {"engine_tis_cap": 2.0}])
+def test_who_compares_with_a_sampler_that_tells_nothing_is_refused_before_the_run(option, tmp_path):
+    model, tokenizer = build("mamba")
+    assert not tells_logprobs(model)
+    args = PPOv2Config(output_dir=str(tmp_path), report_to=[], use_cpu=True, total_episodes=1, **option)
+    name = next(iter(option))
+    with pytest.raises(
+        ValueError, match=rf"^{name}.*: policy 'policy' is a mamba model, .* tells no log-probabilities"
+    ):
+        PPOv2Trainer(args, tokenizer, model, train_dataset=[{"prompt": "1"}], reward_funcs=lambda completions: [1.0])
