@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
+from maporl.advantages.batch import TurnBatch
 from maporl.config.imports import look_up, must_take, told
 from maporl.errors import ConfigError
+from trl_ext.copies import is_users, own_copy
 
 Over = Literal["nothing", "group", "agent", "batch"]
 """Which rows are compared: none, those of the configuration's key, those of one agent, or all."""
@@ -90,6 +92,8 @@ def numbers_of(where: str, compute: Callable[..., Any], *arguments: Any, like: T
         ConfigError: it failed, or returned something else, or with ``finite`` a number that is NaN or infinite. The
             message begins with ``where``.
     """
+    if is_users(compute, "maporl"):  # a baseline may change its state, and nothing else
+        arguments = tuple(own_copy(a) if isinstance(a, Tensor | TurnBatch) else a for a in arguments)
     try:
         result = compute(*arguments)
     except (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:

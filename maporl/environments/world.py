@@ -35,6 +35,7 @@ from maporl.environments.rooms import (
 from maporl.environments.workers import Job, Outcome, Workers
 from maporl.text import printable
 from maporl.types import Act, Dialogue, Result
+from trl_ext.copies import own_copy
 
 DEFAULT_SECONDS = CallLimits().seconds
 """The most seconds of a call that a protocol makes for an agent without tools of its own."""
@@ -270,14 +271,14 @@ class World:
         if act.place is None:
             tool = self.tools[act.name]
             most = min(seconds.get(act.agent, DEFAULT_SECONDS), self.seconds.get(act.name, math.inf))
-            return Job(lambda: read_by(readable, tool.run(**act.arguments)), most, f"tool {act.name}")
+            return Job(lambda: read_by(readable, tool.run(**own_copy(act.arguments))), most, f"tool {act.name}")
         room = rooms.open[act.place]
         most = min(seconds.get(act.agent, DEFAULT_SECONDS), room.spec.options.seconds)
         return Job(lambda: self.call(room, step, act), most, f"environment {act.place!r}: {act.name}")
 
     def call(self, room: Room, step: int, act: Act) -> Any:
         """Call a tool of an environment and log what it returned. Coroutines are awaited by the workers."""
-        value = self._alone.run(room.world, lambda: room.tool(act.agent, act.name).run(**act.arguments))
+        value = self._alone.run(room.world, lambda: room.tool(act.agent, act.name).run(**own_copy(act.arguments)))
         return read_by(partial(self._logged, room, step, act), value)
 
     def _logged(self, room: Room, step: int, act: Act, value: Any) -> Result:

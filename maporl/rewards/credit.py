@@ -12,6 +12,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.rules import build_rules
 from maporl.rewards.shaping import collaboration_bonus, share_scores
 from maporl.types import Dialogue, Utterance
+from trl_ext.copies import is_users, own_copy
 
 PENALTIES = ("too_short", "no_final_answer", "repetition", "no_eos")
 
@@ -76,7 +77,8 @@ def credit_by_rules(dialogues: list[Dialogue], reward: RewardSection, update: in
         for rule, entry in zip(rules, reward.rules, strict=True):
             name = entry_name(entry)
             try:
-                result = rule(siblings, credits)
+                own = own_copy((siblings, credits)) if is_users(type(rule), "maporl") else (siblings, credits)
+                result = rule(*own)
             except ConfigError:
                 raise
             except Exception as error:

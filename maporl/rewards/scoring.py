@@ -12,12 +12,13 @@ from typing import Any
 
 from maporl.config.imports import told
 from maporl.config.schema import RewardSection
-from maporl.rewards.base import RewardFailure, RewardSource, as_source, where
+from maporl.rewards.base import FunctionSource, RewardFailure, RewardSource, as_source, where
 from maporl.rewards.counterfactual import set_contributions
 from maporl.rewards.credit import assign_credit
 from maporl.rounding import differ
 from maporl.tasks.base import Task
 from maporl.types import Dialogue, Grade
+from trl_ext.copies import is_users, own_copy
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Scorer:
         for name, source in self.meeting.items():
             for utterance in (u for dialogue in dialogues for u in dialogue.utterances):
                 utterance.rewards.pop(name, None)
-            source.meet(dialogues)
+            source.meet(handed_out(source, dialogues))
 
     def grade(self, dialogues: list[Dialogue], task: Task) -> None:
         """Set ``grade`` of every answer that has no grade yet.
@@ -181,7 +182,7 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
     for name, source in ((name, as_source(source)) for name, source in sources.items()):
         shown = _shown(name, source, dialogues)
         try:
-            values = source(shown, task) if shown else []
+            values = source(handed_out(source, shown), task) if shown else []
         except RewardFailure:
             raise
         except Exception as error:
@@ -200,6 +201,16 @@ def fill_in(dialogues: list[Dialogue], task: Task, sources: Mapping[str, RewardS
                 if not finite:
                     raise RewardFailure(f"reward source {name!r} gave {value!r:.80} to {where(dialogue, utterance)}")
                 utterance.rewards[name] = float(value)
+
+
+def handed_out(source: RewardSource, dialogues: list[Dialogue]) -> list[Dialogue]:
+    """Return what a source is handed: copies of ``dialogues`` for one of the user's, so that no row is edited."""
+    if not is_users(source.function if isinstance(source, FunctionSource) else type(source), "maporl"):
+        return dialogues
+    copies = [own_copy(replace(dialogue, environments={})) for dialogue in dialogues]
+    for mine, dialogue in zip(copies, dialogues, strict=True):
+        mine.environments = dialogue.environments
+    return copies
 
 
 def _shown(name: str, source: RewardSource, dialogues: list[Dialogue]) -> list[Dialogue]:

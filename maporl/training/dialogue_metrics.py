@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 from maporl.environments.world import World
 from maporl.report.audit import dialogue_counts
 from maporl.rewards.labels import is_step_verdict
-from maporl.rewards.scoring import shares_right
+from maporl.rewards.scoring import handed_out, shares_right
 from maporl.rollout.player import Player, evaluate_everywhere
 from maporl.training.samples import TeamUpdateBatch
 from maporl.types import Dialogue, is_program
@@ -32,7 +32,7 @@ def measured(batch: TeamUpdateBatch, player: Player, ahead: bool) -> Metrics:
     metrics |= dialogue_metrics(dialogues, player.world, player.tools, batch.dropped)
     batch.counts |= counts_of(dialogues, player, batch.dropped)
     for source in player.scorer.sources.values():
-        metrics |= source.after_update(number, dialogues, batch.task)
+        metrics |= source.after_update(number, handed_out(source, dialogues), batch.task)
     for engine in player.engines.values():
         metrics |= engine.metrics()
     return metrics

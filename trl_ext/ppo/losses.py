@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trl_ext.copies import is_users
 from trl_ext.errors import ArgumentError, one_line
 from trl_ext.ppo import maths
 from trl_ext.ppo.batch import TokenBatch
@@ -91,11 +92,13 @@ def checked_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Call an objective, and return its losses [N, T] and measures [N, T], of which ``ratio`` is added where it lacks.
 
-    No number is read, because that would wait for the device.
+    No number is read, because that would wait for the device. An objective of the user's gets tensors of its own.
 
     Raises:
         ArgumentError: it returned something else, or losses without a gradient.
     """
+    if is_users(objective, "trl_ext"):
+        new, old, advantages, mask = (tensor.clone() for tensor in (new, old, advantages, mask))
     returned = objective(new, old, advantages, mask, options)
     losses, measures = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(measures, Mapping):

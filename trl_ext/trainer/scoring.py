@@ -17,6 +17,7 @@ import torch
 
 from trl_ext.chat.control_tokens import encode_pieces, encode_text
 from trl_ext.chat.encoding import RenderedChat, Tokenizer
+from trl_ext.copies import own_copy
 from trl_ext.errors import ArgumentError, UserError
 from trl_ext.learning.checks import sees_later_tokens
 from trl_ext.learning.trained import NonFiniteError
@@ -244,8 +245,9 @@ def reward_name(function: RewardFunction) -> str:
 
 def _call(function: RewardFunction, prompts: list, completions: list, more: dict[str, Any]):
     positional, keywords = _arguments(function, prompts, completions, more)
+    shared = {name: keywords.pop(name) for name in ("trainer_state", "environments") if name in keywords}
     try:
-        return function(*positional, **keywords)
+        return function(*own_copy(positional), **own_copy(keywords), **shared)
     except Exception as error:
         raise RewardError(f"reward {reward_name(function)!r} raised {type(error).__name__}: {error}") from error
 
