@@ -9,6 +9,7 @@ from trl_ext.learning.central_critic import CentralCritic
 from trl_ext.learning.learner import Learner
 from trl_ext.learning.learners import Learning
 from trl_ext.models.forward import base_of
+from trl_ext.process import distributed
 from trl_ext.sharding.choice import check_bases
 
 
@@ -39,10 +40,14 @@ class Home:
             args: the trainer's arguments.
             accelerator: the trainer's ``accelerate.Accelerator``.
             updates: the number of updates of the run.
+
+        Raises:
+            ValueError: a policy or its value model could not be saved.
         """
         check_bases({name: learner.model for name, learner in self.learners.items()}, accelerator)
         self.devices, first = self.base_devices(args), next(iter(self.learners.values()))
         for learner in self.learners.values():
+            distributed.on_main(learner.try_saving)
             optimizer, scheduler = self.optimizers if learner is first else (None, None)
             learner.prepare(accelerator, updates, optimizer, scheduler, self.devices.get(id(base_of(learner.model))))
         if self.central is not None:

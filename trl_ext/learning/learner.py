@@ -20,7 +20,7 @@ from trl_ext.learning.checks import check_causal, check_steps_all, sees_later_to
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.learning.critics import CRITICS, ValueHead
 from trl_ext.learning.metrics import Metrics
-from trl_ext.learning.policy import Policy
+from trl_ext.learning.policy import Policy, try_saving
 from trl_ext.learning.trained import NonFiniteError, Trained, flat
 from trl_ext.models.adapters import (
     HALF_PRECISION,
@@ -518,6 +518,16 @@ class Learner:
         """
         self.policy.save(folder)
         self.critic.save(folder)
+
+    def try_saving(self) -> None:
+        """Save everything but weights, as a checkpoint will, into a folder that is removed.
+
+        Raises:
+            ValueError: the policy or its critic cannot be saved.
+        """
+        try_saving(f"policy {self.name!r}", self.model, self.adapter, self.tokenizer)
+        if self.critic.model is not None:
+            try_saving(f"the value model of policy {self.name!r}", self.critic.model)
 
     def _check_vocabulary(self, rows: TokenBatch) -> None:
         """Check that the other models that read the policy's ids have them: the value model and the reference."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -232,6 +233,27 @@ def save_weights(model: Any, adapter: Any, folder: Path) -> None:
         for path in nested.iterdir():
             os.replace(path, folder / path.name)
         nested.rmdir()
+
+
+def try_saving(who: str, model: Any, adapter: str | None = None, tokenizer: Any = None) -> None:
+    """Save everything of a model, or of an adapter of it, but its weights, to see that it can be saved.
+
+    Raises:
+        ValueError: it cannot. A run would find out at its first checkpoint. ``who`` says in the message what it is.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            if isinstance(model, PeftModel):
+                model.peft_config[adapter or model.active_adapter].save_pretrained(folder)
+            elif isinstance(model, PreTrainedModel):
+                save_model(model, Path(folder), {})
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+        except Exception as error:  # of transformers, of a tokenizer, of code that came with a model
+            raise ValueError(
+                f"{who} cannot be saved, so the first checkpoint would fail: {one_line(error, 300)}; correct its "
+                "config or its generation_config before training"
+            ) from error
 
 
 def save_model(model: Any, folder: Path, state: dict[str, torch.Tensor] | None = None) -> None:
