@@ -164,7 +164,7 @@ def supervise(folder, monkeypatch):
     made = Thing(
         protocol=None,
         agents={},
-        training=Thing(bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[]),
+        training=Thing(bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], weight_decay=0.0),
         seed=0,
     )
     own = policy(active=lambda: pytest.MonkeyPatch.context())

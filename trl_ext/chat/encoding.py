@@ -7,7 +7,7 @@ prompt is the *suffix* that the template puts after an assistant message. It is 
 
 import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -98,12 +98,16 @@ def check_tokenizer(tokenizer: Tokenizer, owner: str) -> None:
 
 
 def render(
-    tokenizer: Tokenizer, messages: list[Message], generate: bool = True, tools: list[dict[str, Any]] | None = None
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    generate: bool = True,
+    tools: list[dict[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text of ``messages`` by the chat template.
 
     ``generate`` adds the opening of the next assistant message. ``tools`` are the schemas of the tools that the model
-    may call.
+    may call. ``options`` are what else the template reads, such as ``enable_thinking``.
 
     Raises:
         ChatError: the template is not valid, refuses the messages, or takes too much time or memory.
@@ -115,7 +119,7 @@ def render(
     if template in OWN_TEMPLATES:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
     try:
-        return render_template(template, messages, generate, tokenizer.special_tokens_map, tools)
+        return render_template(template, messages, generate, {**tokenizer.special_tokens_map, **(options or {})}, tools)
     except TemplateFailed as error:
         roles = ", ".join(message["role"] for message in messages[:4])
         raise ChatError(
@@ -131,6 +135,7 @@ def _marked(
     generate: bool,
     tools: list[dict[str, Any]] | None = None,
     before: Sequence[Message] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text of ``messages`` with ``mark`` at every place where a control token must be cut.
 
@@ -144,7 +149,7 @@ def _marked(
     control = control_tokens(tokenizer)
 
     def written(some: list[Message]) -> str:
-        return render(tokenizer, [*before, *control.marked(some, mark)], generate, tools)
+        return render(tokenizer, [*before, *control.marked(some, mark)], generate, tools, options)
 
     try:
         return written(messages)
@@ -175,6 +180,7 @@ def encode_chat(
     messages: list[Message],
     generate: bool = False,
     tools: list[dict[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of ``messages`` as the chat template writes them, with the schemas of ``tools`` if given.
 
@@ -183,7 +189,7 @@ def encode_chat(
     """
     mark = new_mark()
     # the template writes the special tokens itself
-    return encode_pieces(tokenizer, _marked(tokenizer, messages, mark, generate, tools).split(mark))
+    return encode_pieces(tokenizer, _marked(tokenizer, messages, mark, generate, tools, (), options).split(mark))
 
 
 class RenderedChat(str):
@@ -232,10 +238,13 @@ def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, messages: list[Message], tools: list[dict[str, Any]] | None = None
+    tokenizer: Tokenizer,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a new conversation, up to the opening of the model's next message."""
-    return encode_chat(tokenizer, messages, True, tools)
+    return encode_chat(tokenizer, messages, True, tools, options)
 
 
 @dataclass(frozen=True)
@@ -259,7 +268,7 @@ _turn_ends: WeakKeyDictionary = WeakKeyDictionary()
 def turn_end(tokenizer: Tokenizer) -> TurnEnd:
     """Return how the chat template of ``tokenizer`` ends an assistant message.
 
-    EOS ends it where there is no template, or one that renders no assistant message.
+    EOS ends it without a template, and with one that does not render an assistant message.
     """
     template, known = tokenizer.chat_template, _turn_ends.get(tokenizer)
     if known is None or known[0] != template:

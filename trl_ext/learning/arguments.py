@@ -51,6 +51,15 @@ REFUSED = {
 }
 """The arguments that would do nothing although they promise other results, speed or memory, and what to do instead."""
 
+OPTIMIZERS = {
+    "schedule_free": "its weights are averages that a trainer would have to put in their place around every sampling",
+    "galore": "it replaces layers' hooks by modules that are named to it, and keeps no state of single weights",
+    "apollo": "it replaces layers' hooks by modules that are named to it, and keeps no state of single weights",
+    "lomo": "it steps weights within the backward pass, so that gradients can be neither clipped nor summed",
+    "adalomo": "it steps weights within the backward pass, so that gradients can be neither clipped nor summed",
+}
+"""What the names of optimizers begin with that cannot be used, and why."""
+
 COUNTS = {
     "num_total_batches": "total_episodes, or max_steps",
     "micro_batch_size": "per_device_train_batch_size",
@@ -70,10 +79,22 @@ def check_training_arguments(args: TrainingArguments) -> None:
     """
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        if field.name in REFUSED and value not in (field.default, None, []):
+        chosen_by_it = field.name == "metric_for_best_model" and args.lr_scheduler_type == "reduce_lr_on_plateau"
+        if field.name in REFUSED and value not in (field.default, None, []) and not chosen_by_it:
             raise ValueError(f"{field.name}: would do nothing here; leave it out: {REFUSED[field.name]}")
         if field.name in COUNTS and value is not None:
             raise ValueError(f"{field.name}: the trainer fills it in; set {COUNTS[field.name]} instead")
+    name = str(getattr(args.optim, "value", args.optim))
+    for kind, why in OPTIMIZERS.items():
+        if name.startswith(kind):
+            raise ValueError(f"optim: {name} cannot be used here, because {why}; use adamw_torch")
+    if args.lr_scheduler_type == "reduce_lr_on_plateau":
+        raise ValueError(
+            "lr_scheduler_type: reduce_lr_on_plateau cannot be used here, because it steps by a metric and not by "
+            "updates; use another schedule, such as warmup_stable_decay"
+        )
+    if args.logging_strategy == "epoch":
+        raise ValueError("logging_strategy: expected 'steps' (counted in updates) or 'no', got 'epoch'")
     check_liger(args)
 
 

@@ -32,6 +32,7 @@ def check_policy_model(model: Any, processing_class: Any, where: str) -> None:
         raise ValueError(
             f"{where}: expected a loaded model, got {model!r:.80}; load it with AutoModelForCausalLM.from_pretrained"
         )
+    _check_plain(model, where)
     base = base_of(model)
     if getattr(base.config, "vision_config", None) is not None:
         raise ValueError(
@@ -87,8 +88,14 @@ def check_steps_all(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.P
     an optimizer that was made before cannot step it.
 
     Raises:
-        ValueError: it lacks parameters of ``trained``. The message begins with ``where``.
+        ValueError: it lacks parameters of ``trained``, or has modes of its own. The message begins with ``where``.
     """
+    if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+        raise ValueError(
+            f"{where}: optimizers: {type(optimizer).__name__} has modes (train() and eval()), between which its "
+            "weights are others; a policy samples between any two updates, so it cannot be used here. Use a plain "
+            "optimizer"
+        )
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     lacking = [name for name, parameter in trained.items() if id(parameter) not in stepped]
     if lacking:
@@ -108,7 +115,17 @@ def check_module(model: Any, where: str, remedy: str) -> None:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"{where}: expected a loaded model, got {model!r:.80}; {remedy}")
+    _check_plain(model, where)
     check_adapters(model, where)
+
+
+def _check_plain(model: Any, where: str) -> None:
+    """Check that a model is not compiled. ``torch.compile`` wraps it in a module that lacks the model's methods."""
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            f"{where}: expected a model that is not compiled, got one that torch.compile returned; pass the model "
+            "itself (model._orig_mod)"
+        )
 
 
 def check_causal(model: Any, where: str) -> None:

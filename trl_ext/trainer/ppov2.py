@@ -114,6 +114,8 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
     ):
         check_args(args, PPOv2Config)
         check_dataset(train_dataset, "train_dataset")
+        if eval_dataset is not None:
+            check_dataset(eval_dataset, "eval_dataset")
         check_policy_model(model, processing_class, "model")
         check_module(ref_model, "ref_model", "load it with AutoModelForCausalLM.from_pretrained, or leave it out")
         check_module(value_model, "value_model", "load it with AutoModelForSequenceClassification.from_pretrained")

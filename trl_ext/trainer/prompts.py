@@ -1,10 +1,11 @@
 """Turn tokenised, text or chat rows into token ids, in a seeded order that can resume at any row."""
 
+import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.chat.control_tokens import special_ends
+from trl_ext.chat.control_tokens import encode_words, special_ends
 from trl_ext.chat.encoding import Tokenizer, encode_prompt
 from trl_ext.errors import ArgumentError
 
@@ -15,27 +16,31 @@ MOST_READ, MOST_TOKENISED = 20_000, 200
 
 @dataclass
 class Prompt:
-    """One row of the data set: its token ids, its readable prompt (text or messages), and its other columns."""
+    """One row of the data set: its token ids, its readable prompt (text or messages), its other columns, and the words
+    with which the completion has begun."""
 
     ids: list[int]
     prompt: Any
     columns: dict[str, Any]
+    begun: str = ""
 
 
 def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     """Read a row's prompt from ``input_ids``, ``prompt`` (text or messages) or ``messages``.
 
-    If the last message is the assistant's, it is dropped. Only messages are guarded against words that spell control
-    tokens (:mod:`trl_ext.chat.control_tokens`): a prompt that is one text is taken as it is, because it may have been
-    rendered by a chat template already. It begins with the tokenizer's BOS token once, and never ends with an EOS token
-    that the tokenizer adds, because the completion goes on from there. Keys without a value in the tool calls of
-    messages, which Arrow fills in, are left out.
+    Messages are read as TRL does: if the last one is the assistant's, it begins the completion in ``prompt``, and is
+    the answer in ``messages``, which is dropped. The columns ``chat_template_kwargs`` and ``tools`` (a list of schemas,
+    or its JSON) go to the chat template, and are columns of reward functions too. Only messages are guarded against
+    words that spell control tokens (:mod:`trl_ext.chat.control_tokens`): a prompt that is one text is taken as it is,
+    because it may have been rendered by a chat template already. It begins with the tokenizer's BOS token once, and
+    never ends with an EOS token that the tokenizer adds, because the completion goes on from there. Keys without a
+    value in the tool calls of messages, which Arrow fills in, are left out.
 
     Padding of ``input_ids`` is dropped. An ``attention_mask`` says what is padding, whatever its ids. Without one it is
     the tokenizer's padding token at both ends, unless it is its EOS or BOS token too.
 
     Raises:
-        ValueError: the row has none of these columns, or they are empty.
+        ValueError: the row has none of these columns, they are empty, or they have other types.
     """
     filled = [column for column in PROMPT_COLUMNS if _is_filled(row.get(column))]
     if not filled:
@@ -54,12 +59,31 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
             f"a row of the data set has {filled[0]}={prompt!r:.120}; expected a text, or messages with 'role' and "
             "'content' (rename 'from' and 'value')"
         )
-    messages = [without_nones(message) for message in prompt]
+    messages, begun = [without_nones(message) for message in prompt], ""
     if messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
+        last = messages.pop()
+        begun = last["content"] if filled[0] == "prompt" else ""
+        if begun is None or not isinstance(begun, str) or (begun and "tool_calls" in last):
+            raise ValueError(f"a row of the data set has an answer that is begun by more than a text: {row!r:.200}")
     if not messages:
         raise ValueError(f"a row of the data set has only an answer, and no prompt: {row!r:.200}")
-    return Prompt(_not_empty(encode_prompt(tokenizer, messages), row), messages, columns)
+    ids = encode_prompt(tokenizer, messages, *_for_template(row))
+    return Prompt(_not_empty([*ids, *encode_words(tokenizer, begun)], row), messages, columns, begun)
+
+
+def _for_template(row: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
+    """Return the tools and the options that a row has for the chat template."""
+    options, tools = row.get("chat_template_kwargs") or {}, row.get("tools") or None
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        if tools is not None:
+            tools = [without_nones(tool) for tool in tools]
+        return tools, without_nones(options)
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(
+            f"a row of the data set has chat_template_kwargs={options!r:.80} and tools={tools!r:.80}; expected a "
+            "mapping, and a list of JSON schemas of functions"
+        ) from None
 
 
 def _is_filled(value: Any) -> bool:

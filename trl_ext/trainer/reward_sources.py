@@ -90,7 +90,7 @@ class RewardSources:
             self.rewards |= call_reward_functions(
                 self.functions,
                 [p.prompt for p in prompts],
-                [c.text for c in completions],
+                [_answer(c) for c in completions],
                 [c.response_ids for c in completions],
                 columns,
                 state,
@@ -113,9 +113,14 @@ class RewardSources:
         # prompt and completion are decoded together, so that the blank between them stays
         prompt = getattr(completion.prompt, "prompt", None)
         if isinstance(prompt, list):
-            answer = {"role": "assistant", "content": completion.text}
+            answer = {"role": "assistant", "content": _answer(completion)}
             return RenderedChat.of(tokenizer, [*prompt, answer])
         return self.tokenizer.decode(completion.prompt_ids + completion.response_ids, skip_special_tokens=True)
+
+
+def _answer(completion: Completion) -> str:
+    """Return a completion's text after the words with which its row had begun it."""
+    return getattr(completion.prompt, "begun", "") + completion.text
 
 
 def _as_list(functions) -> list[RewardFunction]:
