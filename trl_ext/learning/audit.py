@@ -261,7 +261,7 @@ def source_counts(name: str, values: Sequence[float | None]) -> dict[str, float]
 
 
 def counted(metrics: Iterable[Mapping[str, Any]]) -> Counter:
-    """Return the sums of the counts in records of metrics. Other values, which a damaged record may have, are left out."""
+    """Return the sums of the counts in records of metrics. Other values of a damaged record are left out."""
     total: Counter = Counter()
     for record in metrics:
         for key, number in record.items():
