@@ -35,7 +35,14 @@ VENDOR = "https://api.openai.com/v1"
 MOST_CHARACTERS = 200
 """The most characters of an answer for each token that it may have. The longest tokens are runs of 128 spaces."""
 _COUNTED = ("prompt_tokens", "completion_tokens")
-_CUT = ("length", "content_filter")
+_ENDINGS: dict[Any, Stop] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), Stop.EOS),
+    **dict.fromkeys(("tool_calls", "function_call"), Stop.EOS),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), Stop.LENGTH),
+    **dict.fromkeys(("content_filter", "safety", "refusal"), Stop.FILTERED),
+}
+"""The reasons for which servers end whole answers, in small letters. Others, such as ``abort``, are asked again."""
+_CUT = [reason for reason, stop in _ENDINGS.items() if stop is not Stop.EOS]
 """Why an answer without text may be whole: its tokens ended before it began, or a filter has removed it."""
 _THINKING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 """The fields in which servers return what a model thought before its answer."""
@@ -206,7 +213,7 @@ class OpenAIEngine(Engine):
         count("no_text", float(no_text is not None))
         if no_text is not None:
             self._tell(request.ask.agent, no_text)
-        stop = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}.get(record["stop"], Stop.EOS)
+        stop = _ENDINGS.get(record["stop"], Stop.EOS)
         if no_text == "refusal":
             stop = Stop.FILTERED
         text, called = up_to_call(well_formed(record["text"]), request.call_ends)
@@ -318,11 +325,13 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
         try:
             choice, usage = answer["choices"][0], answer.get("usage")
             stop = choice.get("finish_reason")
+            stop = stop.lower() if isinstance(stop, str) else stop
             text, no_text = _said(choice.get("message"), stop)
         except (KeyError, TypeError, IndexError, AttributeError):
             raise HttpFailure(f"answered without choices[0].message.content: {client.shown(answer)}", True) from None
-        named = stop is None or (isinstance(stop, str) and len(stop) < 40 and stop != "error")
-        if not isinstance(text, str) or not named or answer.get("error"):
+        if isinstance(stop, str) and stop not in _ENDINGS:
+            raise HttpFailure(f"answered with a choice that is not whole: finish_reason {client.shown(stop)}", True)
+        if not isinstance(text, str) or not isinstance(stop, str | None) or answer.get("error"):
             raise HttpFailure(f"answered with a broken choice: {client.shown(answer)}", passing=True)
         if len(text) > MOST_CHARACTERS * max_tokens:
             raise HttpFailure(f"answered with {len(text):,} characters, and {max_tokens} tokens were asked for", True)
@@ -374,7 +383,8 @@ def is_whole(record: dict[str, Any]) -> bool:
     text, stop, no_text = record.get("text"), record.get("stop"), record.get("no_text")
     counted = all(_count(record.get(name)) == record.get(name) for name in _COUNTED)
     why = no_text if isinstance(no_text, str) and no_text != "empty" else None
-    return isinstance(text, str) and isinstance(stop, str) and bool(text or why or stop in _CUT) and counted
+    ended = isinstance(stop, str) and stop in _ENDINGS
+    return isinstance(text, str) and ended and bool(text or why or stop in _CUT) and counted
 
 
 def _key(query: dict[str, Any], label: str) -> str:

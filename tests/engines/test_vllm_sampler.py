@@ -47,7 +47,7 @@ class SamplingServer(FakeVLLM):
         )
         [done] = sample(server.loaded[body["model"]].get_base_model(), [body["prompt"]], sampling, [key])
         logprobs = done.logprobs or [-0.1] * len(done.ids)
-        return {"choices": [{"token_ids": done.ids, "logprobs": {"token_logprobs": logprobs}}]}
+        return {"choices": [{"finish_reason": "stop", "token_ids": done.ids, "logprobs": {"token_logprobs": logprobs}}]}
 
 
 @pytest.fixture

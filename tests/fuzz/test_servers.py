@@ -406,6 +406,8 @@ WORTHLESS = {
     "another end": completion("4", 7),
     "an endless end": completion("4", "x" * 1000),
     "an error as end": completion("4", "error"),
+    "an aborted one": completion("4", "abort"),
+    "a reason that nobody knows": completion("4", "someday"),
     "an error beside": completion("4", error={"code": 1}),
     "a flood": completion("x" * 1001),
 }
@@ -446,6 +448,17 @@ SILENT = [  # the message, why it ended, its text, its stop, and why it has no t
     ({"content": [THOUGHT]}, "stop", "", Stop.EOS, "thinking"),
     ({"content": []}, "stop", "", Stop.EOS, "empty"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason, stop", [
+    ("stop", Stop.EOS), ("STOP", Stop.EOS), ("eos_token", Stop.EOS), ("end_turn", Stop.EOS), ("COMPLETE", Stop.EOS),
+    ("length", Stop.LENGTH), ("MAX_TOKENS", Stop.LENGTH), ("model_length", Stop.LENGTH), ("content_filter", Stop.FILTERED),
+])  # fmt: skip
+def test_the_reasons_of_whole_answers_are_those_of_many_servers(reason, stop):
+    server = Stranger(http(completion("4", reason)))
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64)
+    [reply] = engine.generate(_requests(1), Decoding(1.0))
+    assert (reply.text, reply.stop) == ("4", stop)
 
 
 def test_answers_without_text_do_not_end_a_run_and_are_counted(tmp_path, monkeypatch, caplog):
@@ -655,7 +668,7 @@ def test_a_cache_that_cannot_be_written_any_more_costs_no_answer(tmp_path, caplo
 
 
 def choice(ids=(5, 6), logprobs=(-1.0, -2.0)):
-    return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
+    return {"choices": [{"finish_reason": "stop", "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from maporl.config.schema import ColocateSection
-from maporl.engines.vllm.server import Server, VLLMFailure, seed_of
+from maporl.engines.vllm.server import WHOLE, Server, VLLMFailure, seed_of
 from maporl.errors import ConfigError, install_command, one_line
 from maporl.team.team import Policy
 from trl_ext.models.adapters import base_state
@@ -133,9 +133,14 @@ class ColocatedServer(Server):
             for output in self._llm.llm_engine.step() if self._running else ():
                 if output.finished and output.request_id in self._running:
                     [completion] = output.outputs
+                    future = self._running.pop(output.request_id)[1]
+                    if completion.finish_reason not in WHOLE:
+                        ended = f"a completion ended for the reason {completion.finish_reason!r}"
+                        future.set_exception(VLLMFailure(f"{self.url}: {ended}, and is not whole"))
+                        continue
                     ids = list(completion.token_ids)
                     logprobs = [by_id[token].logprob for token, by_id in zip(ids, completion.logprobs, strict=True)]
-                    self._running.pop(output.request_id)[1].set_result(Sampled(ids, logprobs))
+                    future.set_result(Sampled(ids, logprobs))
             return bool(self._running)
 
     def release(self) -> None:

@@ -19,6 +19,9 @@ from trl_ext.sampling.request import TokenRequest
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
 
+WHOLE = ("stop", "length")
+"""Why vLLM ends a whole completion. One that ended otherwise, such as by ``abort``, says nothing about the policy."""
+
 Answered = TypeVar("Answered")
 
 
@@ -209,4 +212,6 @@ def _sampled(answer: Any, most: int) -> Sampled:
         type(value) in (int, float) and -1e9 < value <= 0.001 for value in logprobs
     ):  # rounding may leave 0.0001
         raise ValueError("a log-probability that is not a finite number up to 0")
+    if choice.get("finish_reason") not in WHOLE:
+        raise HttpFailure(f"its completion ended for the reason {choice.get('finish_reason')!r:.40}", passing=True)
     return Sampled(ids, [float(value) for value in logprobs])
