@@ -1,5 +1,6 @@
 """Kills, signals, damaged checkpoints and full disks. A resumed run equals an undisturbed one."""
 
+import contextlib
 import dataclasses
 import errno
 import io
@@ -11,6 +12,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -29,7 +31,7 @@ from maporl.runs import train as run
 from trl_ext.files.checkpoints import list_checkpoints, newest_whole
 from trl_ext.files.manifest import CheckpointError, verify
 from trl_ext.process.interruptions import Interruptions, Terminated
-from trl_ext.process.waits import Discarded, Threads, check, pause, result
+from trl_ext.process.waits import Discarded, Threads, check, pause, result, until
 from trl_ext.trainer.loop import PPOLoop
 
 
@@ -127,6 +129,102 @@ def test_a_signal_saves_and_ends_the_run_which_goes_on(undisturbed, tmp_path, na
     assert records == expected_records and dialogues == expected_dialogues
     for key in (k for k in expected if k.startswith("final")):
         assert all(value.equal(weights[key][n]) for n, value in expected[key].items()), key
+
+
+def outer_and_inner(moment):
+    """One handler of signals inside another, and a signal at ``moment``. Return what each of them had heard."""
+    heard = []
+
+    def signalled(now):
+        if now == moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outer = Interruptions()
+    try:
+        with outer, outer.droppable():
+            with contextlib.suppress(Discarded):  # as a library that swallows everything
+                signalled("before, and swallowed")
+            signalled("before")
+            with Interruptions() as inner:
+                signalled("in what cannot be dropped")
+                with contextlib.suppress(Discarded), inner.droppable():
+                    signalled("in what can be dropped")
+                    heard.append("ran")
+                heard.append(inner.asked)
+                if inner.asked:
+                    raise inner.error
+                signalled("after the last look")
+            signalled("after")
+            heard.append("went on")
+    except (Discarded, Terminated) as ended:
+        heard.append(type(ended).__name__)
+    return heard, outer.asked
+
+
+@pytest.mark.parametrize("moment, heard", [
+    ("never", ["ran", 0, "went on"]),
+    ("before, and swallowed", [15, "Terminated"]),
+    ("before", ["Discarded"]),
+    ("in what cannot be dropped", [15, "Terminated"]),
+    ("in what can be dropped", [15, "Terminated"]),
+    ("after the last look", ["ran", 0, "Discarded"]),
+    ("after", ["ran", 0, "Discarded"]),
+])  # fmt: skip
+def test_a_signal_is_heard_wherever_one_handler_stands_inside_another(moment, heard):
+    before = signal.getsignal(signal.SIGTERM)
+    assert outer_and_inner(moment) == (heard, 0 if moment == "never" else signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before and Interruptions._innermost is None
+
+
+RANK = """
+import pathlib, sys, time
+from trl_ext.process.interruptions import Interruptions, Terminated
+from trl_ext.process.waits import Discarded, pause
+with Interruptions() as interruptions:
+    pathlib.Path(sys.argv[1], "ready").touch()
+    try:
+        with interruptions.droppable():
+            pause(60)
+    except Discarded:
+        pathlib.Path(sys.argv[1], interruptions.name).touch()
+"""
+
+
+@pytest.mark.parametrize("rank, ends", [({"LOCAL_RANK": "0"}, True), ({}, False)])
+def test_a_rank_ends_with_its_launcher_and_a_program_outlives_its_shell(tmp_path, rank, ends):
+    """A rank without its launcher would train on for ever, and hold its device."""
+    (tmp_path / "rank.py").write_text(RANK)
+    start_it = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, *sys.argv[1:]]).pid, flush=True); input()"
+    )
+    command = [sys.executable, "-c", start_it, str(tmp_path / "rank.py"), str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | rank
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment)
+    pid = int(launcher.stdout.readline())
+    try:
+        until(lambda seconds: (tmp_path / "ready").exists() or time.sleep(min(seconds, 0.05)), 60)
+        launcher.kill()
+        until(lambda seconds: (tmp_path / "SIGTERM").exists() or time.sleep(min(seconds, 0.05)), 10 if ends else 2.5)
+        assert (tmp_path / "SIGTERM").exists() == ends
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        launcher.communicate()
+
+
+@pytest.mark.slow
+def test_a_loop_with_a_stage_of_ppo_ends_by_sigterm_at_any_moment(tmp_path):
+    """Moments of sampling, of the stage's updates and saving, of evaluations, and between them."""
+    loop = {"rounds": 200, "questions": 4, "stages": [{"train": "ppo", "updates": 3}]}
+    settings = config_of(tmp_path / "run", 3, {"evaluation": {"questions": 4}, "loop": loop}, save_steps=0)
+    for moment in range(12):
+        process = start(tmp_path, settings, *(["--resume"] if (tmp_path / "run/config.yaml").exists() else []))
+        until(lambda left: list((tmp_path / "run").glob("round-*/sample")) or time.sleep(min(left, 0.05)), 120)
+        time.sleep(6 + 0.37 * moment)
+        process.send_signal(signal.SIGTERM)
+        _, shown = process.communicate(timeout=60)
+        told = [line for line in shown.splitlines() if line.startswith("SIGTERM: stopped; the parts of the loop")]
+        assert process.returncode == 143 and len(told) == 1 and "Traceback" not in shown, (moment, shown[-2000:])
 
 
 def test_a_signal_before_a_block_that_may_be_skipped_skips_it():
