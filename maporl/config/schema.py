@@ -966,6 +966,14 @@ class TrainingOptions(LearnerOptions):
         None,
         "Evaluate every so many updates; None or 0: only before and after training.",
     )
+    metric_for_best_model: str | None = option(
+        None,
+        "The metric of evaluations by which the best one is told, such as accuracy/turn_2, or accuracy/turn_2/ann.",
+    )
+    load_best_model_at_end: bool = option(
+        False,
+        "End with the weights of the best of the evaluations that eval_steps makes, which are saved as a checkpoint.",
+    )
     report_to: list[str] = option([], "Where else to log: tensorboard, wandb, trackio, mlflow.")
     critic_per_turn: bool = option(True, "Give the critic's head one output for each turn.")
     critic_context: Literal["dialogue", "answer", "joint"] = option(

@@ -159,6 +159,11 @@ def _unread(run: ResolvedRun) -> Iterator[tuple[object, str, str]]:
     yield not config.warm_start.steps, lessons, "warm_start.steps is 0"
     yield not training.save_steps, "training.save_total_limit", "training.save_steps is 0"
     yield one_role, "training.role_gradients training.balance", "no policy speaks in two roles"
+    yield (
+        not training.load_best_model_at_end,
+        "training.metric_for_best_model",
+        "training.load_best_model_at_end is off",
+    )
     yield config.cluster.backend == "local", "cluster.batching cluster.failures", "cluster.backend is local"
     yield not training.async_depth, "cluster.on_update", "training.async_depth is 0"
     for name, agent in config.agents.items():

@@ -215,6 +215,8 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
         if self._tells:
             print(*map(printable, self.learns_from), sep="\n", flush=True)
         self.before = self.record.evaluate(BEFORE, self._evaluation)
+        if self.before is not None:
+            self.best_metric(self.before.metrics())
 
     def end_run(self) -> None:
         """Save the trained team, evaluate it, and write the report."""
@@ -392,10 +394,13 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
     def restore_state(self, state: dict) -> None:
         """Restore what :meth:`checkpoint_state` recorded."""
         super().restore_state(state)
-        self.player.forget_versions()
         self.advantages.state.means = dict(state["baselines"])
         self.untrained.credited = set(state["credited"])
         self.run.go_on()
+
+    def forget_samplers(self) -> None:
+        """Let the engines take over the weights before they sample."""
+        self.player.forget_versions()
 
     def data_sets(self) -> dict[str, Task]:
         """Return the tasks of the run by split."""

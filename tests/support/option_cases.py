@@ -233,6 +233,8 @@ CASES: dict[str, Case] = {
     "drawn": Case({"evaluation": {"temperature": 1.0}}, under("evaluation", top_p=0.5, top_k=2, sampling__ann__top_p=0.5, sampling__ann__top_k=2,
                   sampling__ann__stop=["1", "2", "3", "4", "5"])),
     "saved": Case({"training": {"save_steps": 1}}, {"training.save_total_limit": 1}),
+    "best weights": Case({"evaluation": {"questions": 4}, "training": {"save_steps": 1, "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "accuracy/turn_1"}},
+                 {"training.metric_for_best_model": "agreement/turn_1", "training.load_best_model_at_end": False}),
     "rates": Case({"training": {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}},
                   {"training.lr_scheduler_kwargs": {"min_lr_rate": 0.5}}),
     "sft": Case(loop(SFT), {**under("loop.stages.0", learning_rate=1e-4, build="best_of", epochs=2.0, batch_size=2, replay="all", roles=["ann"], start="initial"),
@@ -349,6 +351,7 @@ UNREAD: dict[str, Case] = {
     "no questions": Case({"evaluation": {"questions": 0}}, under("evaluation", temperature=1.0, top_p=0.5, top_k=2, sampling={"ann": {"top_p": 0.5}}), refused={"training.eval_steps": 1}),
     "frozen": Case({"agents": {"ann": {"trainable": False}}}, under("agents.ann", learning_rate=1e-4, critic="model")),
     "plain": Case({}, {
+        "training.metric_for_best_model": "accuracy/turn_1",
         "advantage.eps": 0.5, "ppo.huber_delta": 0.01, "training.save_total_limit": 1, "training.role_gradients": 1, "training.balance": "role",
         **under("evaluation", top_p=0.5, top_k=2), **under("reward", brevity={"tokens": 3}, judgement={}, verifier={"tiny": TINY, "learn_every": 1}),
         **under("warm_start", batch_size=8, learning_rate=0.1, wrong=0.9, agents={"ann": {}}, calls=0.1),

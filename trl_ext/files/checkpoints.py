@@ -97,14 +97,16 @@ def size_of(checkpoint: Path) -> int:
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 
-def remove_old(output_dir: Path, keep: int | None) -> None:
+def remove_old(output_dir: Path, keep: int | None, best: int | None = None) -> None:
     """Remove the oldest checkpoints beyond the last ``keep`` (``save_total_limit``). None keeps all of them.
 
-    A checkpoint that cannot be removed stays, and a warning names it.
+    The checkpoint of update ``best`` is one of those that are kept, and so is the last one. A checkpoint that cannot be
+    removed stays, and a warning names it.
     """
     if keep is None or keep <= 0:
         return
-    for folder in list_checkpoints(output_dir)[:-keep]:
+    others = [folder for folder in list_checkpoints(output_dir) if _number(folder) != best]
+    for folder in others[: -(keep if best is None else max(1, keep - 1))]:
         hidden = folder.with_name(f".partial-{folder.name}")  # half a checkpoint must not have a checkpoint's name
         try:
             folder.rename(hidden)

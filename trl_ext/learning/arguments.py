@@ -37,10 +37,8 @@ REFUSED = {
     "include_for_metrics": "evaluations have no compute_metrics",
     "include_num_input_tokens_seen": "tokens_per_second is logged",
     "label_smoothing_factor": "PPO has no labels",
-    "load_best_model_at_end": "use save_strategy='steps' and choose among the checkpoints",
-    "metric_for_best_model": "use save_strategy='steps' and choose among the checkpoints",
     "neftune_noise_alpha": "PPO's ratios need the log-probabilities of the weights without noise",
-    "restore_callback_states_from_checkpoint": "callbacks begin again when a run resumes",
+    "restore_callback_states_from_checkpoint": "the states of callbacks that have some are always restored",
     "save_only_model": "checkpoints are for resuming; trainer.save_model() saves the weights alone",
     "skip_memory_metrics": "memory/peak is logged",
     "torch_compile": NOT_COMPILED,
@@ -79,8 +77,7 @@ def check_training_arguments(args: TrainingArguments) -> None:
     """
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        chosen_by_it = field.name == "metric_for_best_model" and args.lr_scheduler_type == "reduce_lr_on_plateau"
-        if field.name in REFUSED and value not in (field.default, None, []) and not chosen_by_it:
+        if field.name in REFUSED and value not in (field.default, None, []):
             raise ValueError(f"{field.name}: would do nothing here; leave it out: {REFUSED[field.name]}")
         if field.name in COUNTS and value is not None:
             raise ValueError(f"{field.name}: the trainer fills it in; set {COUNTS[field.name]} instead")
@@ -93,6 +90,8 @@ def check_training_arguments(args: TrainingArguments) -> None:
             "lr_scheduler_type: reduce_lr_on_plateau cannot be used here, because it steps by a metric and not by "
             "updates; use another schedule, such as warmup_stable_decay"
         )
+    if args.metric_for_best_model in ("loss", "eval_loss"):
+        raise ValueError("metric_for_best_model: evaluations have no loss; name a metric of theirs, such as 'score'")
     if args.logging_strategy == "epoch":
         raise ValueError("logging_strategy: expected 'steps' (counted in updates) or 'no', got 'epoch'")
     check_liger(args)

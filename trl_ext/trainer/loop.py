@@ -179,6 +179,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
                     "training: the last update was made and not finished; call finish_update(batch) after update(batch)"
                 )
             self.finish_checkpoint()
+            self.load_best()
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.record_audit()
             with self._dropped_alone():
@@ -409,7 +410,7 @@ class PPOLoop(Resuming, Trainer, Generic[Batch]):
         if self.control.should_evaluate:
             with self.skippable():
                 check()
-                self.evaluate()
+                self.note_best(self.evaluate())
         if self.control.should_save:
             self._save_checkpoint(self.model, None)
         else:

@@ -158,6 +158,7 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
             )
         self._collate = data_collator or list
         self.setup(Home({"policy": learner}, optimizers), args, train_dataset, eval_dataset, callbacks)
+        self.best_metric([*self._sources.names, "score", "ended"])
         updates = args.num_total_batches or 0  # setup has counted them
         if args.critic_warmup >= updates:
             raise ValueError(
@@ -347,9 +348,8 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
             self._sampler.sync("policy", version)
         self._sampled_version = version
 
-    def restore_state(self, state: dict) -> None:
-        """Restore the state of a checkpoint. The sampler takes over its weights before it samples."""
-        super().restore_state(state)
+    def forget_samplers(self) -> None:
+        """Let the sampler take over the weights before it samples."""
         self._sampled_version = None
 
     def remembering(self) -> dict[str, Remembers]:

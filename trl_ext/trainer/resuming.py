@@ -3,12 +3,14 @@
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from transformers import SchedulerType
+from transformers.trainer_callback import ExportableState
 
+from trl_ext.errors import ArgumentError
 from trl_ext.files.atomic import flush
 from trl_ext.files.checkpoints import (
     check_space,
@@ -72,7 +74,8 @@ class Resuming:
         counts = {"global_step": self.state.global_step, "episodes": self.episodes}
         rewards = {name: record for name, source in self.remembering().items() if (record := source.remembered())}
         more: dict[str, Any] = {"rewards": rewards} if rewards else {}
-        more |= {"audit": self.watch.state()}
+        more |= {"audit": self.watch.state(), "best": [self.state.best_metric, self.state.best_global_step]}
+        more["callbacks"] = {name: callback.state()["attributes"] for name, callback in self._stateful().items()}
         return {"format": 1, **counts, "seed": self.args.seed, "options": deciding_options(self.args), **more}
 
     def remembering(self) -> dict[str, Remembers]:
@@ -87,10 +90,70 @@ class Resuming:
         """Hook: restore what :meth:`checkpoint_state` recorded. An override begins with ``super().restore_state``."""
         self.state.global_step, self.episodes = state["global_step"], state["episodes"]
         self.watch.restore(state.get("audit", {}))
+        self.state.best_metric, self.state.best_global_step = state.get("best", (None, None))
+        for name, callback in self._stateful().items():
+            vars(callback).update(state.get("callbacks", {}).get(name, {}))
+        self.forget_samplers()
         sources = self.remembering()
         for name, record in state.get("rewards", {}).items():
             if name in sources:
                 sources[name].recall(record)
+
+    def _stateful(self) -> dict[str, ExportableState]:
+        """Return the callbacks that have a state, such as how often nothing was better, by the names of their types."""
+        return {type(one).__name__: one for one in self.callback_handler.callbacks if isinstance(one, ExportableState)}
+
+    def forget_samplers(self) -> None:
+        """Hook: weights were loaded, which what samples from copies of the weights has not got yet."""
+
+    def best_metric(self, names: Iterable[str]) -> str | None:
+        """Return the name of the metric by which an evaluation is the best, without ``eval_``, or None.
+
+        Raises:
+            ArgumentError: it is not among ``names``, those of the metrics of an evaluation.
+        """
+        name = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if name and name not in (known := {other.removeprefix("eval_") for other in names}):
+            raise ArgumentError(f"metric_for_best_model: expected one of {', '.join(sorted(known))}, got {name!r}")
+        return name or None
+
+    def note_best(self, metrics: Mapping[str, float]) -> None:
+        """Note the present update if its evaluation is the best so far by ``metric_for_best_model``, and let it be
+        saved if the best weights are wanted at the end.
+
+        Raises:
+            ArgumentError: the evaluation has no such metric.
+        """
+        args, state = self.args, self.state
+        if (name := self.best_metric(metrics)) is None:
+            return
+        name = f"eval_{name}"
+        better = metrics[name] if args.greater_is_better else -metrics[name]
+        best = -math.inf if state.best_metric is None else state.best_metric * (1 if args.greater_is_better else -1)
+        if better > best:
+            state.best_metric, state.best_global_step = metrics[name], state.global_step
+            self.control.should_save |= args.load_best_model_at_end
+
+    def load_best(self) -> None:
+        """Load the weights of the best evaluation, if ``load_best_model_at_end`` wants them. The last ones are saved.
+
+        Raises:
+            CheckpointError: their checkpoint is damaged, or a disk is full.
+        """
+        best, step = self.state.best_global_step, self.state.global_step
+        if not self.args.load_best_model_at_end or not best or best == step:
+            return
+        if not distributed.broadcast_from_main(self._checkpoint_folder().exists()):
+            self._save_checkpoint(None, None)
+            self.finish_checkpoint()
+        folder = self.folder / f"checkpoint-{best}"
+        distributed.on_main(lambda: verify(folder))
+        self.learning.load(folder / "policies")
+        self.forget_samplers()
+        self.state.best_model_checkpoint = str(folder)
+        if distributed.is_main():
+            found = f"{self.args.metric_for_best_model} {self.state.best_metric:.4g}"
+            print(f"{self.folder}: has the weights of update {best} of {step}, the best ({found})", file=sys.stderr)
 
     def _save_checkpoint(self, model, trial) -> None:
         self.finish_checkpoint()  # main memory need not hold two
@@ -125,7 +188,8 @@ class Resuming:
             logger.warning("%s", error)
             return
         if distributed.is_main():
-            remove_old(self.folder, self.args.save_total_limit)
+            best = self.state.best_global_step if self.args.load_best_model_at_end else None
+            remove_old(self.folder, self.args.save_total_limit, best)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _checkpoint_folder(self) -> Path:
