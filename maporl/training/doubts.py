@@ -51,7 +51,7 @@ USUAL = (
     Usual("*top_p*", 0.5, 1, "0.8 in C3, 2603.06859", off=False),
     Usual("ppo.kl_coef", 1e-5, 0.5, "0.05 in TRL's PPO; 0.001 in verl's GRPO; 0.2 in MARSHAL, 2510.15414"),
     Usual(
-        "ppo.cliprange*", 1e-4, 5, "0.2 in PPO, 1707.06347; 3e-4 in GSPO, 2507.18071; 3 in SAO, 2607.07508", off=False
+        "ppo.cliprange*", 1e-4, 5, "0.2 in PPO, 1707.06347; 3e-4 in GSPO, 2507.18071; 5 in SAO, 2607.07508", off=False
     ),
     Usual("ppo.dual_clip", 1.5, 20, "3 in Ye et al., 1912.09729; 10 in WideSeek-R1, 2602.04634", off=False),
     Usual("ppo.*tis_cap", 1, 10, "2 in Yao et al. 2025", off=False),
