@@ -25,7 +25,7 @@ from maporl.runs.build import build_trainer
 from maporl.runs.loop import Loop, run_loop
 from maporl.team.team import Team
 from maporl.types import Dialogue, Example, Utterance
-from maporl.validation.load import from_dict
+from maporl.validation.load import from_dict, load
 from maporl.validation.preflight import check_run
 from trl_ext.models.forward import completion_logprobs as completion_logprobs_of
 
@@ -165,16 +165,27 @@ def worths(dialogues, rules):
 
 
 def test_what_a_dialogue_is_worth_in_optima():
-    """l1 -.5, l2 .8: right, 120 of 300 tokens, NLL 2.0 -> 1.2; right, 300, 1.6 -> 1.0; wrong, 60, 2.5 -> .22 (recipe
+    """l1 -.4, l2 .9: right, 120 of 300 tokens, NLL 2.0 -> 1.29; right, 300, 1.6 -> 1.1625; wrong, 60, 2.5 -> .28 (recipe
     optima)."""
     played = [talk(0, True, 120, 2.0), talk(1, True, 300, 1.6), talk(2, False, 60, 2.5)]
     own = from_dict(recipe_values("optima", "unused")).reward.rules
-    assert worths(played, own) == [[1.2, 1.2], [1.0, 1.0], [0.22, 0.22]]
+    assert worths(played, own) == [[1.29, 1.29], [1.1625, 1.1625], [0.28, 0.28]]
     rules = ("last", {"length_share": {"weight": -0.6}}, {"readability": {"weight": 0.7}})
     other = [talk(0, True, 80, 1.6), talk(1, True, 200, 1.4), talk(2, False, 60, 2.5)]
     assert worths(other, rules) == [[1.1975] * 2, [0.9] * 2, [0.1] * 2]
-    best = BestOf(keep=1.0, at_least=0.5)(played)
+    best = BestOf(keep=1.0, at_least=0.6)(played)
     assert [row.place for row in best] == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_optima_has_the_numbers_of_its_published_recipe():
+    """Those of GSM8K: of the length and the likelihood, of what is taken, of a round and of the sampling."""
+    config = load("optima")
+    weights = {name: options["weight"] for rule in config.reward.rules[1:] for name, options in rule.items()}
+    assert weights == {"length_share": -0.4, "readability": 0.9}
+    (stage,) = config.loop.stages
+    assert stage.build == {"best_of": {"keep": 0.7, "at_least": 0.6}} and stage.learning_rate == 2e-6
+    assert (config.loop.rounds, config.loop.questions, config.branching.group) == (6, 7000, 10)
+    assert config.ppo.temperature == 0.7
 
 
 def test_words_that_are_nearly_certain_are_not_worth_more_than_any_answer():
@@ -266,7 +277,7 @@ def test_optima_runs_and_each_round_begins_with_the_first_weights(tmp_path):
         for line in (tmp_path / f"run/round-{n}/train-1/shared.rows.jsonl").read_text().splitlines()
     ]
     assert {row["round"] for row in rows} == {1, 2} and {row["agent"] for row in rows} == {"alice", "bob"}
-    assert all(row["value"] >= 0.5 for row in rows)
+    assert all(row["value"] >= 0.6 for row in rows)
 
 
 def test_agreement_is_between_answers_of_all(tmp_path):
