@@ -90,6 +90,14 @@ def test_a_card_says_exact_only_of_formulas_that_were_read(name):
         assert f"({card.status}" in card.title
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_known_was_looked_for_somewhere_on_a_day(name):
+    card = card_of(name)
+    for text in (card.evidence, card.exact, card.differs, card.corrected, *card.inert.values()):
+        for after in text.split("not known")[1:]:
+            assert re.match(r" \(looked for in [^()]{8,}, 20\d\d-\d\d-\d\d(;[^()]*)?\)", after), after[:80]
+
+
 def test_the_costs_on_the_cards_are_those_that_were_counted():
     """A recipe whose cost has not been counted says so, and a variant does not take that of the recipe that it
     extends."""
