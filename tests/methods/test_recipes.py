@@ -94,7 +94,7 @@ def test_a_card_says_exact_only_of_formulas_that_were_read(name):
 def test_what_is_not_known_was_looked_for_somewhere_on_a_day(name):
     card = card_of(name)
     for text in (card.evidence, card.exact, card.differs, card.corrected, *card.inert.values()):
-        for after in text.split("not known")[1:]:
+        for after in re.split("not known|not found", text)[1:]:
             assert re.match(r" \(looked for in [^()]{8,}, 20\d\d-\d\d-\d\d(;[^()]*)?\)", after), after[:80]
 
 
