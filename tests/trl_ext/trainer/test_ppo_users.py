@@ -289,7 +289,7 @@ USED = {
     "gradient_checkpointing_kwargs", "fp16", "tf32", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
     "log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id",
     "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps", "eval_delay", "save_strategy", "save_steps",
-    "save_total_limit", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "use_cpu", "accelerator_config",
+    "save_total_limit", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "use_cpu", "accelerator_config",
     "parallelism_config", "ddp_backend", "ddp_timeout", "fsdp", "fsdp_config", "deepspeed", "local_rank",
 }  # fmt: skip
 
