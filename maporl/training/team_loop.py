@@ -42,11 +42,9 @@ from trl_ext.errors import short_trace
 from trl_ext.files.paths import below
 from trl_ext.learning.audit import Built, learner_facts
 from trl_ext.learning.checkpoint import Saved
-from trl_ext.learning.learner import Learner
 from trl_ext.learning.learners import Learning
 from trl_ext.learning.metrics import Metrics
 from trl_ext.process import distributed
-from trl_ext.sampling.sample import check_compared
 from trl_ext.trainer.loop import PPOLoop
 from trl_ext.trainer.resuming import Remembers
 
@@ -147,18 +145,6 @@ class TeamLoop(PPOLoop[TeamUpdateBatch]):
             distributed.size(),
         )
         refuse(faults, "trainer")
-
-    def check_compared(self) -> None:
-        """Check that what samples tells the log-probabilities that an option compares with those of the trainer.
-
-        Raises:
-            ValueError: the sampler in this process does not know them for a policy's kind of model.
-        """
-        option = self.args.compares_sampler or ("reward.distill" if self.parts.reward.distill is not None else "")
-        for name, learner in self.learners.items() if option else ():
-            engines = {self.team.agents[agent].engine for agent in self.team.policies[name].agents}
-            if isinstance(learner, Learner) and "transformers" in engines:
-                check_compared(name, learner.model, option)
 
     def show_progress(self) -> None:
         """Show a progress bar of the team in place of that of ``transformers.Trainer``."""

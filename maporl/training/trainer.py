@@ -146,7 +146,6 @@ class MultiAgentPPOTrainer(TeamLoop):
             self.setup(home, args, self.task, self.eval_task or self.task, list(parts.callbacks))
             self.player.engines |= home.engines(parts) | dict(parts.engines)
             self.check_ahead()
-            self.check_compared()
             self.check_roles()
         self.show_progress()
 

@@ -54,8 +54,8 @@ class Sampled:
     The log-probabilities are those of the whole distribution at the temperature, also where ``top_p`` and ``top_k`` cut
     what is drawn from, unless the engine can give those of the cut one alone (:attr:`TokenEngine.tells_cut`).
 
-    ``logprobs`` is None for a greedy completion, and where the model's state is recurrent. ``version`` is how many
-    updates the weights had had. None: those of the engine's last ``sync``.
+    ``logprobs`` is None for a greedy completion. ``version`` is how many updates the weights had had. None: those of
+    the engine's last ``sync``.
     """
 
     ids: list[int]

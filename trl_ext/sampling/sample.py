@@ -12,41 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from trl_ext.chat.stop_strings import StopStrings
 from trl_ext.models.forward import base_of, length_regimes, reading_of
 from trl_ext.models.lora_sampling import mixed
 from trl_ext.models.randomness import evaluating
 from trl_ext.ppo.batch import PADDING
-from trl_ext.process.random_states import forked_rng
-from trl_ext.sampling.batch import Batch, Choose, Row, uniforms
+from trl_ext.sampling.batch import Batch, Choose, Row, draw, uniforms
 from trl_ext.sampling.kv_cache import KVCache, plain_states
 from trl_ext.sampling.options import Sampled, Sampling
-
-
-def tells_logprobs(model: Any) -> bool:
-    """Return whether :func:`sample` knows the log-probabilities of what it samples from ``model``.
-
-    Models whose state is not keys and values alone, such as a recurrent one, are sampled by transformers' own
-    generation, which tells none.
-    """
-    base = base_of(model)
-    return reading_of(base).cached and plain_states(base) != "no"
-
-
-def check_compared(name: str, model: Any, option: str) -> None:
-    """Check that ``option``, which compares the sampler's log-probabilities of policy ``name``, has them.
-
-    Raises:
-        ValueError: the sampler does not know them for a model of this kind.
-    """
-    if not tells_logprobs(model):
-        raise ValueError(
-            f"{option}: policy {name!r} is a {base_of(model).config.model_type} model, whose state is not keys and "
-            "values alone, so that sampling it tells no log-probabilities to compare with; leave the option out, or "
-            "sample with vLLM"
-        )
 
 
 def generate(model: Any, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
@@ -85,7 +60,7 @@ def sample(
         keys = [(seed, row) for row in range(len(prompts))]
     base = base_of(model)
     reading = reading_of(base)
-    plain = plain_states(base) if tells_logprobs(base) else "no"
+    plain = plain_states(base) if reading.cached else "no"
     if states is not None and (plain != "everywhere" or not reading.padding or not reading.gaps):
         states = None  # sliding windows count columns, and kept states have padding between them
     each = [sampling] * len(prompts) if samplings is None else samplings
@@ -107,7 +82,7 @@ def sample(
                 for equal in [part] if reading.padding else _equally_long(part):
                     for batch in _batches(equal, sampling):
                         Batch(model, batch, states, choose, plain).run()
-    return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 and plain != "no" else None) for row in rows]
+    return [Sampled(row.ids, row.logprobs if row.sampling.temperature > 0 else None) for row in rows]
 
 
 # -- rows and batches ---------------------------------------------------------------------------------------------
@@ -175,15 +150,10 @@ def _batches(rows: list[Row], sampling: Sampling) -> Iterator[list[Row]]:
 
 def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, choose: Choose) -> None:
     """Sample with the model's own ``generate``, in one left-padded batch. Recurrent models need this."""
-    # generate uses torch's random state, which is seeded from the first row's random numbers during the call
-    greedy = sampling.temperature <= 0
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=None if sampling.stop_ids or sampling.stop_strings else sampling.max_new_tokens,
-        do_sample=not greedy,
-        temperature=None if greedy else sampling.temperature,
-        top_k=None if greedy else sampling.top_k,
-        top_p=None if greedy else sampling.top_p,
+        do_sample=False,  # _Drawn leaves one token to choose from
         eos_token_id=sorted(sampling.stop_ids) or None,
         pad_token_id=PADDING,
         use_cache=True,
@@ -192,20 +162,37 @@ def _generate_by_transformers(model: Any, rows: list[Row], sampling: Sampling, c
     width = max(len(row.prompt) for row in rows)
     ids = torch.tensor([[PADDING] * (width - len(row.prompt)) + row.prompt for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in rows], device=device)
-    options: dict[str, Any] = {}
+    drawn = _Drawn(rows, sampling, width)
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList([drawn])} if sampling.temperature > 0 else {}
     if choose is not None:
         choose([str(row.adapter) for row in rows])
     if sampling.stop_strings is not None:
         options["stopping_criteria"] = StoppingCriteriaList([_ends_by_string(sampling.stop_strings, width)])
-    with forked_rng():
-        if rows[0].uniforms is not None:
-            torch.manual_seed(int(float(rows[0].uniforms[0]) * 2**53))
-        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
-    for row, ids_after in zip(rows, output[:, width:].tolist(), strict=True):
+    output = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, **options)
+    for position, (row, ids_after) in enumerate(zip(rows, output[:, width:].tolist(), strict=True)):
         stop = next((i for i, token in enumerate(ids_after) if token in sampling.stop_ids), len(ids_after) - 1)
         row.ids = ids_after[: stop + 1]
         if sampling.stop_strings is not None:
             row.ids = row.ids[: sampling.stop_strings.length(row.ids)]
+        row.logprobs = [step[position] for step in drawn.logprobs[: len(row.ids)]]
+
+
+class _Drawn(LogitsProcessor):
+    """Draws the next token of each row by the row's own random number, and leaves no other one."""
+
+    def __init__(self, rows: list[Row], sampling: Sampling, width: int):
+        self.numbers = [row.uniforms for row in rows if row.uniforms is not None]
+        self.sampling, self.width = sampling, width
+        self.logprobs: list[list[float]] = []
+        """The log-probabilities of the drawn tokens, by step and row."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        step = input_ids.shape[1] - self.width
+        numbers = torch.stack([row[step] for row in self.numbers]).to(scores.device)
+        tokens, logprobs = draw(scores, self.sampling.drawn, numbers)
+        assert logprobs is not None  # the temperature is above 0
+        self.logprobs.append(logprobs.tolist())
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 
 def _ends_by_string(stop_strings: StopStrings, width: int) -> Any:

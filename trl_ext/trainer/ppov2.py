@@ -34,7 +34,6 @@ from trl_ext.sampling.engine import TokenEngine
 from trl_ext.sampling.options import stop_ids_of
 from trl_ext.sampling.own_weights import OwnWeights
 from trl_ext.sampling.request import Draw, TokenRequest
-from trl_ext.sampling.sample import check_compared
 from trl_ext.trainer.completion_checks import check_completions
 from trl_ext.trainer.evaluation import PPOv2Evaluation
 from trl_ext.trainer.loop import PPOLoop
@@ -174,8 +173,6 @@ class PPOv2Trainer(TRLScriptMethods, PPOv2Evaluation, PPOLoop[UpdateBatch]):  # 
         )
         self._sampled_version: int | None = None
         """How many updates the weights that the sampler has have had."""
-        if sampler is None and args.compares_sampler:
-            check_compared(learner.name, learner.model, args.compares_sampler)
         if sampler is not None:
             if sampler.tells_cut and args.compares_sampler and args.decoding.cut:
                 raise ValueError(
