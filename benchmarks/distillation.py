@@ -4,10 +4,10 @@
 
 Each agent of the quickstart knows one of two skills, so its first answer is right on half of the questions, and by
 listening it becomes right on nearly all. ``none`` is the quickstart at a constant rate, and ``dialogue`` adds
-``reward.distill``: the first answer earns, for each token, what the same policy thinks of it once it was shown the
-dialogue. ``longer`` arms have twice the updates. In ``none, then SFT`` the team of ``none`` answers all training
-questions once more, and TRL's SFT trainer teaches each agent its final answers that are right: as answers to the first
-prompt, and to the last one.
+``reward.distill``: the first answer earns, for each token, what the same policy thinks of it once it was shown another
+dialogue on the question. Each question then has two dialogues, and ``none, in pairs`` has too. ``longer`` arms have
+twice the updates. In ``none, then SFT`` the team of ``none`` answers all training questions once more, and TRL's SFT
+trainer teaches each agent its final answers that are right: as answers to the first prompt, and to the last one.
 
 What was expected before the first run (2026-11-26): without distillation the first turn stays at 50%; with it it rises
 by 10 points or more, and the final turn loses at most 3. Before the first run with SFT (2026-11-26): it raises the
@@ -40,15 +40,22 @@ from maporl.runs.train import train
 from maporl.types import Dialogue
 from maporl.validation.load import load
 
+PAIRS = {"branching.group": 2, "training.per_device_train_batch_size": 64}
+"""Half as many questions an update, each in two dialogues, of which each teaches the other."""
 ARMS: dict[str, dict[str, Any]] = {
     "none": {},
-    "dialogue": {"reward.distill": {"weight": 0.1}},
-    "dialogue, stronger": {"reward.distill": {"weight": 0.5}},
-    "none, longer": {"updates": 160},
-    "dialogue, longer": {"reward.distill": {"weight": 0.1}, "updates": 160},
+    "none, in pairs": PAIRS,
+    "dialogue": PAIRS | {"reward.distill": {"weight": 0.1}},
+    "dialogue, stronger": PAIRS | {"reward.distill": {"weight": 0.5}},
+    "none, longer": PAIRS | {"updates": 160},
+    "dialogue, longer": PAIRS | {"reward.distill": {"weight": 0.1}, "updates": 160},
     "none, then SFT": {},
 }
-AGAINST = {"dialogue, longer": "none, longer"}
+AGAINST = {
+    "dialogue": "none, in pairs",
+    "dialogue, stronger": "none, in pairs",
+    "dialogue, longer": "none, longer",
+}
 TAUGHT = {
     "reward": {"rules": ["own"]},
     "warm_start": {"steps": 0},

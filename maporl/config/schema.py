@@ -636,8 +636,8 @@ class DistillSection:
 
     teacher: str = option(
         "dialogue",
-        "Who teaches: dialogue (the agent's own policy where it was shown the dialogue, in its last turn), or an agent "
-        "of the same tokenizer (where it first speaks).",
+        "Who teaches: dialogue (the agent's own policy in its last turn of the other dialogues on the question, so "
+        "branching.group must be 2 or more), or an agent of the same tokenizer (where it first speaks).",
     )
     weight: Finite = option(1.0, "Weight of these rewards of tokens, beside the credit of the answer.")
 
@@ -694,7 +694,7 @@ class RewardSection:
     )
     distill: DistillSection | None = option(
         None,
-        "On-policy distillation inside the team: first answers learn what later ones, or another agent, know.",
+        "On-policy distillation inside the team: first answers learn what other dialogues taught, or another agent knows.",
     )
     judgement: JudgementSection | None = option(
         None,

@@ -13,7 +13,7 @@ from typing import Any
 
 from maporl.config.engines import ENGINES
 from maporl.config.parse import entry_name
-from maporl.config.schema import AdvantageConfig, BranchingSection, RewardSection
+from maporl.config.schema import AdvantageConfig, BranchingSection, DistillSection, RewardSection
 from maporl.errors import Fault
 from maporl.protocols.base import Protocol
 from maporl.rewards.likelihood import asks_untrained
@@ -211,6 +211,8 @@ def fitting(
 ) -> Iterator[Fault]:
     """Yield what the branching, the credit and the advantage of a run exclude of each other."""
     yield from _branched_credit(branching, reward, protocol)
+    if reward.distill is not None:
+        yield from _untaught(branching, reward.distill, protocol)
     if advantage == AdvantageConfig():
         return
     from maporl.training import scaled_noise  # needs torch
@@ -218,6 +220,26 @@ def fitting(
     yield from _rewards_apart(advantage, reward, ppo)
     yield from scaled_noise.faults(advantage, ppo)
     yield from _branched_advantage(branching, advantage)
+
+
+def _untaught(branching: BranchingSection, distill: DistillSection, protocol: Protocol) -> Iterator[Fault]:
+    """Yield why no teacher could judge an answer that it has not seen."""
+    if BRANCHINGS[branching.how].judges:
+        yield Fault(
+            "reward.distill",
+            f"branching {branching.how} decides by the scores of first answers what follows them, so what a teacher "
+            "reads would depend on the answer that it judges",
+            "use how: independent, fork_first or fork_every",
+        )
+    elif distill.teacher == "dialogue" and not protocol.hears_others:
+        yield Fault("reward.distill", f"in protocol {protocol.label!r} all speak once, so talking teaches nothing")
+    elif distill.teacher == "dialogue" and branching.most < 2:
+        yield Fault(
+            "reward.distill",
+            "a teacher that has seen an answer cannot judge it, so it reads another dialogue on the question, and "
+            "branching.group is 1",
+            "set branching.group to 2 or more, or let another agent teach",
+        )
 
 
 def _branched_credit(branching: BranchingSection, reward: RewardSection, protocol: Protocol) -> Iterator[Fault]:

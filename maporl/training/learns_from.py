@@ -208,7 +208,7 @@ def _charges(reward: RewardSection) -> Iterator[str]:
 def _teaching(reward: RewardSection, ppo: PPOOptions) -> Iterator[str]:
     if reward.distill is not None:
         itself = reward.distill.teacher == "dialogue"
-        who = "its own policy, shown the dialogue," if itself else reward.distill.teacher
+        who = "its own policy, shown another dialogue," if itself else reward.distill.teacher
         yield f"distillation: {reward.distill.weight:g} x how much likelier {who} finds each token of a first answer"
     if ppo.kl_coef:
         where = "off the reward of each token" if ppo.kl_in == "reward" else "in the loss"

@@ -90,8 +90,13 @@ def values_of(name: str, folder: Path, questions: int = QUESTIONS) -> dict[str, 
 def guess(trainer: MultiAgentPPOTrainer, key: Callable[[Any], Hashable]) -> None:
     """Let critics and references of a trainer say random numbers, which depend on ``key(sample)`` and on the token.
 
-    A verifier that has learned nothing yet gets random weights, because it gives every answer the same score.
+    A verifier that has learned nothing yet gets random weights, because it gives every answer the same score. So do
+    policies that teach, by their names, because the order in which they are declared would decide what they think.
     """
+    for name, policy in trainer.team.policies.items() if trainer.distillation is not None else ():
+        own = torch.Generator().manual_seed(sum(map(ord, name)))
+        for weights in policy.model.parameters():
+            torch.nn.init.normal_(weights, std=0.2, generator=own)
     for source in trainer.player.scorer.sources.values():
         if isinstance(source, LearningVerifier):
             torch.nn.init.normal_(

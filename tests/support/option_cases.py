@@ -253,7 +253,7 @@ CASES: dict[str, Case] = {
         "agents": {"eve": {"trainable": False}, "eva": {"trainable": False}}, "protocol": {"agents": ["ann", "bob"]}, "agent_defaults": {"tiny": {"alphabet": CHARS}},
         "reward": {"sources": {"judge": 1.0}, "judge": {"agent": "eve", "prompt": "{question}{answer}", "pattern": "(\\d)", "unreadable": 0.0}},
     }, under("reward.judge", agent="eva", prompt="{answer}", pattern="(\\d\\d)", largest=2.0, unreadable=0.5)),
-    "distill": Case({"reward": {"distill": {"weight": 0.1}}}, {"reward.distill.teacher": "bob", "reward.distill.weight": 1.0}),
+    "distill": Case({"branching": {"group": 2}, "reward": {"distill": {"weight": 0.1}}}, {"reward.distill.teacher": "bob", "reward.distill.weight": 1.0}),
 }  # fmt: skip
 """Each run, by its name."""
 

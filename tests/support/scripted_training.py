@@ -33,11 +33,17 @@ from trl_ext.sampling.options import Sampled
 class TokenScript(Engine):
     """Answers with the texts of a script, as tokens of the policy that would have answered, at most ``most`` of them.
 
+    A script may also give the tokens themselves.
+
     With ``tells_logprobs`` it says how likely each of them was to that policy.
     """
 
     def __init__(
-        self, policies: dict, script: Callable[[Request], str], most: int | None = None, tells_logprobs: bool = False
+        self,
+        policies: dict,
+        script: Callable[[Request], str | list[int]],
+        most: int | None = None,
+        tells_logprobs: bool = False,
     ):
         self.policies, self.script, self.most, self.tells_logprobs = policies, script, most, tells_logprobs
 
@@ -48,8 +54,9 @@ class TokenScript(Engine):
     def _reply(self, request: Request, decoding: Decoding) -> Reply:
         policy = self.policies[request.policy]
         asked = token_request(request, policy.voice, decoding, 1)
-        ids = policy.tokenizer.encode(self.script(request), add_special_tokens=False)
-        ids = [*ids, min(policy.stop_ids)][: self.most]
+        ids = self.script(request)
+        if isinstance(ids, str):
+            ids = [*policy.tokenizer.encode(ids, add_special_tokens=False), min(policy.stop_ids)][: self.most]
         told = logprobs_alone(policy, asked.prompt_ids, ids, decoding.temperature) if self.tells_logprobs else None
         return reply_of(request, policy.voice, asked, Sampled(ids, told))
 
@@ -85,7 +92,7 @@ def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, An
 def scripted_trainer(values: dict[str, Any], script: Callable[[Request], str]) -> MultiAgentPPOTrainer:
     """Return a trainer all of whose agents answer with ``script(request)``."""
     trainer = build_trainer(from_dict(values, "test"), quiet=True)
-    engine = TokenScript(trainer.team.policies, script)
+    engine = TokenScript(trainer.team.policies, script, tells_logprobs="distill" in values["reward"])
     for name in trainer.engines:
         trainer.engines[name] = engine
     return trainer
