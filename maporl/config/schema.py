@@ -659,7 +659,7 @@ class RewardSection:
     horizon: Literal["current", "last", "discounted_sum"] = option(
         "discounted_sum",
         "Which scores count for an answer: current (of this turn), last (of the last turn), discounted_sum (of "
-        "this turn and of later turns, discounted).",
+        "this turn and of later turns, discounted). Whoever is silent later is paid for the later turns of the team.",
     )
     share: Literal["individual", "all"] = option(
         "all",
@@ -694,7 +694,8 @@ class RewardSection:
     )
     distill: DistillSection | None = option(
         None,
-        "On-policy distillation inside the team: first answers learn what other dialogues taught, or another agent knows.",
+        "On-policy distillation inside the team: first answers learn what other dialogues taught, or what another "
+        "agent knows.",
     )
     judgement: JudgementSection | None = option(
         None,

@@ -18,12 +18,15 @@ def share_scores(
     """Return the credit of each utterance from its own and later scores (MAPoRL, arXiv 2502.18439, sec. 3).
 
     The three horizons and two shares make six rules. Let V be ``scores`` [turn, agent, question], and let x(q) be the
-    last turn in which question q was played. Let W[k] be V of the same agent (``individual``) or the mean over agents
-    (``all``) at turn k. Let g be ``discount``.
+    last turn in which question q was played. Let W[k] be V of the same agent (``individual``) or the mean over the
+    agents that spoke (``all``) at turn k. Let g be ``discount``.
 
     - ``current``: W[t]
     - ``last``: W[x]
     - ``discounted_sum``: (V[t] + sum_{k=t+1..x} g^(k-t) W[k]) / sum_{k=t..x} g^(k-t)
+
+    An agent that is silent in later turns has influenced who speaks there, so with ``all`` it is paid for them too.
+    With ``individual``, turns and x are the agent's own, without those in which it is silent.
 
     ``discounted_sum`` with ``all`` is the paper's influence-aware reward. The division keeps it in the range of the
     scores. Cells that were not played are NaN in ``scores`` and in the result.
@@ -43,20 +46,18 @@ def share_scores(
         counts = played.sum(1, keepdims=True)
         sums = np.where(played, scores, 0.0).sum(1, keepdims=True)
         team = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-        later = np.where(played, team, np.nan)
+        later = np.broadcast_to(team, scores.shape)
     else:
         later = scores
-    if horizon == "current":
-        return later
-    if horizon == "last":
-        return np.where(played, _last_played(later, played), np.nan)
-    return _discounted(scores, later, played, discount)
+    if horizon == "discounted_sum":
+        return _discounted(scores, later, played, discount)
+    return np.where(played, later if horizon == "current" else _last(later), np.nan)
 
 
-def _last_played(values: np.ndarray, played: np.ndarray) -> np.ndarray:
-    """Return the value at the last turn that was played, for each agent and question: [agent, question]."""
+def _last(values: np.ndarray) -> np.ndarray:
+    """Return the value at the last turn that has one, for each agent and question: [agent, question]."""
     turns = np.arange(values.shape[0])[:, None, None]
-    last = np.where(played, turns, -1).max(0)
+    last = np.where(np.isnan(values), -1, turns).max(0)
     return np.take_along_axis(values, np.maximum(last, 0)[None], axis=0)[0]
 
 
@@ -65,12 +66,11 @@ def _discounted(scores: np.ndarray, later: np.ndarray, played: np.ndarray, disco
     tail = np.zeros(scores.shape[1:])
     weight = np.zeros(scores.shape[1:])
     for turn in reversed(range(scores.shape[0])):
-        here = played[turn]
-        total = np.where(here, scores[turn], 0.0) + discount * tail
         norm = 1.0 + discount * weight
-        credit[turn] = np.where(here, total / norm, np.nan)
-        tail = np.where(here, np.where(here, later[turn], 0.0) + discount * tail, tail)
-        weight = np.where(here, norm, weight)
+        credit[turn] = np.where(played[turn], (scores[turn] + discount * tail) / norm, np.nan)
+        counts = ~np.isnan(later[turn])
+        tail = np.where(counts, later[turn] + discount * tail, tail)
+        weight = np.where(counts, norm, weight)
     return credit
 
 

@@ -163,7 +163,7 @@ def _scores(reward: RewardSection) -> Iterator[str]:
     whose = "the team's mean score" if reward.share == "all" else "its agent's score"
     what = {
         "current": f"{whose} in its turn",
-        "last": f"{whose} in the last turn",
+        "last": f"{whose} in {'the' if reward.share == 'all' else 'its'} last turn",
         "discounted_sum": f"its own score, and {whose} in each later turn, {reward.discount:g} times as much a turn, "
         "divided by the sum of these weights",
     }[reward.horizon]

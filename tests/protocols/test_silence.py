@@ -157,6 +157,24 @@ def test_who_passes_has_the_mean_credit_of_the_answers_of_its_turn():
     assert not any(name.startswith("penalty") for name in dialogue.utterances[2].rewards)
 
 
+def test_who_is_silent_at_the_end_is_paid_for_the_answers_that_it_influenced():
+    # ann and bob answer 1 and 0; bob alone speaks in turn 2 and is right, and ann alone in turn 3 and is wrong
+    protocol = Debate(turns=3, speaks={"ann": (1, 3), "bob": (1, 2)}, **TEXTS)
+    told = {}
+    for horizon in ("current", "last", "discounted_sum"):
+        for share in ("all", "individual"):
+            [dialogue], _ = play(protocol, {"ann": ["4", None, "5"], "bob": ["5", "4", None]})
+            told[horizon, share] = credits(dialogue, share=share, horizon=horizon, discount=0.5)
+    assert [(u.agent, u.turn) for u in dialogue.utterances] == [("ann", 0), ("bob", 0), ("bob", 1), ("ann", 2)]
+    assert told["current", "all"] == [0.5, 0.5, 1.0, 0.0]
+    assert told["last", "all"] == [0.0, 0.0, 0.0, 0.0]
+    assert told["last", "individual"] == [0.0, 1.0, 1.0, 0.0]
+    # (1 + 0.5 * 1 + 0.25 * 0) / 1.75, (0 + 0.5 * 1 + 0.25 * 0) / 1.75, (1 + 0.5 * 0) / 1.5, 0
+    assert told["discounted_sum", "all"] == pytest.approx([6 / 7, 2 / 7, 2 / 3, 0.0])
+    # (1 + 0.5 * 0) / 1.5, (0 + 0.5 * 1) / 1.5, 1, 0
+    assert told["discounted_sum", "individual"] == pytest.approx([2 / 3, 1 / 3, 1.0, 0.0])
+
+
 def test_a_turn_in_which_all_pass_has_no_credit_but_that_of_rules():
     script = {"ann": ["4", "PASS"], "bob": ["5", "PASS"]}
     [dialogue], _ = play(Debate(turns=2, pass_="PASS", **TEXTS), script)
