@@ -659,11 +659,12 @@ class RewardSection:
     horizon: Literal["current", "last", "discounted_sum"] = option(
         "discounted_sum",
         "Which scores count for an answer: current (of this turn), last (of the last turn), discounted_sum (of "
-        "this turn and of later turns, discounted). Whoever is silent later is paid for the later turns of the team.",
+        "this turn and of later turns, discounted).",
     )
     share: Literal["individual", "all"] = option(
         "all",
-        "Whose later scores count: the agent's own (individual), or the mean over the team (all).",
+        "Whose later scores count: the agent's own (individual), or the mean over those of the team that speak then "
+        "(all), also where the agent itself is silent.",
     )
     discount: NotNegative = option(0.3, "Discount per turn.")
     rules: tuple[str | dict[str, dict[str, Any]], ...] = option(
