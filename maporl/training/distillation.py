@@ -10,7 +10,7 @@ reads nothing that was said after that answer: not its own dialogue, but those t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from maporl.config.schema import DistillSection
 from maporl.errors import ConfigError
@@ -64,7 +64,7 @@ class Distillation:
             questions.setdefault(dialogue.prompt, []).append((dialogue, names_of(dialogue)))
         for policy, samples in batch.samples.items():
             first = [sample for sample in samples if sample.columns.turn == 0]
-            lessons = [(s, own) for s in first if (own := list(self._teachers(s, questions[s.columns.prompt])))]
+            lessons = [(s, own) for s in first if (own := self._teachers(s, questions[s.columns.prompt]))]
             if first:
                 told[policy] = {"distill/share": len(lessons) / len(first)}
             if lessons:
@@ -72,8 +72,8 @@ class Distillation:
                 told[policy]["distill/reward"] = sum(earned) / len(earned)
         return told
 
-    def _teachers(self, sample: TrainingSample, question: list[tuple[Dialogue, list[Name]]]) -> Iterator[Utterance]:
-        """Yield the utterances in whose place a teacher reads the answer."""
+    def _teachers(self, sample: TrainingSample, question: list[tuple[Dialogue, list[Name]]]) -> list[Utterance]:
+        """Return the utterances in whose place a teacher reads the answer: of its own dialogue, or else of others."""
         pupil, columns = sample.utterance, sample.columns
         found = []
         for dialogue, names in question:
@@ -82,7 +82,7 @@ class Distillation:
             if teaching is not None and teaching.order <= step:  # else it may have read the answer
                 found.append((dialogue.rollout == columns.rollout, teaching))
         beside = any(own for own, _ in found)
-        yield from [teaching for own, teaching in found if own or not beside]
+        return [teaching for own, teaching in found if own or not beside]
 
     def _teaching(self, dialogue: Dialogue, pupil: Utterance) -> Utterance | None:
         """Return the last later utterance of the same agent in a dialogue, or the first one of the teaching agent."""
