@@ -282,7 +282,7 @@ def test_recurrent_models_are_left_to_the_library():
     answers = sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
     torch.manual_seed(2)
     assert answers == sample(model, [[5, 6], [7, 8]], Sampling(6, 1.0, STOP), [(1,), (2,)])
-    assert all(1 <= len(a.ids) <= 6 and a.logprobs is None for a in answers)
+    assert all(1 <= len(a.ids) == len(a.logprobs) <= 6 for a in answers)
 
 
 def test_a_draw_that_rounds_to_one_never_takes_a_token_of_probability_zero():
