@@ -67,6 +67,10 @@ WRONG = {
         (r"5\text{ left}", r"5\text{ right}"), (r"5\text{ less}", "5"), (r"5\text{ pairs}", "5"), (r"5\text{ K}", "5"), (r"5\text{ permille}", "5"), ("5‰", "5"),
         ("18 integers", "18 ways"), ("5 square feet", "5 feet"), (r"5\,\text{cm}^2", r"5\text{ cm}^3"), ("5 thousand", "5"), (r"25\%", "0.025"), (r"25\%", "4"), (r"3 \text{ dozen}", "3"),
     ],
+    "signs": [
+        (r"a\pm b\mp c", "a+b+c,a-b-c"), (r"5\mp2\pm1", "2,8"), ("2*-3^2", "18"), ("-2^2", "4"), ("1-2+3", "-4"), ("6/-3*2", "-1"), ("5-3-1", "3"),
+        ("2*3 1/2", "6.5"), (r"2\cdot 3\frac{1}{2}", "6.5"), (r"x\cdot 3\frac12", "3x/2"), ("-3 1/2", "-2.5"),
+    ],
     "whole numbers": [
         (r"\lfloor n/2\rfloor+2", r"$\lceil n / 2\rceil+1$"), (r"\lceil\log_2 n\rceil", r"$\left\lfloor\log _{2} n\right\rfloor+1$"),
         (r"\lceil 2n/3\rceil", r"$N(n)=\left\lfloor\frac{2 n}{3}\right\rfloor+1$"), (r"mn-\lceil m/2\rceil+1", r"$m n-\lfloor m / 2\rfloor$"),
@@ -123,6 +127,10 @@ RIGHT = {
         ("x=5", "5"), ("5", "x=5"), (r"\text{Area}=12", "12"), (r"f^{-1}(x)=\frac{x-1}{2}", r"\frac{x-1}{2}"), ("5=x", "x=5"), ("y=2x+1", "2x+1"), ("2x+1", "y=2x+1"), ("y=2x+1", "2x-y+1=0"), ("f(n)=n", "f(x)=x"), ("x>3", r"(3,\infty)"),
         ("3<x", "x>3"), (r"0\le x\le1", "[0,1]"), (r"x\in[0,1]", "[0,1]"), (r"(-\infty,3)\cup(3,\infty)", r"x\ne3"), (r"\mathbb{R}", r"(-\infty,\infty)"),
         (r"x<-1 \text{ or } x>2", r"(-\infty,-1)\cup(2,\infty)"), ("2x>4", "x>2"), ("-x<-2", "x>2"), (r"\frac12\begin{pmatrix}2\\4\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+    ],
+    "signs": [
+        (r"a\pm b\mp c", "a+b-c,a-b+c"), (r"5\mp2\pm1", "4,6"), (r"1\mp 2", "-1,3"), ("2*-3^2", "-18"), ("-2^2", "-4"), ("(-2)^2", "4"), ("1-2+3", "2"),
+        ("6/-3*2", "-4"), ("5-3-1", "1"), ("2*3 1/2", "7"), (r"2\cdot 3\frac{1}{2}", "7"), (r"x\cdot 3\frac12", "7x/2"), ("-3 1/2", "-3.5"),
     ],
     "whole numbers": [
         (r"\lfloor\frac{n+1}{2}\rfloor+1", r"\lceil n/2\rceil+1"), (r"\frac{2n+1-(-1)^n}{4}", r"\lceil n/2\rceil"), (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"),
@@ -319,6 +327,9 @@ def test_no_grader_reads_a_thought():
         ("Answer：neutral", "neutral"), (r"\boxed {neutral}", "neutral"), ("Answer: not contradiction, neutral", "neutral"), ("Answer: entailment; that is wrong", None),
         ("Answer: not_entailment", None), ("Answer: !entailment", None), ("Answer: ≠ entailment", None), ("Answer: the opposite of entailment", None),
         ("I'd reject entailment", None), ("Answer: _entailment_", "entailment"), ("Answer: entailment!", "entailment"), ("Answer: neutral, no", None), ("Answer: not neutral", None), ("Answer: entailment, neutral", None), ("Answer: entailment is not neutral", None),
+        ("neutral?", None), ("neutral?because it is open", None), ("neutral because wrong", "neutral"), ("neutral wrong because not sure", None),
+        ("neutral and contradiction not", None), ("not entailment neutral", None), ("entailment not neutral not contradiction", "entailment"),
+        ("contradiction because it is wrong", "contradiction"), ("neutral not contradiction entailment", "neutral"),
         ("Answer: neutral is not right", None), ("Answer: neither neutral nor contradiction", None), ("Answer: it is not the case that it is neutral", None),
     ],
 )  # fmt: skip
