@@ -120,7 +120,7 @@ class FakeVLLM(BaseHTTPRequestHandler):
             return self._say({"error": {"message": refusal}} if refusal else "ok", 400 if refusal else 200)
         logprob = self.server.says["logprob"](body)
         choice = {
-            "index": 0, "text": "x", "finish_reason": self.server.says["ends"](), "token_ids": [self.server.says["token"]],
+            "index": 0, "text": "x", "finish_reason": self.server.says.get("ends", lambda: "stop")(), "token_ids": [self.server.says["token"]],
             "logprobs": {"token_logprobs": [logprob], "tokens": ["x"], "text_offset": [0], "top_logprobs": None},
         }  # fmt: skip
         return self._say(
@@ -154,7 +154,6 @@ def fake(tiny):
         "tokens": ids,
         "token": 5,
         "logprob": lambda body: here,
-        "ends": lambda: "stop",
     }
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
 

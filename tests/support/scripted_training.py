@@ -92,7 +92,7 @@ def recipe_values(name: str, folder, **sections: dict[str, Any]) -> dict[str, An
 def scripted_trainer(values: dict[str, Any], script: Callable[[Request], str]) -> MultiAgentPPOTrainer:
     """Return a trainer all of whose agents answer with ``script(request)``."""
     trainer = build_trainer(from_dict(values, "test"), quiet=True)
-    engine = TokenScript(trainer.team.policies, script, tells_logprobs="distill" in values["reward"])
+    engine = TokenScript(trainer.team.policies, script, tells_logprobs="distill" in values.get("reward", {}))
     for name in trainer.engines:
         trainer.engines[name] = engine
     return trainer
