@@ -231,7 +231,14 @@ def test_dpo_starts_at_log_2_against_the_weights_of_the_stage_and_prefers_what_w
         assert dict(team.policies["bob"].model.named_parameters())[name].equal(before)
 
 
-@pytest.mark.parametrize("names", [("ann", "bob"), ("default", "ref"), ("ref", "default")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("ann", "bob"), marks=pytest.mark.slow),
+        pytest.param(("default", "ref"), marks=pytest.mark.slow),
+        ("ref", "default"),
+    ],
+)
 def test_each_stage_trains_one_of_two_adapters_of_a_base_whatever_they_are_called(names, tmp_path):
     """TRL's trainers look for an adapter called default, and copy it to one called ref."""
     config, own = team_of(tmp_path, agents={"ann": {}, "bob": {}})

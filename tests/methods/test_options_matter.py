@@ -33,6 +33,7 @@ def test_an_option_that_nobody_reads_is_found(tmp_path, monkeypatch):
     assert found == {"advantage.ddof": False, "advantage.scale": True}
 
 
+@pytest.mark.slow
 def test_a_clip_is_inert_where_a_batch_is_one_step(tmp_path):
     recipe = Perturbed("grpo", tmp_path / "run")
     assert recipe.differs(recipe.changed(("ppo", "cliprange"), 2e-4)) is False

@@ -161,6 +161,7 @@ def test_recipes_are_found_by_words_in_any_of_their_forms():
         find("zebra")
 
 
+@pytest.mark.slow
 def test_lists_and_finds_are_read_in_80_columns():
     for words in (["list"], ["list", "--by", "credit"], ["find", "planner", "coder", "tests"]):
         lines = maporl("recipes", *words).stdout.splitlines()

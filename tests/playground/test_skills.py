@@ -44,7 +44,7 @@ def test_the_sign_says_which_skill_is_asked_for():
     assert task.grade(example, example.answer[1:]).answer is None, "two digits cannot be read"
 
 
-@pytest.mark.parametrize("digits", [2, 3, 4, 5])
+@pytest.mark.parametrize("digits", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_no_two_skills_ever_agree(digits):
     task = Skills(skills=("next", "reversed", "previous"), digits=digits)
     for example in task:

@@ -477,7 +477,7 @@ def separable(tmp_path, questions=40, name="toy.jsonl", both=True):
     return file
 
 
-@pytest.mark.parametrize("loss", ["every", "last"])
+@pytest.mark.parametrize("loss", ["every", pytest.param("last", marks=pytest.mark.slow)])
 def test_a_verifier_learns_what_can_be_told_apart_and_serves_what_was_measured(base, tmp_path, loss, monkeypatch):
     file, folder = separable(tmp_path), tmp_path / "v"
     arguments = ["--model", base, "--loss", loss, "--learning-rate", 2e-2, "--epochs", 4, "--held-out", 0.25]

@@ -156,7 +156,7 @@ def test_a_team_of_bfloat16_models_learns_by_the_trainers_own_steps(tiny, tmp_pa
     assert {value.dtype for value in load_file(tmp_path / "final/ann/model.safetensors").values()} == {HALF}
 
 
-@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+@pytest.mark.parametrize("dtype", [HALF, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_adapters_answer_after_they_were_loaded_as_in_the_run_that_trained_them(tiny, tmp_path, dtype):
     """PEFT reads adapters in float32, and a run computes with them in their base's dtype."""
     folder, ids = base(tiny, tmp_path / "base", dtype), torch.tensor([[3, 4, 5, 6]])
