@@ -51,6 +51,8 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
             self.save_strategy, self.save_steps = "no", type(self).save_steps
         if self.eval_steps:
             self.eval_strategy = "steps"
+        if self.load_best_model_at_end and not (self.eval_steps and self.metric_for_best_model):
+            raise ValueError("load_best_model_at_end: needs eval_steps, and the name of a metric_for_best_model")
         PPOv2Config.__post_init__(self)
         for name, default, instead in _OF_ONE_POLICY:
             if getattr(self, name) != default:

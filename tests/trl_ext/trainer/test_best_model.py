@@ -97,6 +97,12 @@ def test_a_run_that_goes_on_knows_its_best_weights_and_how_patient_it_was(build,
     assert (tmp_path / "patient/checkpoint-5").is_dir(), "the last weights are saved too"
 
 
+@pytest.mark.parametrize("more", [{"eval_steps": None}, {"metric_for_best_model": None}])
+def test_a_team_is_told_what_its_best_weights_need(tmp_path, more):
+    with pytest.raises(ValueError, match="load_best_model_at_end: needs eval_steps, and the name of a metric_for_best"):
+        MultiAgentPPOConfig(**options(tmp_path) | {"metric_for_best_model": "accuracy/turn_1"} | more)
+
+
 @pytest.mark.parametrize("more, error, message", [
     ({"metric_for_best_model": "scores"}, ArgumentError, "metric_for_best_model: expected one of <lambda>, ended, score, got 'scores'"),
     ({"metric_for_best_model": None}, ValueError, "evaluations have no loss; name a metric of theirs, such as 'score'"),
