@@ -144,6 +144,7 @@ def test_each_need_has_a_recipe_to_start_with():
     assert {name: axes_of(name)["need"] for name in needs} == needs
 
 
+@pytest.mark.slow
 def test_recipes_are_found_by_words_in_any_of_their_forms():
     found = find("planner coder tests")
     assert [(one.name, one.words) for one in found[:2]] == [

@@ -548,6 +548,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_a_script_is_found_again_under_the_name_of_its_file(team, tmp_path, monkeypatch):
     (folder := tmp_path / "code").mkdir()
     (folder / "my_script.py").write_text(MINE + SCRIPT + GUARDED)

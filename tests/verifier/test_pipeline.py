@@ -670,6 +670,7 @@ def test_a_tiny_verifier_is_built_by_its_options(tmp_path):
         assert refused.exit_code == 2 and message in refused.output
 
 
+@pytest.mark.slow
 def test_a_verifier_begins_with_an_agents_model(base, tmp_path):
     file, config = separable(tmp_path), tmp_path / "team.yaml"
     agents = {

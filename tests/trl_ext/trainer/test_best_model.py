@@ -68,7 +68,7 @@ def same(first, second):
     return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-@pytest.mark.parametrize("build", [one, team])
+@pytest.mark.parametrize("build", [pytest.param(one, marks=pytest.mark.slow), team])
 def test_a_run_ends_with_its_best_weights_and_keeps_their_checkpoint(build, tiny, tmp_path, capsys):
     plain = build(tiny, tmp_path / "plain", load_best_model_at_end=False, max_steps=3)
     plain.train()
@@ -81,7 +81,7 @@ def test_a_run_ends_with_its_best_weights_and_keeps_their_checkpoint(build, tiny
     assert "has the weights of update 3 of 6, the best (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("build", [one, team])
+@pytest.mark.parametrize("build", [one, pytest.param(team, marks=pytest.mark.slow)])
 def test_a_run_that_goes_on_knows_its_best_weights_and_how_patient_it_was(build, tiny, tmp_path):
     whole = build(tiny, tmp_path / "whole", [EarlyStoppingCallback(3)])
     whole.train()
