@@ -66,6 +66,7 @@ class Resuming:
     control: Any
     watch: Watch
     _saving: CheckpointWriter | None = None
+    _determine_best_metric: Any  # of transformers' Trainer
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -124,15 +125,8 @@ class Resuming:
         Raises:
             ArgumentError: the evaluation has no such metric.
         """
-        args, state = self.args, self.state
-        if (name := self.best_metric(metrics)) is None:
-            return
-        name = f"eval_{name}"
-        better = metrics[name] if args.greater_is_better else -metrics[name]
-        best = -math.inf if state.best_metric is None else state.best_metric * (1 if args.greater_is_better else -1)
-        if better > best:
-            state.best_metric, state.best_global_step = metrics[name], state.global_step
-            self.control.should_save |= args.load_best_model_at_end
+        if self.best_metric(metrics) is not None and self._determine_best_metric(metrics, None):
+            self.control.should_save |= self.args.load_best_model_at_end
 
     def load_best(self) -> None:
         """Load the weights of the best evaluation, if ``load_best_model_at_end`` wants them. The last ones are saved.
