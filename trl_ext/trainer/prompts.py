@@ -63,7 +63,7 @@ def read_prompt(row: dict[str, Any], tokenizer: Tokenizer) -> Prompt:
     if messages[-1]["role"] == "assistant":
         last = messages.pop()
         begun = last["content"] if filled[0] == "prompt" else ""
-        if begun is None or not isinstance(begun, str) or (begun and "tool_calls" in last):
+        if not isinstance(begun, str) or (begun and "tool_calls" in last):
             raise ValueError(f"a row of the data set has an answer that is begun by more than a text: {row!r:.200}")
     if not messages:
         raise ValueError(f"a row of the data set has only an answer, and no prompt: {row!r:.200}")
