@@ -18,10 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
+from maporl.guard import Budget, Door, Guard, Limits, check_host, check_token
 from reward_server.batching import Batcher, Outcome, QueueFull
-from reward_server.guard import Budget, Guard, error_body
 from reward_server.options import ServerOptions
 from reward_server.schemas import (
+    Error,
     ErrorBody,
     Item,
     ItemError,
@@ -46,6 +47,8 @@ MESSAGE_BYTES = 512
 """What one message takes in memory, besides its text."""
 HELD_BODIES = 32
 """Requests in progress may hold the bytes of so many of the largest bodies. They hold the chats as well."""
+OPEN = frozenset({"/health", "/ready"})
+"""The paths that need no token, because supervisors ask for them."""
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
@@ -62,10 +65,16 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+def limits_of(options: ServerOptions) -> Limits:
+    """The bounds of a server with these options."""
+    body = options.body_bytes
+    return Limits(seconds=options.body_seconds, body=body, held=HELD_BODIES * body)
+
+
 def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
     """The application. ``scorers`` are copies of one scorer; each works in a thread of its own."""
-    telemetry = Telemetry()
-    budget = Budget(HELD_BODIES * options.body_bytes)
+    telemetry, limits = Telemetry(), limits_of(options)
+    budget = Budget(limits.held)
     service = Service(scorers, options, telemetry, budget)
 
     @asynccontextmanager
@@ -124,8 +133,21 @@ def create_app(scorers: Sequence[Scorer], options: ServerOptions) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _failed)
-    paths = [route.path for route in app.routes if hasattr(route, "path")]
-    app.add_middleware(Guard, options=options, telemetry=telemetry, paths=paths, budget=budget)
+    paths = frozenset(route.path for route in app.routes if hasattr(route, "path"))
+
+    def enter(scope: Any, headers: Any) -> None:
+        if options.token is None:
+            check_host(headers)
+        elif scope["path"] not in OPEN:
+            check_token(headers, options.token)
+
+    def log(method: str, path: str, status: int, seconds: float) -> None:
+        path = path if path in paths else "other"
+        telemetry.request(path, status, seconds)
+        level = logging.WARNING if status in (401, 403) else logging.INFO
+        logger.log(level, "%s %s: %s in %.0f ms", method, path, status or "client gone", 1000 * seconds)
+
+    app.add_middleware(Guard, limits=limits, door=Door(enter, log=log), budget=budget)
     return app
 
 
@@ -263,7 +285,8 @@ async def _until_gone(request: Request) -> None:
 def _answer(
     status: int, code: str, message: str, field: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    return Response(error_body(code, message, field), status, headers, "application/json")
+    body = ErrorBody(error=Error(code=code, message=message, field=field))
+    return Response(body.model_dump_json(), status, headers, "application/json")
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -1,18 +1,14 @@
 """The process of the server: it loads the scorers, listens, and ends in good order when it is asked to."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maporl.config.command_line import PrintableFormatter
+from maporl.guard.connections import guarded_server
 from maporl.rewards.verifier.model import Verifier, VerifierError, chance_of
-from reward_server.app import create_app
-from reward_server.guard import error_body
+from reward_server.app import create_app, limits_of
 from reward_server.options import ServerError, ServerOptions
 from reward_server.scorers import LabelScorer, Scorer, VerifierScorer
 
@@ -59,19 +55,20 @@ def label_scorers(task: str, workers: int) -> list[Scorer]:
 
 def server(scorers: Sequence[Scorer], options: ServerOptions, log_level: str = "info") -> uvicorn.Server:
     """A server that is ready for ``run()``."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            create_app(scorers, options), host=options.host, port=options.port, log_level=log_level, access_log=False,
-            http=_protocol(options.body_seconds), ws="none", timeout_keep_alive=30,
-            timeout_graceful_shutdown=options.drain_seconds, server_header=False,
-        )
-    )  # fmt: skip
+    return guarded_server(
+        create_app(scorers, options),
+        limits_of(options),
+        host=options.host,
+        port=options.port,
+        log_level=log_level,
+        timeout_graceful_shutdown=options.drain_seconds,
+    )
 
 
 def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
     """Answer requests until SIGTERM or SIGINT, then finish the requests in progress and return."""
     log = logging.StreamHandler()
-    log.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    log.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
     for scorer in scorers[:1]:
         if isinstance(scorer, VerifierScorer) and (doubt := chance_of(scorer.verifier.record)) is not None:
@@ -79,39 +76,3 @@ def serve(scorers: Sequence[Scorer], options: ServerOptions) -> None:
     info, token = scorers[0].info, "a token" if options.token else "no token"
     logger.info("serving %s %s with %d worker(s) and %s", info.kind, info.name, len(scorers), token)
     server(scorers, options).run()
-
-
-def _protocol(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's HTTP/1.1, which also closes a connection if a request's headers do not arrive within ``seconds``."""
-
-    class TimedHeaders(H11Protocol):
-        _too_late: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._too_late = self.loop.call_later(seconds, self._give_up)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            incomplete = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-            if not incomplete:
-                self._stop_timer()
-            elif self._too_late is None:
-                self._too_late = self.loop.call_later(seconds, self._give_up)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _stop_timer(self) -> None:
-            if self._too_late is not None:
-                self._too_late.cancel()
-                self._too_late = None
-
-        def _give_up(self) -> None:
-            body = error_body("too_slow", f"the request's headers did not arrive within {seconds:g} s")
-            head = f"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
-            self.transport.close()
-
-    return TimedHeaders

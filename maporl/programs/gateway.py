@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import socket
@@ -19,17 +20,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maporl.errors import ConfigError, install_command
+from maporl.guard import Denied, Door, Guard, Limits, check_host, read_json
 from maporl.programs import responses
 from maporl.programs.wire import ChatRequest, Refused, chunks, completion, read_chat, with_headers
 from maporl.types import Utterance
 from trl_ext.process.waits import pause
 
+logger = logging.getLogger(__name__)
 SETTLE = 0.002
 """Seconds without another request after which those of a dialogue are asked, so that parallel ones come together."""
-BODY_BYTES = 8 * 2**20
-"""The largest request."""
-BODY_SECONDS = 10.0
-"""A request must have arrived within this."""
+LIMITS = Limits()
 
 Reader = Callable[[Any, Sequence[str], Sequence[str]], ChatRequest]
 """Reads the JSON of a request, which may ask certain agents, and of which certain fields are left out."""
@@ -182,7 +182,7 @@ class Gateway:
 
     def __init__(self) -> None:
         try:
-            import uvicorn
+            from maporl.guard.connections import guarded_server
         except ImportError:
             raise ConfigError(
                 f"protocol program: the program's client needs a server: {install_command('server')}"
@@ -194,8 +194,8 @@ class Gateway:
         # 40 ms, until the client has acknowledged the head
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(self._app(), log_level="warning", access_log=False, lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
+        app = Guard(self._app(), LIMITS, Door(self._enter, _error, _log))
+        self._server = guarded_server(app, LIMITS, _error, log_level="error", lifespan="off")
         serve = self._server.serve([self._socket])
         threading.Thread(target=asyncio.run, args=(serve,), name="programs' server", daemon=True).start()
         while not self._server.started:
@@ -228,11 +228,15 @@ class Gateway:
                     session = self._session(request.path_params["token"])
                     return await handle(session, request)
                 except Refused as error:
-                    if session is not None and error.code != "dialogue_over":
-                        session.denied += 1
-                        session.refused += error.message.splitlines()
-                    # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
-                    return JSONResponse(error.body(), error.status, {"x-should-retry": "false"})
+                    refused = error
+                except Exception:
+                    logger.exception("a request of a program failed; this is an error of maporl")
+                    refused = Refused("maporl failed at this request; its log says why", status=500, code="internal")
+                if session is not None and refused.code != "dialogue_over":
+                    session.denied += 1
+                    session.refused += refused.message.splitlines()
+                # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
+                return JSONResponse(refused.body(), refused.status, {"x-should-retry": "false"})
 
             return endpoint
 
@@ -281,6 +285,14 @@ class Gateway:
             ]
         )
 
+    def _enter(self, scope: Any, headers: Any) -> None:
+        """Check a request by its head: it must name this machine, and a dialogue with its secret."""
+        check_host(headers)
+        try:
+            self._session((*scope["path"].split("/", 3), "", "")[2])
+        except Refused as error:
+            raise Denied(error.status, error.code, error.message, ((b"x-should-retry", b"false"),)) from None
+
     def _session(self, token: str) -> Session:
         name, _, secret = token.partition(".")
         session = self._sessions.get(name)
@@ -302,22 +314,20 @@ async def _events(pieces: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
 
 async def _json(request: Any) -> Any:
     """Return the JSON of a request."""
-    body = bytearray()
-
-    async def read() -> None:
-        async for part in request.stream():
-            if len(body) + len(part) > BODY_BYTES:
-                raise Refused(f"the request has more than {BODY_BYTES} bytes", status=413, code="too_large")
-            body.extend(part)
-
     try:
-        await asyncio.wait_for(read(), BODY_SECONDS)
-    except TimeoutError:
-        raise Refused(f"the request did not arrive within {BODY_SECONDS:g} s", status=408, code="too_slow") from None
-    try:
-        return json.loads(bytes(body))
+        return read_json(await request.body())
     except ValueError as error:
-        raise Refused(f"the request is not JSON: {error}", code="invalid_json") from None
+        raise Refused(f"the request is not JSON that can be read: {error}", code="invalid_json") from None
+
+
+def _error(status: int, code: str, text: str) -> bytes:
+    return json.dumps(Refused(text, status=status, code=code).body()).encode()
+
+
+def _log(method: str, path: str, status: int, seconds: float) -> None:
+    _, _, dialogue, *rest = (*path.split("/"), "", "")
+    where = f"dialogue {dialogue.partition('.')[0]}: {method} /{'/'.join(filter(None, rest))}"
+    logger.debug("%s: %s in %.0f ms", where, status or "client gone", 1000 * seconds)
 
 
 def _reports(body: Any, agents: Sequence[str]) -> list[Report]:
@@ -326,7 +336,7 @@ def _reports(body: Any, agents: Sequence[str]) -> list[Report]:
     rewards = body.get("rewards")
     pairs = list(rewards.items()) if isinstance(rewards, dict) else [(body.get("agent"), body.get("reward"))]
     for agent, value in pairs:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or (agent is not None and agent not in agents):
             raise Refused(
                 f'reward: expected {{"reward": 1.0}}, with "agent" as one of {list(agents)} or without it, got '

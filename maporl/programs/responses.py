@@ -101,7 +101,7 @@ def _messages(instructions: Any, given: Any) -> list[dict[str, Any]]:
         if kind == "reasoning":  # an agent's thoughts are in its tokens
             continue
         if kind == "message":
-            if item.get("role") not in ROLES or item["role"] == "tool":
+            if item.get("role") not in [role for role in ROLES if role != "tool"]:
                 got = f"{item.get('role')!r:.80}"
                 raise Refused(f"{where}.role: expected one of {sorted(set(ROLES) - {'tool'})}, got {got}", where)
             if item.get("content") is None:
@@ -117,7 +117,7 @@ def _messages(instructions: Any, given: Any) -> list[dict[str, Any]]:
             messages[-1].setdefault("tool_calls", []).append(call)
             called.add(item["call_id"])
         elif kind == "function_call_output":
-            if item.get("call_id") not in called:
+            if str(item.get("call_id")) not in called:
                 raise Refused(f"{where}.call_id: no item before it is the call {item.get('call_id')!r:.80}", where)
             content = content_text(item.get("output"), where, "output")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})

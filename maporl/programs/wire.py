@@ -15,6 +15,7 @@ from maporl.decoding import Sampling
 from maporl.environments.base import tool_of
 from maporl.environments.calls import before_calls
 from maporl.errors import ConfigError, one_line
+from maporl.guard import read_json
 from maporl.types import Call, Message, Stop, Utterance
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -194,16 +195,16 @@ def _messages(messages: Any) -> tuple[Message, ...]:
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
         where = f"messages.{number}"
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            got = message.get("role") if isinstance(message, Mapping) else message
-            raise Refused(f"{where}.role: expected one of {sorted(ROLES)}, got {got!r:.80}", where)
-        one: Message = {"role": ROLES[message["role"]], "content": content_text(message.get("content"), where)}
+        role = message.get("role") if isinstance(message, Mapping) else message
+        if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
+            raise Refused(f"{where}.role: expected one of {sorted(ROLES)}, got {role!r:.80}", where)
+        one: Message = {"role": ROLES[role], "content": content_text(message.get("content"), where)}
         if one["role"] == "assistant":
             one |= _said_calls(message, where, names)
         elif message.get("content") is None:
             raise Refused(f"{where}.content: expected a text", where, code="invalid_type")
         if one["role"] == "tool":
-            called = message.get("tool_call_id")
+            called = str(message.get("tool_call_id"))
             if called not in names:
                 raise Refused(f"{where}.tool_call_id: no message before it has the call {called!r:.80}", where)
             one["name"] = names[called]
@@ -217,14 +218,18 @@ def _said_calls(message: Mapping[str, Any], where: str, names: dict[str, str]) -
     """Return the calls of an assistant message, and add their ids to ``names``."""
     if message.get("function_call") is not None:
         raise Refused(f"{where}.function_call: it was replaced by tool_calls; use these", where)
-    calls = []
-    for call in message.get("tool_calls") or []:
+    calls, written = [], message.get("tool_calls") or []
+    if not isinstance(written, list):
+        raise Refused(f"{where}.tool_calls: expected a list of calls, got {written!r:.80}", where, code="invalid_type")
+    for call in written:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Refused(f"{where}.tool_calls: expected calls of functions, got {call!r:.80}", where)
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
+            arguments = read_json(function.get("arguments") or "{}")
         except (TypeError, ValueError):
+            arguments = None
+        if not isinstance(arguments, Mapping):
             arguments = {"": str(function.get("arguments"))}  # another one's call, which cannot be read
         calls.append({"name": function["name"], "arguments": arguments})
         names[str(call.get("id"))] = function["name"]

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ MOST = 1000
 SHARE = 0.1
 """The largest share of the time that goes into reading the run for a page: training needs the machine more than its
 spectators."""
+MOST_CONNECTIONS = 64
+"""Connections at once. For a further one the oldest is closed; a page that is still there opens another."""
 LONGEST_ANSWER = 2**16
 """The most bytes that an answer typed into the page may have."""
 
@@ -102,6 +105,7 @@ class LivePage(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(self, folder: str | Path, port: int = 8600, seat: PageSeat | None = None):
         self.reader, self.seat = RunReader(folder, keep=MOST), seat
@@ -117,6 +121,7 @@ class LivePage(ThreadingHTTPServer):
             what = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
             raise RunError(f"port {port} {what}; choose another with --port, or 0 for any that is free") from None
         self._lock = threading.Lock()
+        self._open: dict[Any, None] = {}
         self._run: Run | None = None
         self._about: dict[str, Any] = {}
         self._state = ""
@@ -157,6 +162,20 @@ class LivePage(ThreadingHTTPServer):
                 "fresh": after == -1,
                 "seat": self.seat is not None,
             }
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        self._open[request] = None
+        for oldest in list(self._open)[:-MOST_CONNECTIONS]:
+            self._open.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Show the error, unless the page only went away while it was answered."""

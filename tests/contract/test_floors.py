@@ -21,7 +21,7 @@ FLOORS = [
 FRONT = {"maporl", "maporl.__main__", "trl_ext"}
 """The fronts of the packages, which load names of all floors on first use, and the command. Nobody imports them."""
 LIGHT = (
-    "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
+    "maporl.types", "maporl.decoding", "maporl.errors", "maporl.text", "maporl.hosts", "maporl.guard", "maporl.schedules", "maporl.http_client", "maporl.event_loop",
     "maporl.storage", "maporl.config",
     "maporl.evaluation", "maporl.tasks", "maporl.playground.tiny_programs", "maporl.playground.parts", "maporl.playground.hops",
     "maporl.playground.arithmetic", "maporl.playground.tiny_versions", "maporl.protocols", "maporl.report", "maporl.hub", "maporl.rewards.shaping",
