@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ def error_body(status: int, code: str, text: str) -> bytes:
     return json.dumps({"error": {"code": code, "message": text, "field": None}}).encode()
 
 
-def _no_log(method: str, path: str, status: int, seconds: float) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
@@ -75,13 +76,15 @@ class Door:
     Args:
         enter: raises :class:`Denied` for a request that may not enter, given its scope and its headers.
         write_error: returns the body of an error's answer, from a status, a word for programs and a text.
+        denied: is told of each request that is denied, with its scope.
         log: is told of each answered request: its method, path, status (0: the client had gone) and seconds. The path
             may hold a secret.
     """
 
     enter: Callable[[Scope, Headers], None]
     write_error: Callable[[int, str, str], bytes] = error_body
-    log: Callable[[str, str, int, float], None] = _no_log
+    denied: Callable[[Scope, Denied], None] = _nothing
+    log: Callable[[str, str, int, float], None] = _nothing
 
 
 class Guard:
@@ -112,6 +115,9 @@ class Guard:
             await self._arrive(receive, body)
             await self.app(scope, _replayed(bytes(body), receive), count)
         except Denied as denied:
+            self.door.denied(scope, denied)
+            if denied.status == 413:
+                await self._discard(receive)
             await self._deny(denied, count)
         except ClientGone:
             pass
@@ -153,6 +159,17 @@ class Guard:
                 raise Denied(429, "too_busy", "other requests fill the server's memory; try again", AGAIN)
             body += part
             more = message.get("more_body", False)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read what a client still sends, so that one that reads nothing before it has sent all hears why."""
+        left = self.limits.body
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.seconds):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
 
     def _too_large(self) -> Denied:
         why = f"the request has more than {self.limits.body} bytes; send several smaller ones"
@@ -215,7 +232,8 @@ def read_json(body: bytes | str) -> Any:
     """Return the JSON in a request's body, with U+FFFD in place of halves of characters in its texts.
 
     Raises:
-        ValueError: it cannot be read as JSON, is nested too deep, or has a number that is infinite or larger than a double can hold.
+        ValueError: it cannot be read as JSON, is nested too deep, or has a number that is not finite or larger than any
+            double.
     """
     try:
         value = json.loads(body)

@@ -164,6 +164,12 @@ class Session:
             self._timer.cancel()
         self._timer = call.loop.call_later(SETTLE, self.tell)
 
+    def count(self, code: str, why: str) -> None:
+        """Count a refused request, unless it came after the dialogue."""
+        if code != "dialogue_over":
+            self.denied += 1
+            self.refused += why.splitlines()
+
     def close(self) -> None:
         """Refuse what still waits, and all that comes."""
         with self._lock:
@@ -194,7 +200,7 @@ class Gateway:
         # 40 ms, until the client has acknowledged the head
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        app = Guard(self._app(), LIMITS, Door(self._enter, _error, _log))
+        app = Guard(self._app(), LIMITS, Door(self._enter, _error, self._count, _log))
         self._server = guarded_server(app, LIMITS, _error, log_level="error", lifespan="off")
         serve = self._server.serve([self._socket])
         threading.Thread(target=asyncio.run, args=(serve,), name="programs' server", daemon=True).start()
@@ -223,18 +229,15 @@ class Gateway:
 
         def answered(handle: Callable[[Session, Request], Any]) -> Callable[[Request], Any]:
             async def endpoint(request: Request) -> Response:
-                session = None
+                session: Session = request.scope["session"]
                 try:
-                    session = self._session(request.path_params["token"])
                     return await handle(session, request)
                 except Refused as error:
                     refused = error
                 except Exception:
                     logger.exception("a request of a program failed; this is an error of maporl")
                     refused = Refused("maporl failed at this request; its log says why", status=500, code="internal")
-                if session is not None and refused.code != "dialogue_over":
-                    session.denied += 1
-                    session.refused += refused.message.splitlines()
+                session.count(refused.code, refused.message)
                 # asked again, it would be refused again; OpenAI's clients would ask, where there are too many calls
                 return JSONResponse(refused.body(), refused.status, {"x-should-retry": "false"})
 
@@ -289,9 +292,13 @@ class Gateway:
         """Check a request by its head: it must name this machine, and a dialogue with its secret."""
         check_host(headers)
         try:
-            self._session((*scope["path"].split("/", 3), "", "")[2])
+            scope["session"] = self._session((*scope["path"].split("/", 3), "", "")[2])
         except Refused as error:
             raise Denied(error.status, error.code, error.message, ((b"x-should-retry", b"false"),)) from None
+
+    def _count(self, scope: Any, denied: Denied) -> None:
+        if "session" in scope:
+            scope["session"].count(denied.code, denied.text)
 
     def _session(self, token: str) -> Session:
         name, _, secret = token.partition(".")

@@ -23,16 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from maporl.errors import ConfigError
 from maporl.event_loop import wait
 from maporl.hosts import past_proxies
 from maporl.text import printable
 from trl_ext.errors import is_users
-from trl_ext.process.waits import Threads, check
+from trl_ext.process.group_watchdog import forget, watch
+from trl_ext.process.inherited import inherited
+from trl_ext.process.waits import Threads, check, pause
 
 LAST_LINES = 20
 """The lines of a traceback, or of what a command wrote on its standard error, that are told."""
 KEPT_BYTES = 2**20
 """The last bytes of a command's output that are kept. An answer is in the last line."""
+MOST_LEFT = 1000
+"""The most calls of a function that may go on although their dialogues are over. Nobody can end a thread."""
 LATE = "it did not end within"
 """How the failure of a program that took too long begins."""
 Function = Callable[..., Any]
@@ -114,6 +119,7 @@ class Run:
         self.process: subprocess.Popen[bytes] | None = None
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._process_lock = threading.Lock()
 
     def begin(self) -> None:
         """Run it, in this thread."""
@@ -143,9 +149,17 @@ class Run:
         """End it, whatever it does."""
         self._end(Ending(failure="its dialogue is over"))
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self.end_group(self.process)
+
+    def end_group(self, process: subprocess.Popen[bytes]) -> int:
+        """Kill a process with its group, whether it has ended or not, and return its status."""
+        with self._process_lock:
+            if process.returncode is None:  # once it was waited for, its number may be that of another one
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                forget(process.pid)
+            return process.returncode
 
 
 class Runner:
@@ -156,11 +170,23 @@ class Runner:
         self._threads = Threads(2**16, "program")
         self._waiting: deque[Run] = deque()
         self._running: set[Run] = set()
+        self._threads_of: set[Run] = set()
         self._lock = threading.Lock()
 
     def start(self, run: Run) -> None:
-        """Start ``run``, or let it wait."""
+        """Start ``run``, or let it wait.
+
+        Raises:
+            ConfigError: too many functions of dialogues that are over have not returned.
+        """
         with self._lock:
+            left = len(self._threads_of - self._running)
+            if left > MOST_LEFT:
+                raise ConfigError(
+                    f"protocol program: {left} calls of the function go on although their dialogues are over; let it "
+                    "return when a request is refused, with time-outs of its own, or run it as protocol.command, which "
+                    "can be killed"
+                )
             self._waiting.append(run)
         self._go_on()
 
@@ -180,7 +206,14 @@ class Runner:
                 begun.append(self._waiting.popleft())
                 self._running.add(begun[-1])
         for run in begun:
-            self._threads.submit(run.begin)
+            self._threads.submit(self._run, run)
+
+    def _run(self, run: Run) -> None:
+        self._threads_of.add(run)
+        try:
+            run.begin()
+        finally:
+            self._threads_of.discard(run)
 
 
 def of_function(function: Function, question: Question) -> Callable[[Run], Ending]:
@@ -193,23 +226,37 @@ def of_function(function: Function, question: Question) -> Callable[[Run], Endin
     return work
 
 
-def of_command(command: Sequence[str], question: Question) -> Callable[[Run], Ending]:
-    """Return what runs a command on a question: JSON on its standard input, an answer as its last line."""
+def of_command(command: Sequence[str], question: Question, variables: Sequence[str] = ()) -> Callable[[Run], Ending]:
+    """Return what runs a command on a question: JSON on its standard input, an answer as its last line.
+
+    Its environment is that of :func:`trl_ext.process.inherited.inherited`, with further ``variables`` of this one.
+    """
 
     def work(run: Run) -> Ending:
-        variables = {"OPENAI_BASE_URL": question.base_url, "OPENAI_API_KEY": question.api_key}
+        given = inherited(more=variables)
+        address = {"OPENAI_BASE_URL": question.base_url, "OPENAI_API_KEY": question.api_key}
         process = run.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **variables, **past_proxies()},
+            env={**given, **address, **past_proxies()},
             start_new_session=True,
         )
-        out, errors = _talk(process, json.dumps(vars(question)).encode(), run)
-        status = process.wait()
+        watch(process.pid)
+        if run.ending is not None:  # meanwhile
+            run.end_group(process)
+        try:
+            out, errors = _talk(process, json.dumps(vars(question)).encode(), run)
+            while not _has_ended(process):
+                pause(0.02)
+        finally:
+            status = run.end_group(process)
         if status:
             lines = "\n".join(errors.splitlines()[-LAST_LINES:])
+            for name in sorted(os.environ.keys() - given.keys() - address.keys()):
+                if re.search(rf"\b{re.escape(name)}\b", lines):
+                    lines += f"\n{name} of your environment is not given to it; name it in protocol.variables"
             return Ending(failure=printable(f"it ended with status {status}; the last lines of its errors:\n{lines}"))
         printed = out.rstrip("\r\n").splitlines()
         return _ended(printed[-1]) if printed else Ending(failure="it ended without an answer, which is its last line")
@@ -244,11 +291,21 @@ def _talk(process: subprocess.Popen[bytes], told: bytes, run: Run) -> tuple[str,
                 tail = kept[key.fileobj]  # type: ignore[index]  # the streams that were registered
                 tail += piece
                 del tail[:-KEPT_BYTES]
-            if process.poll() is not None and not selector.select(0):
+            if _has_ended(process) and not selector.select(0):
                 break  # a child that has outlived it may hold the other ends open
     for stream in kept:
         stream.close()
     return tuple(bytes(tail).decode("utf-8", "replace") for tail in kept.values())  # type: ignore[return-value]
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has ended. It is not waited for, so that its number stays its own."""
+    if not hasattr(os, "waitid"):  # on macOS, Python has it from 3.13 on
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # another thread has waited for it
+        return True
 
 
 def _written(stream: IO[bytes], left: memoryview) -> memoryview:

@@ -29,9 +29,9 @@ WITHOUT_EFFECT = frozenset(
 """Fields that change nothing that a reply says. Random numbers come from the run's seed, whatever ``seed`` is."""
 NEUTRAL: dict[str, Any] = {
     "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
-    "response_format": {"type": "text"}, "modalities": ["text"],
+    "response_format": {"type": "text"}, "modalities": ["text"], "min_p": 0, "repetition_penalty": 1, "best_of": 1,
 }  # fmt: skip
-"""Fields of which only the value that changes nothing can be had."""
+"""Fields of which only the value that changes nothing can be had, those of vLLM among them."""
 SAMPLED = ("temperature", "top_p", "top_k", "stop")
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Two names of one limit. The later one counts."""
@@ -160,6 +160,8 @@ def _sampling(fields: Mapping[str, Any]) -> Sampling | None:
         ValueError: a value cannot be had.
     """
     values = {"max_tokens" if name in LIMITS else name: fields[name] for name in (*SAMPLED, *LIMITS) if name in fields}
+    if values.get("top_k") == -1:  # vLLM's word for all
+        values["top_k"] = 0
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     for name, value in values.items():

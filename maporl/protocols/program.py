@@ -57,6 +57,11 @@ class Program(Protocol):
     command: tuple[str, ...] = option(
         (), "The program as a command: JSON with the question on its standard input, the answer as its last line."
     )
+    variables: tuple[str, ...] = option(
+        (),
+        "Variables of the environment that a command is given beside those of the system and of libraries that train: "
+        "none that looks like a secret is given unless it is named here.",
+    )
     on_failure: Literal["zero", "drop", "stop"] = option(
         "zero",
         "What a program that fails leaves: a dialogue without answer (zero), one on which nobody is trained (drop), or "
@@ -159,7 +164,9 @@ class Program(Protocol):
         server = gateway()
         session = server.open(agents, self.ignore)
         question = Question(example.question, session.base_url, _plain(example))
-        work = of_command(self.command, question) if self.command else of_function(self.function, question)
+        work = (
+            of_command(self.command, question, self.variables) if self.command else of_function(self.function, question)
+        )
         run = Run(work, self.seconds, session.tell)
         talk = _Talk(session, self.calls)
         self._runner.start(run)

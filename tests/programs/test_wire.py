@@ -29,6 +29,11 @@ def test_fields_without_effect_are_left_out():
     assert read(user="me", seed=3, store=False, metadata={}, n=1, response_format={"type": "text"}).sampling is None
 
 
+def test_values_of_vllm_that_change_nothing_are_taken():
+    request = read(min_p=0.0, repetition_penalty=1.0, best_of=1, top_k=-1)
+    assert request.sampling == Sampling(top_k=0)
+
+
 def test_parts_of_text_are_one_text():
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     assert read(messages=[{"role": "developer", "content": parts}]).messages == (

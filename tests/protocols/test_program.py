@@ -21,20 +21,22 @@ from auctions import driver_of as auction
 from maporl import Program
 from maporl.config.call_options import CallLimits, CallTexts
 from maporl.config.schema import RewardSection
+from maporl.decoding import Sampling, SpeakerSampling
 from maporl.environments.base import tool_of
 from maporl.environments.build import ToolGrant
 from maporl.environments.calls import NativeFormat
 from maporl.environments.world import World
 from maporl.errors import ConfigError
-from maporl.programs import gateway
+from maporl.programs import gateway, running
 from maporl.protocols.program import holds
 from maporl.report import calling
 from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
+from maporl.rollout.episode import SpeakerSpec
 from maporl.training.dialogue_metrics import dialogue_metrics
 from maporl.types import Ask, Stop, why_nobody
-from trl_ext.ppo.options import GREEDY
+from trl_ext.ppo.options import GREEDY, Decoding
 from trl_ext.process.waits import until
 
 
@@ -280,6 +282,46 @@ def test_the_children_of_a_command_end_with_it(tmp_path, ending):
     while not gone(int(child.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
     assert gone(int(child.read_text()))
+
+
+def test_a_command_that_was_waited_for_is_not_killed_by_its_number(tmp_path, monkeypatch):
+    """The number of a process may be another one's as soon as it was waited for."""
+    signalled, kill = [], os.killpg
+
+    def killed(group, number):
+        signalled.append((group, gone(group) and not os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT | os.WNOHANG)))
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", killed)
+    play(None, command=command_of(tmp_path, "print(4)"))
+    assert [late for _, late in signalled] == [False], "it was signalled once, before it was waited for"
+
+
+def test_a_command_is_given_no_secrets_but_those_that_are_named(tmp_path, monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_SEARCH", "HF_HOME"):
+        monkeypatch.setenv(name, f"value of {name}")
+    lines = [
+        "import os",
+        "print([n for n in ('HF_TOKEN', 'WANDB_API_KEY', 'MY_SEARCH', 'HF_HOME') if n in os.environ])",
+    ]
+    [dialogue] = play(None, command=command_of(tmp_path, *lines))
+    assert dialogue.outcome["answer"] == "['HF_HOME']"
+    [dialogue] = play(None, command=command_of(tmp_path, *lines), variables=("MY_SEARCH", "HF_TOKEN"))
+    assert dialogue.outcome["answer"] == "['HF_TOKEN', 'MY_SEARCH', 'HF_HOME']"
+    with pytest.warns(UserWarning, match=r"MY_SEARCH of your environment is not given to it; name it in protocol\.var"):
+        play(None, command=command_of(tmp_path, "import os", "os.environ['MY_SEARCH']"))
+
+
+def test_functions_that_never_return_end_the_run_before_threads_run_out(monkeypatch):
+    monkeypatch.setattr(running, "MOST_LEFT", 2)
+    hold = threading.Event()
+    driver = driver_of(lambda base_url: hold.wait(60), seconds=0.1)
+    try:
+        with pytest.warns(UserWarning, match="did not end within"), pytest.raises(ConfigError, match="3 calls of the"):
+            for _ in range(9):
+                driver.play([EXAMPLE])
+    finally:
+        hold.set()
 
 
 class nothing:
@@ -663,3 +705,18 @@ def test_a_play_that_is_given_up_ends_its_program(tmp_path):
     assert not episode.over
     driver.release()
     assert gone(int(child.read_text()))
+
+
+@pytest.mark.parametrize(("role", "asked", "refused"), [
+    (None, {"temperature": 0.5}, None), (None, {"temperature": 0.7}, "drawn with 0.5, not with 0.7"),
+    ("critic", {"temperature": 0.9, "top_p": 0.8}, None), ("critic", {"temperature": 0.5}, "drawn with 0.9, not with 0.5"),
+    ("critic", {"top_k": 0, "max_tokens": 3}, None), (None, {"top_p": 0.8}, "drawn with 1.0, not with 0.8"),
+])  # fmt: skip
+def test_a_request_that_says_how_the_run_draws_is_never_refused(role, asked, refused):
+    """What a program asks for is compared with the nearest value: the role's, the agent's, the run's."""
+    sampling = SpeakerSampling(
+        Sampling(temperature=0.5), {"critic": Sampling(temperature=0.9, top_p=0.8)}, training=True
+    )
+    spec = SpeakerSpec("engine", ("ann",), frozenset({"ann"}), sampling=sampling)
+    why = spec.refusal_of(Ask("ann", [], role, sampling=Sampling(**asked)), 0, Decoding(0.7))
+    assert why is None if refused is None else refused in why

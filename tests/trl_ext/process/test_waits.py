@@ -107,7 +107,6 @@ ELSEWHERE = {
             "Server._left",
         },
         "maporl/environments/adapters/open_env.py": {"OpenEnv._begun"},
-        "maporl/programs/gateway.py": {"_json"},
         "trl_ext/trainer/scoring.py": {"_run.run", "_wanted"},
     },
     "is in a thread that nobody waits for": {
@@ -126,8 +125,9 @@ ELSEWHERE = {
         "trl_ext/files/lock.py": {"RunLock._acquire", "RunLock.__enter__", "_lock_in"},
     },
     "waits for a process that was killed, or that has bounds of its own": {
-        "maporl/programs/running.py": {"Run.kill", "of_command.work"},
+        "maporl/programs/running.py": {"Run.end_group", "_has_ended"},
         "maporl/sandbox/sandbox.py": {"_Worker.run"},
+        "trl_ext/process/group_watchdog.py": {"_tell"},
         "trl_ext/process/servant.py": {"_ended"},
     },
     "waits for the disk": {"trl_ext/learning/checkpoint.py": {"_SavingLearners.finish"}},
@@ -141,7 +141,7 @@ ELSEWHERE = {
         "maporl/backends/watchdog.py": {"end_all"},
         "maporl/environments/isolated_host.py": {"main", "_reaped"},
         "maporl/sandbox/sandboxed/worker.py": {"Worker.serve"},
-        "reward_server": {"app.py", "batching.py", "guard.py"},
+        "reward_server": {"app.py", "batching.py"},
     },
     "is for tests": {"maporl/backends/ray_cluster.py": {"RayMember.pid"}},
     "puts vLLM to sleep": {"maporl/engines/vllm/colocated.py": {"ColocatedServer.release"}},
@@ -204,7 +204,7 @@ def test_every_wait_hears_of_signals_or_is_named_here():
     assert not unknown, (
         "go through trl_ext.process.waits, so that a signal ends them, or are named in ELSEWHERE with the reason"
     )
-    assert not named - met, "are gone"
+    assert not (gone := named - met), f"are gone: {gone}"
 
 
 @pytest.mark.parametrize(
