@@ -142,13 +142,28 @@ def well_formed(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """Return what a stranger's tool says with U+FFFD in place of what no reader should obey: control characters but for
-    line ends and tabs, characters that reorder the text around them, and halves of characters.
+    """Return what a stranger's tool or environment says with U+FFFD in place of what no reader should obey: control
+    characters but for line ends and tabs, characters that reorder the text around them, and halves of characters.
 
-    >>> cleaned("a\\x1b[31mb\\n"), cleaned("\\x9b2Jx\\u202ey")
+    >>> cleaned("a\\x1b[31mb\\r\\n"), cleaned("\\x9b2Jx\\u202ey")
     ('a\ufffd[31mb\\n', '\ufffd2Jx\ufffdy')
     """
-    return _OBEYED.sub("\ufffd", well_formed(text))
+    return _OBEYED.sub("\ufffd", well_formed(text).replace("\r\n", "\n"))
+
+
+def well_formed_json(value: Any) -> Any:
+    """Return a value of JSON with :func:`well_formed` done to every text in it, names included.
+
+    >>> well_formed_json({"a\\ud800": ["b", 1, "\\ud800"]})
+    {'a\ufffd': ['b', 1, '\ufffd']}
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else well_formed(value)
+    if isinstance(value, list):
+        return [well_formed_json(part) for part in value]
+    if isinstance(value, dict):
+        return {well_formed_json(name): well_formed_json(part) for name, part in value.items()}
+    return value
 
 
 def _seen(character: str) -> str:

@@ -116,7 +116,7 @@ class Rooms:
         said = guarded(ask, where)
         if said is not None and not isinstance(said, str):
             raise EnvironmentFailure(f"{where} returned {said!r:.80}, expected a text or None")
-        return said
+        return None if said is None else cleaned(said)
 
     @property
     def lost(self) -> list[str]:
@@ -139,11 +139,11 @@ def texts_by_agent(said: Any, spec: EnvironmentSpec) -> dict[str, str]:
     if said is None:
         return {}
     if isinstance(said, str):
-        return dict.fromkeys(spec.agents, said)
+        return dict.fromkeys(spec.agents, cleaned(said))
     if isinstance(said, Mapping) and all(isinstance(text, str) for text in said.values()):
         unknown = [agent for agent in said if agent not in spec.agents]
         if not unknown:
-            return dict(said)
+            return {agent: cleaned(text) for agent, text in said.items()}
         raise EnvironmentFailure(f"reset told {unknown[0]!r:.40} something, but {_whose(spec, unknown[0])}")
     raise EnvironmentFailure(f"reset returned {said!r:.80}, expected a text, texts by agent, or None")
 

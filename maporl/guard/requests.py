@@ -11,7 +11,7 @@ from typing import Any
 
 from maporl.guard.limits import Limits
 from maporl.hosts import host_of, is_loopback
-from maporl.text import well_formed
+from maporl.text import well_formed_json
 from trl_ext.chat.written_values import Unreadable, check_value
 
 Scope = MutableMapping[str, Any]
@@ -236,22 +236,16 @@ def read_json(body: bytes | str) -> Any:
             double.
     """
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_int=_integer)
         check_value(value)
-        return _whole(value)
+        return well_formed_json(value)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except (Unreadable, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else well_formed(value)
-    if isinstance(value, list):
-        return [_whole(part) for part in value]
-    if isinstance(value, dict):
-        return {_whole(name): _whole(part) for name, part in value.items()}
-    if isinstance(value, int):
-        float(value)  # an integer of 400 digits overflows
-    return value
+def _integer(digits: str) -> int:
+    number = int(digits)
+    float(number)  # one of 400 digits overflows
+    return number

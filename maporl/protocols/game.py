@@ -15,6 +15,7 @@ from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
 from maporl.protocols.base import Play, Protocol, check_template
+from maporl.text import cleaned
 from maporl.types import Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -210,13 +211,13 @@ class PlayGame(Protocol):
         return {player: author if player in wrong else others for player in range(game.seated)}
 
     def _ask(self, game: Game, agent: str, player: int, seed: str) -> Ask:
-        observation = game.news(player) if self.memory else game.observe(player)
+        observation = cleaned(game.news(player) if self.memory else game.observe(player))
         moves = game.moves(player)
         if not isinstance(moves, tuple | list) or any(not isinstance(move, str) for move in moves):
             raise ConfigError(
                 f"game {self.game}: moves returned {moves!r:.80}, expected a tuple of texts, as ('0', '1')"
             )
-        text = self.prompt.format(observation=observation, moves=", ".join(moves))
+        text = self.prompt.format(observation=observation, moves=", ".join(map(cleaned, moves)))
         tags = {"game": self.game, "seed": seed, "state": f"{player}: {observation}", "moves": list(moves)}
         return Ask(
             agent,

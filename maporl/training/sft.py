@@ -23,6 +23,7 @@ from maporl.run import ResolvedRun
 from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Team
+from maporl.text import well_formed_json
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_record
 from trl_ext.files.atomic import new_folder
@@ -88,7 +89,7 @@ def recorded_dialogues(file: Path) -> list[tuple[int, Dialogue]]:
     dialogues = []
     for number, (_, record) in enumerate(whole_lines(file), 1):
         try:
-            dialogues.append((int(record.get("step", 0)), from_record(record)))
+            dialogues.append((int(record.get("step", 0)), from_record(well_formed_json(record))))
             _ = [dict(u.rewards) for u in dialogues[-1][1].utterances]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(f"{file}: line {number}: is not a dialogue ({error!r:.200})") from None

@@ -17,10 +17,12 @@ from maporl.config.schema import EnvironmentSection
 from maporl.engines.scripted import ScriptedEngine
 from maporl.environments.base import Environment, Tool
 from maporl.environments.build import TeamTools, ToolGrant, build_grants
+from maporl.environments.games.prisoners import PrisonersDilemma
 from maporl.environments.rooms import EnvironmentFailure, EnvironmentSpec
 from maporl.environments.world import World
 from maporl.errors import ConfigError
 from maporl.protocols import Chain
+from maporl.protocols.game import PlayGame
 from maporl.rollout.agent_tools import agent_tools
 from maporl.rollout.driver import RolloutDriver
 from maporl.rollout.episode import SpeakerSpec
@@ -157,6 +159,45 @@ class TestWhatToolsReturn:
         (result,) = results(play([call("act"), "4"], [act])[0])
         assert set(result.text) == {"\ufffd"} and len(result.text) == 4 * 512
         assert result.left_out == 2**18 - 512
+
+
+ODD, SEEN = "a\x1b[31mb\ud83d\u202e\r\n", "a\ufffd[31mb\ufffd\ufffd\n"
+"""What no reader should obey and no tokenizer can read, and what agents are shown of it."""
+
+
+class TestWhatEnvironmentsSay:
+    @pytest.mark.parametrize("by_agent", [False, True])
+    def test_at_their_beginning_and_before_a_turn(self, by_agent):
+        class Shop(Environment):
+            def tools(self, agent):
+                return []
+
+            def reset(self, seed, row):
+                return {"ann": f"reset {ODD}"} if by_agent else f"reset {ODD}"
+
+            def observe(self, agent):
+                return f"observe {ODD}"
+
+            def state(self):
+                return f"state {ODD}"
+
+        dialogue, _ = play(["4"], make=Shop)
+        (utterance,) = dialogue.utterances
+        assert f"reset {SEEN}observe {SEEN}" in utterance.messages[-1]["content"]
+        assert utterance.tags["state"] == f"state {SEEN}"
+
+    def test_in_games(self):
+        class Odd(PrisonersDilemma):
+            def observe(self, player):
+                return f"observe {ODD}"
+
+            def moves(self, player):
+                return (*super().moves(player), ODD)
+
+        game = Odd()
+        game.begin_with(random.Random(0), game.seats()[0])
+        (message,) = PlayGame(game="prisoners_dilemma", prompt="{observation} {moves}")._ask(game, "ann", 0, "0").messages
+        assert f"observe {SEEN}" in message["content"] and message["content"].count(SEEN) == 2
 
 
 class TestWhatToolsRaise:

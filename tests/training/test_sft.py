@@ -90,6 +90,9 @@ def test_the_best_debates_are_those_whose_final_answers_score_best(tmp_path):
     silent = Dialogue(Example("silent", "2+2=", "4"), [dataclasses.replace(utterance(0, 0, 1.0), answers=False)])
     file.write_text("".join(json.dumps({"step": 3, **to_record(d)}) + "\n" for d in [silent, *dialogues]))
     assert [d.example.id for d in best_debates(file, 1.0)] == ["1", "2", "0", "3", "silent"]
+    half = dataclasses.replace(silent, example=Example("h", "2+2=\ud83d", "4"))
+    file.write_text(json.dumps({"step": 3, **to_record(half)}) + "\n")
+    assert best_debates(file, 1.0)[0].example.question == "2+2=\ufffd", "no tokenizer reads half of a character"
     with pytest.raises(ConfigError, match="expected a share above 0 and at most 1, got 0"):
         best_debates(file, 0)
     with pytest.raises(ConfigError, match="no such file"):

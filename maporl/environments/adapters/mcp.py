@@ -12,7 +12,7 @@ from maporl.environments.adapters.mcp_server import Server, ServerOptions, eithe
 from maporl.environments.arguments import ArgumentCheck
 from maporl.environments.base import Environment, Tool, Toolbox, writable
 from maporl.errors import ConfigError
-from maporl.text import cleaned
+from maporl.text import cleaned, well_formed_json
 from maporl.types import Result
 
 
@@ -155,7 +155,7 @@ def _names(listed: Sequence[str]) -> dict[str, str]:
 def _tool(listed: Any, name: str, run: Callable[..., Any], options: ServerOptions) -> Tool:
     schema = either(listed, "inputSchema", "input_schema")
     try:
-        tool = Tool(name, cleaned(listed.description or ""), schema, run)
+        tool = Tool(name, cleaned(listed.description or ""), well_formed_json(schema), run)
         ArgumentCheck(tool)
     except ConfigError as error:
         raise ConfigError(f"mcp: {options.where}: {error}; or leave this tool out by only: [NAMES]") from None
