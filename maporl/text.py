@@ -74,15 +74,18 @@ def encoding_of(content: bytes) -> str:
     return next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
 
 
-def read_users_text(path: Path) -> str:
+def read_users_text(path: Path, as_is: bool = False) -> str:
     """Return the text of a file of the user's, which may begin with a byte-order mark. The mark is left out.
+
+    Its line ends become line feeds, unless it is read ``as_is``.
 
     Raises:
         OSError: the file cannot be read.
         UnicodeDecodeError: it is neither UTF-8 nor what its mark says.
     """
     content = path.read_bytes()
-    return content.decode(encoding_of(content)).replace("\r\n", "\n").replace("\r", "\n")
+    text = content.decode(encoding_of(content))
+    return text if as_is else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def visible(text: Any) -> str:

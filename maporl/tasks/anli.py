@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples, text_of
 from maporl.tasks.grading import grade_label
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import option
@@ -85,5 +85,6 @@ def _example(row: dict, number: int) -> Example:
     if "premise" in row and "hypothesis" not in row:
         raise ValueError(f"({name}) has 'premise' but no 'hypothesis'")
     if "premise" not in row:
-        return Example(name, "" if row.get("question") is None else str(row["question"]), answer)
-    return Example(name, f"Premise: {row['premise']}\nHypothesis: {row['hypothesis']}", answer)
+        return Example(name, text_of(row.get("question"), "question"), answer)
+    premise, hypothesis = (text_of(row[part], part) for part in ("premise", "hypothesis"))
+    return Example(name, f"Premise: {premise}\nHypothesis: {hypothesis}", answer)

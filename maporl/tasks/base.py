@@ -1,9 +1,13 @@
-"""The contract of a task, and how examples are read from a JSONL file or from the hub. Imports no torch."""
+"""The contract of a task, and how examples are read from a file or from the hub. Imports no torch."""
 
+import csv
 import difflib
+import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -154,7 +158,7 @@ def read_examples(
     convert: Callable[[dict[str, Any], int], Example],
     columns: Mapping[str, str] | None = None,
 ) -> list[Example]:
-    """Examples from ``source``: a ``.jsonl`` file, or the ``split`` of a data set on the hub.
+    """Examples from ``source``: a file (:func:`read_rows`), or the ``split`` of a data set on the hub.
 
     Raises:
         TaskError: the source cannot be read or holds no rows, lacks one of the ``columns`` (:func:`examples_of`), or a
@@ -175,6 +179,7 @@ def examples_of(
         rows: the rows.
         source: where they come from.
         convert: makes an example of a row and its number, or raises a ValueError that says what is wrong with the row.
+            A question or an answer that is not a text yet becomes one (:func:`text_of`).
         columns: the column that each option of the task names, such as ``{"question_column": "question"}``. The first
             row must have them.
 
@@ -188,10 +193,12 @@ def examples_of(
     for number, row in enumerate(rows):
         try:
             example = convert(row, number)
+            texts: dict[str, Any] = {p: text_of(getattr(example, p), p) for p in ("question", "answer")}
         except ValueError as error:
             raise TaskError(f"{source}: row {number + 1} {error}") from error
-        for part in ("question", "answer"):
-            if not isinstance(getattr(example, part), str) or not getattr(example, part).strip():
+        example = replace(example, **texts)
+        for part in texts:
+            if not texts[part].strip():
                 has = "" if part in row else f"; its columns are {', '.join(map(str, row))}"
                 raise TaskError(
                     f"{source}: row {number + 1} ({example.id}) has no {part}{has}; remove the row or fill it in"
@@ -205,6 +212,43 @@ def examples_of(
     if not examples:
         raise TaskError(f"{source}: it holds no rows")
     return examples
+
+
+class _Written(float):
+    """A number of a JSON file, with the ``text`` that stands there, such as ``1.50``."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+
+def text_of(value: Any, column: str) -> str:
+    """Return the text of a question or a label as its file has it, or an empty text for None.
+
+    Numbers have one if all their digits are known: integers, decimals, those of a JSON file, and other floats of at
+    most 15 digits.
+
+    >>> text_of("0011", "answer"), text_of(18, "answer"), text_of(2.5, "answer"), text_of(None, "answer")
+    ('0011', '18', '2.5', '')
+
+    Raises:
+        ValueError: it is something else, such as a list, bytes, a date or a truth value, which several texts stand for,
+            or a float whose last digits are lost.
+    """
+    if isinstance(value, _Written):
+        return value.text
+    exact = isinstance(value, str | int | Decimal | None) and not isinstance(value, bool)
+    if exact or (isinstance(value, float) and abs(value) < 1e15 and float(f"{value:.15g}") == value):
+        return "" if value is None else str(value)
+    raise ValueError(
+        f"has {value!r:.80} of the type {type(value).__name__} in the column {column!r}; expected a text, or a number "
+        "of at most 15 digits; write a text there, in quotes, or name another column"
+    )
+
+
+def meta_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row's column ``meta``, or no fields if it holds something else, as in CSV files."""
+    meta = row.get("meta")
+    return meta if isinstance(meta, dict) else {}
 
 
 LIKE = {
@@ -255,19 +299,24 @@ def is_file(source: str) -> bool:
 def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
     """The rows of a file, which has no splits, or of the ``split`` of a data set on the hub.
 
-    A file has one of the endings :data:`FILES`, or else holds JSON lines.
+    A file has one of the endings :data:`FILES`, or else holds JSON lines. All values of CSV files are texts, exactly as
+    they stand there, also those of a data set on the hub.
 
     Raises:
-        TaskError: the file or the data set cannot be read.
+        TaskError: the file or the data set cannot be read, or two columns of a file have one name.
     """
     if is_file(source):
         return _rows_of_file(Path(source))
-    from datasets import load_dataset  # slow to import, and only data sets on the hub need it
+    from datasets import Features, Value, load_dataset  # slow to import, and only data sets on the hub need it
 
     name, _, configuration = source.partition(":")
     try:
         with hub.asking(name):
-            return load_dataset(name, configuration or None, split=split)
+            rows = load_dataset(name, configuration or None, split=split)
+            if rows.builder_name == "csv":  # which has guessed types, as of 0011, and dropped texts such as NA
+                texts = Features({column: Value("string") for column in rows.column_names})
+                rows = load_dataset(name, configuration or None, split=split, features=texts, keep_default_na=False)
+            return rows
     except Exception as error:
         if missing := hub.not_cached(name, error):
             raise TaskError(f"{source}: {missing}, or give the path of a .jsonl file") from error
@@ -279,24 +328,52 @@ def read_rows(source: str, split: str) -> Sequence[dict[str, Any]]:
 
 def _rows_of_file(path: Path) -> Sequence[dict[str, Any]]:
     kind = path.suffix.lower()
-    if kind in (".csv", ".parquet") and path.is_file():
-        import pyarrow.csv  # slow to import
-        import pyarrow.parquet
+    if kind == ".parquet" and path.is_file():
+        import pyarrow.parquet  # slow to import
 
         try:
-            if kind == ".parquet":
-                return pyarrow.parquet.read_table(path).to_pylist()
-            with path.open("rb") as file:
-                options = pyarrow.csv.ReadOptions(encoding=encoding_of(file.read(4)).removesuffix("-sig"))
-            return pyarrow.csv.read_csv(path, options).to_pylist()
-        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-            raise TaskError(f"{path}: cannot be read as {kind[1:]} ({type(error).__name__}: {error})") from error
+            _fields([(name, None) for name in pyarrow.parquet.read_schema(path).names])
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            raise TaskError(f"{path}: cannot be read as parquet ({type(error).__name__}: {error})") from error
+    if kind == ".csv":
+        return _table(read_text(path, as_is=True), path)
     content = read_text(path)
-    return _listed(content, path) if kind == ".json" and content.lstrip().startswith("[") else _lines(content, path)
+    if kind == ".json" and content.lstrip().startswith("["):
+        values = {f"row {number}": row for number, row in enumerate(_json(content, str(path)), 1)}
+    else:
+        lines = enumerate(content.replace(f"\n{BOM}", "\n").split("\n"), 1)  # joined files have several such marks
+        values = {f"line {n}": _json(line, f"{path}: line {n}") for n, line in lines if line.strip()}
+    halves = "\\ud" in content.lower()
+    return [_row(value, f"{path}: {where}", halves) for where, value in values.items()]
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
+def _table(content: str, path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file, all of whose values are texts. Empty lines are left out."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # it refuses longer texts than 128 KiB by default
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    lines, rows = filter(None, reader), []
+    try:
+        names = next(lines, [])
+        for row in lines:
+            if len(row) != len(names):
+                raise csv.Error(f"expected {len(names)} columns, as in the first line, got {len(row)}")
+            rows.append(_fields(list(zip(names, row, strict=True))))
+    except (csv.Error, ValueError) as error:
+        quotes = 'texts with quotes, commas or line ends stand between double quotes, with two ("") for one in them'
+        raise TaskError(f"{path}: line {reader.line_num}: cannot be read as CSV: {error}; {quotes}") from None
+    return rows
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(fields := dict(pairs)) < len(pairs):
+        twice = max(fields, key=[name for name, _ in pairs].count)
+        raise ValueError(f"the name {twice!r} stands there twice; rename one")
+    return fields
+
+
+def read_text(path: Path, as_is: bool = False) -> str:
+    """The text of a file, whose line ends become line feeds unless it is read ``as_is``.
 
     Raises:
         TaskError: it is missing, is a folder or no text, such as a PDF, or cannot be read.
@@ -308,7 +385,7 @@ def read_text(path: Path) -> str:
             f"{path.absolute()}: expected a file, got a folder; give a file in it, or a pattern if several count"
         )
     try:
-        content = read_users_text(path)
+        content = read_users_text(path, as_is)
     except OSError as error:
         raise TaskError(f"{path}: cannot be read: {error.strerror or error}; give a file that can be read") from None
     except UnicodeDecodeError as error:
@@ -341,32 +418,17 @@ def _missing(path: Path) -> str:
     return f"{wanted}: no such file; {hint}"
 
 
-def _listed(content: str, path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file that is one JSON list."""
+def _json(text: str, where: str) -> Any:
     try:
-        rows = json.loads(content)
+        return json.loads(text, parse_float=_Written, object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: is not JSON: {error}") from None
-    return _lines("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), path)
+        raise TaskError(f"{where}: cannot be read as JSON: {error}") from None
 
 
-def _lines(content: str, path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in enumerate(content.split("\n"), 1):
-        line = line.removeprefix(BOM)  # files that were joined have one at each beginning
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise TaskError(f"{path}: line {number} is not JSON: {error}") from None
-        if "\\ud" in line.lower() and well_formed(text := json.dumps(row, ensure_ascii=False)) != text:
-            raise TaskError(
-                f"{path}: line {number} has half of a surrogate pair, which no tokenizer can read; correct the text"
-            )
-        if not isinstance(row, dict):
-            raise TaskError(
-                f"{path}: line {number}: expected an object with a field for each column, got {type(row).__name__}"
-            )
-        rows.append(row)
-    return rows
+def _row(value: Any, where: str, halves: bool) -> dict[str, Any]:
+    """Return ``value`` if it can serve as a row. ``halves``: whether it may have half of a surrogate pair."""
+    if halves and well_formed(text := json.dumps(value, ensure_ascii=False)) != text:
+        raise TaskError(f"{where} has half of a surrogate pair, which no tokenizer can read; correct the text")
+    if not isinstance(value, dict):
+        raise TaskError(f"{where}: expected an object with a field for each column, got {type(value).__name__}")
+    return value

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.tasks.base import Task, TaskError, examples_of, read_rows
+from maporl.tasks.base import Task, TaskError, examples_of, meta_of, read_rows, text_of
 from maporl.tasks.sentence_encoder import load_encoder
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import option
@@ -168,15 +168,16 @@ def _archived(path: Path) -> bytes:
 
 
 def _example(row: dict[str, Any], number: int) -> Example:
-    row = {**(row.get("meta") or {}), **row}
-    document = str(row.get("document") or "")
+    row = {**meta_of(row), **row}
+    texts = {part: text_of(row.get(part), part) for part in ("document", "question", "correct_answer", "wrong_answer")}
+    document = texts["document"]
     conversation = row.get("conversation")
     if conversation is None:
         conversation = hashlib.sha256(document.encode()).hexdigest()
     meta = {
         "document": document,
-        "wrong_answer": str(row.get("wrong_answer") or "").strip(),
+        "wrong_answer": texts["wrong_answer"].strip(),
         "conversation": str(conversation),
     }
-    answer = str(row.get("correct_answer") or "").strip()
-    return Example(str(row.get("id", f"fantom-{number}")), str(row.get("question") or ""), answer, meta)
+    answer = texts["correct_answer"].strip()
+    return Example(str(row.get("id", f"fantom-{number}")), texts["question"], answer, meta)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
 from maporl.tasks.grading import grade_mathematics
 from maporl.tasks.grading import number as number_of
 from maporl.tasks.grading.answers import label_of
@@ -64,7 +64,7 @@ class GSM8K(ReadTask):
 def _example(of_question: str, of_answer: str, row: dict, number: int) -> Example:
     """The example in a row, from its columns of the question and of the answer."""
     # its label follows #### or is in the last box of the answer, or is all of it, without commas between thousands
-    question, answer = ("" if row.get(part) is None else str(row[part]) for part in (of_question, of_answer))
+    question, answer = (text_of(row.get(part), part) for part in (of_question, of_answer))
     name = str(row.get("id", f"gsm8k-{number}"))
     try:
         label, worked = label_of(answer)
@@ -74,5 +74,5 @@ def _example(of_question: str, of_answer: str, row: dict, number: int) -> Exampl
         raise ValueError(
             f"({name:.100}) has the answer {label!r:.100}, which is not one number; write 1,234.5 or 1234.5"
         )
-    solution = worked if worked is not None else (row.get("meta") or {}).get("solution", "")
+    solution = worked if worked is not None else meta_of(row).get("solution", "")
     return Example(name, question, label, {"solution": solution})

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.environments.search import passages_of
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples
 from maporl.tasks.grading.spans import grade_span
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import option
@@ -52,7 +52,7 @@ class HotpotQA(ReadTask):
 def _example(row: dict[str, Any], number: int) -> Example:
     """Return the example in a row of the hub, which has ``context``, or of a file, which has ``paragraphs``."""
     name = str(row.get("id") or f"hotpotqa-{number}")
-    meta = dict(row["meta"]) if isinstance(row.get("meta"), dict) else {}
+    meta = dict(meta_of(row))
     paragraphs = next(
         (place[key] for place, key in ((row, "paragraphs"), (meta, "paragraphs"), (row, "context")) if place.get(key)),
         None,
@@ -71,5 +71,4 @@ def _example(row: dict[str, Any], number: int) -> Example:
     if isinstance(facts, dict) and isinstance(facts.get("title"), list):
         meta["supporting"] = sorted(set(map(str, facts["title"])))
     meta["paragraphs"] = [{"title": p.title, "text": p.text} for p in passages]
-    question, answer = ("" if row.get(part) is None else str(row[part]) for part in ("question", "answer"))
-    return Example(name, question, answer, meta)
+    return Example(name, row.get("question", ""), row.get("answer", ""), meta)

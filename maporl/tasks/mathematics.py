@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples
+from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples, text_of
 from maporl.tasks.grading.answers import label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.text import check_pattern, matches
@@ -111,17 +111,17 @@ class Mathematics(ReadTask):
         return examples[: self.limit]
 
     def _example(self, row: dict[str, Any], number: int) -> Example:
-        question, label = self._given(row)
-        answer = ", ".join(map(str, label)) if isinstance(label, list | tuple) else label
+        question, given = self._given(row)
         name = str(row.get("id", number))
         try:
-            answer, worked = label_of("" if answer is None else str(answer))
+            answer, worked = label_of(given)
         except ValueError as error:
             raise ValueError(
                 f"({name:.100}) has {error}; name the column with the final answers in task.answer_column, or put each "
                 "final answer into \\boxed{}"
             ) from None
-        meta = row.get("meta") or {key: row[key] for key in ("is_multiple_answer", "error") if row.get(key) is not None}
+        no = (None, "", "False", "false")  # texts in CSV files
+        meta = meta_of(row) or {k: row[k] for k in ("is_multiple_answer", "error") if row.get(k) not in no}
         if worked is not None:
             meta = {"solution": worked, **meta, "label_from_solution": True}
         if self.levels:
@@ -143,13 +143,16 @@ class Mathematics(ReadTask):
             }
         return columns
 
-    def _given(self, row: dict[str, Any]) -> tuple[str, Any]:
-        """Return the text of the question, and the answer as the data set has it."""
-        question, answer = (_column(row, name) for name in self._columns().values())
+    def _given(self, row: dict[str, Any]) -> tuple[str, str]:
+        """Return the text of the question, and that of the answer, in which commas stand between several."""
+        of_question, of_answer = self._columns().values()
+        question, answer = _column(row, of_question), _column(row, of_answer)
         if isinstance(question, list) and question and isinstance(question[-1], dict):
             question = question[-1].get("content")
-        text = "" if question is None else str(question)
-        return text if self.remove is None else _without(self.remove, text), answer
+        text = text_of(question, of_question)
+        several = answer if isinstance(answer, list | tuple) else [answer]
+        told = ", ".join(text_of(one, of_answer) for one in several)
+        return text if self.remove is None else _without(self.remove, text), told
 
     def remark(self) -> str | None:
         """How many labels were taken out of worked solutions, as a line for people."""

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from maporl.sandbox.pool import shared_pool
-from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, read_rows
+from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, meta_of, read_rows, text_of
 from maporl.tasks.lessons import Lessons
 from maporl.text import code_of
 from maporl.types import Example, Grade
@@ -223,15 +223,15 @@ class MBPP(Programs):
 
     @staticmethod
     def _example(row: dict[str, Any], number: int) -> Example:
-        row = {**row, **(row.get("meta") or {})}
-        code = str(row.get("code") or row.get("answer") or "")
+        row = {**row, **meta_of(row)}
+        code = text_of(row.get("code") or row.get("answer"), "code")
         tests = row.get("test_list")
         if not isinstance(tests, list) or len(tests) < 2 or not all(isinstance(test, str) for test in tests):
             raise ValueError(f"has test_list={tests!r:.80}, expected a list of two tests or more, each a text")
         name = next((n for n in re.findall(r"^def\s+(\w+)", code, re.MULTILINE) if _uses(tests[0], n)), None)
         if name is None:
             raise ValueError(f"has a first test, {tests[0]!r:.80}, that calls no function of its code")
-        question = str(row.get("text") or row.get("question") or "")
+        question = text_of(row.get("text") or row.get("question"), "text")
         shown = f"{question}\nYour function must pass this test:\n{tests[0]}" if question.strip() else ""
         imports = row.get("test_imports") or []
         setup = "\n".join([*map(str, imports), str(row.get("test_setup_code") or "")]).strip("\n")
@@ -286,12 +286,12 @@ class HumanEval(Programs):
 
     @staticmethod
     def _example(row: dict[str, Any], number: int) -> Example:
-        row = {**row, **(row.get("meta") or {})}
+        row = {**row, **meta_of(row)}
         name, test = str(row.get("entry_point") or ""), str(row.get("test") or "")
         if not name.isidentifier() or "def check" not in test:
             raise ValueError("lacks entry_point, or a test that defines check(candidate)")
-        prompt = str(row.get("prompt") or row.get("question") or "")
-        reference = prompt + str(row.get("canonical_solution") or row.get("answer") or "")
+        prompt = text_of(row.get("prompt") or row.get("question"), "prompt")
+        reference = prompt + text_of(row.get("canonical_solution") or row.get("answer"), "canonical_solution")
         tests, hidden_setup = _rewritten(test, name, reference)
         meta = {"entry_point": name, "reference": reference, "tests": tests, "setup": "", "hidden_setup": hidden_setup}
         return Example(str(row.get("id", f"humaneval-{row.get('task_id', number)}")), prompt, reference, meta)

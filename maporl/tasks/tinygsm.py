@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from maporl.sandbox.repeatable import repeatable
-from maporl.tasks.base import ReadTask, TaskError, is_file, read_rows
+from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import option
@@ -224,9 +224,9 @@ def labelling_function(code: Any) -> str:
 
 
 def _question(row: dict[str, Any]) -> str:
-    return str(row.get("question") or "").strip()
+    question = row.get("question")
+    return question.strip() if isinstance(question, str) else ""
 
 
 def _code(row: dict[str, Any]) -> Any:
-    meta = row.get("meta")
-    return row.get("code") or (meta.get("code") if isinstance(meta, dict) else None)
+    return row.get("code") or meta_of(row).get("code")

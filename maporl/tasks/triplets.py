@@ -21,7 +21,7 @@ from maporl.sandbox.triplets import (
     same,
     values,
 )
-from maporl.tasks.base import Task, TaskError, read_rows
+from maporl.tasks.base import Task, TaskError, read_rows, text_of
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
 from trl_ext.ppo.options import option
@@ -210,8 +210,9 @@ def _read(source: str) -> list[tuple[str, list[str], list[str], str]]:
                 f"\"'a', 3\", got the columns {sorted(row)}, a program of the type {type(program).__name__} and {wrong}"
             )
         try:
+            message = text_of(row.get("message"), "message")
             outputs = _run(program, tuple(valid))
         except ValueError as error:
             raise TaskError(f"triplets: {source}: row {number + 1}: {error}") from None
-        programs.append((program, valid, outputs, str(row.get("message") or "A function.")))
+        programs.append((program, valid, outputs, message or "A function."))
     return programs

@@ -1,7 +1,9 @@
 """Texts of the user's, as editors and spreadsheets save them: with a byte-order mark, in UTF-16, and with other ends of
-lines."""
+lines. Labels in all kinds of files are the texts that stand there, or refused."""
 
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from maporl.config.parse import read_values
 from maporl.config.safe_yaml import read_yaml_file
 from maporl.environments.search import read_corpus
 from maporl.errors import UserError
-from maporl.tasks.base import read_rows
+from maporl.tasks import ANLI, GSM8K, MBPP, FANToM, HotpotQA, HumanEval, Mathematics, TaskError
+from maporl.tasks.base import read_examples, read_rows
 from maporl.team.loading import read_chat_template
+from maporl.types import Example
 from reward_server.options import read_token
 
 ROWS = [{"question": "Größe von 漢?", "answer": "4"}, {"question": "b", "answer": "5"}]
@@ -38,7 +42,7 @@ def test_a_mark_at_the_beginning_is_no_part_of_the_text(tmp_path, encoding, ends
     assert read_rows(str(file("a.jsonl", LINES)), "train") == ROWS
     assert read_rows(str(file("a.json", LISTED)), "train") == ROWS
     assert read_rows(str(file("b.json", LINES)), "train") == ROWS
-    assert read_rows(str(file("a.csv", TABLE)), "train") == [{**row, "answer": int(row["answer"])} for row in ROWS]
+    assert read_rows(str(file("a.csv", TABLE)), "train") == ROWS
     assert [(p.title, p.text) for p in read_corpus(str(file("c.jsonl", PASSAGES)))] == [("漢", "a"), ("", "b")]
     assert read_values(file("a.yaml", "output_dir: runs/漢\n"))["output_dir"] == "runs/漢"
     assert read_chat_template(str(file("a.jinja", "{{ messages }}\nend")), "x") == "{{ messages }}\nend"
@@ -64,8 +68,6 @@ def test_a_text_that_is_not_what_its_mark_says_is_one_line(tmp_path, monkeypatch
     read = readers.get(name, lambda place: read_rows(place, "train"))
     if name == "a.jinja":
         read = lambda place: read_chat_template(place, "agents.ann.chat_template")  # noqa: E731
-    if name == "a.csv" and content == b"\xe9\xff":
-        return  # pyarrow takes other bytes than UTF-8 for a name, and the task does not find its columns
     with pytest.raises(UserError) as caught:
         read(str(file))
     assert name in str(caught.value) and "\n" not in str(caught.value)
@@ -78,3 +80,154 @@ def test_a_file_is_read_as_it_is_whatever_became_of_what_was_read_before(tmp_pat
     assert read_yaml_file(file) == {"a": {"b": [1]}}
     file.write_text("a: 2")
     assert read_yaml_file(file) == {"a": 2}
+
+
+def labels(folder, values, name):
+    """The labels that a task reads from a file of the kind ``name`` with ``values``, which are written there as they
+    are, but for parquet files."""
+    place = folder / name
+    if name == "a.parquet":
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.table({"question": ["?"] * len(values), "answer": values}), place)
+    elif name.endswith("csv"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(("question,answer\n" + "".join(f"?,{value}\n" for value in values)).encode())
+        place = place.parent if name == "folder/train.csv" else place  # as the library datasets reads one of the hub
+    else:
+        rows = [f'{{"question": "?", "answer": {value}}}' for value in values]
+        place.write_text("\n".join(rows) if name == "a.jsonl" else f"[{', '.join(rows)}]")
+    return [example.answer for example in Mathematics(source=str(place))]
+
+
+TEXTS = ["12:30", "2026-01-02 10:00", "0011", "true", "12345678901234567", "123456789012345678901", "1.50", "NA", "1/2"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "folder/train.csv", "a.jsonl", "a.json", "a.parquet"])
+def test_a_label_is_the_text_of_its_file(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    assert labels(tmp_path, [json.dumps(text) for text in TEXTS] if "json" in name else TEXTS, name) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_of_a_json_file_is_the_text_that_stands_there(tmp_path, name):
+    numbers = ["18", "1.50", "-0.0", "1e17", "12345678901234567.25", "123456789012345678901"]
+    assert labels(tmp_path, numbers, name) == numbers
+    assert labels(tmp_path, ["[1.50, 2]", '["a", 3]'], name) == ["1.50, 2", "a, 3"], "several answers of one question"
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([18, 2**62], ["18", "4611686018427387904"]),
+        ([2.5, 18.0, 999_999_999_999_999.0], ["2.5", "18.0", "999999999999999.0"]),
+        ([Decimal("1.50")], ["1.50"]),
+        ([["1.5", "2"]], ["1.5, 2"]),
+    ],
+)
+def test_a_typed_label_has_one_text(tmp_path, values, texts):
+    assert labels(tmp_path, values, "a.parquet") == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("a.parquet", 1e17, r"1e\+17 of the type float"),
+        ("a.parquet", 12345678901234568.0, r"1.2345678901234568e\+16 of the type float"),
+        ("a.parquet", 0.1 + 0.2, "0.30000000000000004 of the type float"),
+        ("a.parquet", float("inf"), "inf of the type float"),
+        ("a.parquet", float("nan"), "nan of the type float"),
+        ("a.parquet", True, "True of the type bool"),
+        ("a.parquet", b"5", "b'5' of the type bytes"),
+        ("a.parquet", datetime.time(12, 30), r"datetime.time\(12, 30\) of the type time"),
+        ("a.parquet", {"a": 5}, "{'a': 5} of the type dict"),
+        ("a.parquet", [[5]], r"\[5\] of the type list"),
+        ("a.jsonl", "true", "True of the type bool"),
+        ("a.jsonl", '{"a": 5}', "{'a': 5} of the type dict"),
+        ("a.json", "[5, [6]]", r"\[6\] of the type list"),
+        ("a.json", "NaN", "nan of the type float"),
+    ],
+)
+def test_a_label_without_one_text_is_refused(tmp_path, name, value, shown):
+    message = (
+        f"{name}: row 1 has {shown} in the column 'answer'; expected a text, or a number of at most 15 digits; write a "
+        "text there, in quotes, or name another column"
+    )
+    with pytest.raises(TaskError, match=message):
+        labels(tmp_path, [value], name)
+
+
+def test_what_a_task_of_ones_own_takes_from_a_row_becomes_text_too(tmp_path):
+    saved(tmp_path, "a.jsonl", '{"q": 1.50, "a": 18}\n', "utf-8")
+    convert = lambda row, number: Example(str(number), row["q"], row["a"])  # noqa: E731
+    assert read_examples(str(tmp_path / "a.jsonl"), "train", convert) == [Example("0", "1.50", "18")]
+    with pytest.raises(TaskError, match=r"a\.jsonl: row 1 has \[18\] of the type list in the column 'answer'"):
+        read_examples(str(tmp_path / "a.jsonl"), "train", lambda row, number: Example("0", "?", [row["a"]]))
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "column"),
+    [
+        (GSM8K, {"question": ["?"], "answer": "5"}, "question"),
+        (GSM8K, {"question": "?", "answer": ["5"]}, "answer"),
+        (Mathematics, {"question": {"a": "?"}, "answer": "5"}, "question"),
+        (ANLI, {"question": ["?"], "answer": "neutral"}, "question"),
+        (ANLI, {"premise": ["a"], "hypothesis": "b", "label": 1}, "premise"),
+        (HotpotQA, {"question": "?", "answer": ["a", "b"], "paragraphs": ["a"]}, "answer"),
+        (MBPP, {"text": ["?"], "code": "def f(x): return x", "test_list": ["assert f(1)", "assert f(2)"]}, "text"),
+        (HumanEval, {"prompt": ["?"], "entry_point": "f", "test": "def check(c): assert c(1)"}, "prompt"),
+        (FANToM, {"document": "d", "question": "?", "correct_answer": ["a"], "wrong_answer": "b"}, "correct_answer"),
+        (FANToM, {"document": "d", "question": "?", "correct_answer": "a", "wrong_answer": ["b"]}, "wrong_answer"),
+    ],
+)
+def test_no_task_makes_a_text_of_a_list_or_an_object(tmp_path, task, row, column):
+    saved(tmp_path, "a.jsonl", "\n".join([json.dumps(row)] * 70), "utf-8")  # HumanEval holds 64 rows out
+    with pytest.raises(TaskError, match=rf"a\.jsonl: row 1 has .* of the type \w+ in the column '{column}'; expected"):
+        list(task(source=str(tmp_path / "a.jsonl")))
+
+
+def test_the_columns_of_olympiadbench_are_read_from_csv_files_too(tmp_path):
+    text = "question,answer,is_multiple_answer,error,meta\n?,5,False,,web\n?,5,True,0.01,web\n"
+    saved(tmp_path, "a.csv", text, "utf-8")
+    metas = [example.meta for example in Mathematics(source=str(tmp_path / "a.csv"))]
+    assert metas == [{}, {"is_multiple_answer": "True", "error": "0.01"}]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_quoted_text_of_a_csv_file_is_kept_as_it_is(tmp_path, encoding):
+    long = "a,\r\nb\n" * 200_000 + '""é""'
+    file = saved(tmp_path, "a.csv", f'question,answer\r\n\r\n"{long}",\r\n" b ",NA\r\n', encoding)
+    question = long.replace('""', '"')
+    assert read_rows(str(file), "train") == [{"question": question, "answer": ""}, {"question": " b ", "answer": "NA"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"question,answer\n\xe9,5\n", "a.csv: cannot be read: .*; save it as UTF-8"),
+        ("a.csv", b"question,answer\n1,234,5\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 3; "),
+        ("a.csv", b"question,answer\nb\n", "a.csv: line 2: .* expected 2 columns, as in the first line, got 1; "),
+        ("a.csv", b'question,answer\n"b,5\n', "a.csv: line 2: .* unexpected end of data; texts with quotes, commas"),
+        ("a.csv", b"question,answer,answer\nb,4,5\n", "a.csv: .*the name 'answer' stands there twice; rename one"),
+        ("a.csv", b"question,answer\nb,\n", r"a.csv: row 1 \(0\) has no answer; remove the row or fill it in"),
+        ("a.csv", b"question,answer\n", "a.csv: it holds no rows"),
+        ("a.jsonl", b'{"answer": 4, "answer": 5}', "a.jsonl: line 1: .*the name 'answer' stands there twice"),
+        ("a.json", b'[{"question": "b", "answer": " "}]', r"a.json: row 1 \(0\) has no answer"),
+        ("a.json", b'["b"]', "a.json: row 1: expected an object with a field for each column, got str"),
+    ],
+)
+def test_a_file_whose_texts_are_in_doubt_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=message) as caught:
+        len(Mathematics(source=str(tmp_path / name)))
+    assert "\n" not in str(caught.value)
+
+
+def test_two_columns_of_one_name_in_a_parquet_file_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.Table.from_arrays([pa.array(["4"])] * 2, ["answer"] * 2), tmp_path / "a.parquet")
+    with pytest.raises(TaskError, match=r"a\.parquet: .*the name 'answer' stands there twice; rename one"):
+        read_rows(str(tmp_path / "a.parquet"), "train")

@@ -154,7 +154,8 @@ def test_a_folder_or_another_ending_is_named(tmp_path):
             len(Documents(f"{tmp_path}/{name}", SUMS))
     (tmp_path / "notes.rst").write_text("A text.")
     with pytest.raises(
-        TaskError, match=r"notes\.rst: line 1 is not JSON: .*; a file that is one text ends in \.txt or \.md"
+        TaskError,
+        match=r"notes\.rst: line 1: cannot be read as JSON: .*; a file that is one text ends in \.txt or \.md",
     ):
         len(Documents(f"{tmp_path}/notes.rst", SUMS))
     with pytest.raises(TaskError, match=r"notes\.txt: no such file; did you mean 'notes\.rst'"):

@@ -230,7 +230,7 @@ def test_local_rows_are_read_as_the_hub_writes_them(tmp_path):
             "problem and task.answer_column: final",
         ),
         ('{"question": "?", "anwser": "3"}', "no column 'answer'; .*: set task.answer_column: anwser"),
-        ("{broken", "line 1 is not JSON"),
+        ("{broken", "line 1: cannot be read as JSON"),
         (
             json.dumps({"question": "?", "answer": "5" * 10_001}),
             "has an answer of 10001 characters; expected at most 10000",
@@ -257,8 +257,8 @@ def test_rows_that_cannot_serve_are_named(tmp_path, content, message):
             "line 1 has half of a surrogate pair",
         ),
         (b'{"question": "\xff", "answer": "#### 2"}', "cannot be read: .*; save it as UTF-8"),
-        (b"[" * 100_000, "line 1 is not JSON"),
-        (b'{"question": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
+        (b"[" * 100_000, "line 1: cannot be read as JSON"),
+        (b'{"question": ' + b"9" * 5000 + b"}", "line 1: cannot be read as JSON"),
     ],
     ids=lambda value: repr(value[:30]),
 )

@@ -37,6 +37,7 @@ PROGRAMS = ["6 * 7", "84 / 2", "-1", "3 - 4.0", "7 / 2", "1 / 0", "open('/etc/pa
 def test_labels_are_what_the_programs_return(tmp_path, caplog):
     rows = [{"question": f"Q{n}?", "code": program(p)} for n, p in enumerate(PROGRAMS)]
     rows += [{"id": "m", "question": "M?", "meta": {"code": program("5")}}, {"question": "", "code": program("1")}]
+    rows += [{"question": ["a list"], "code": program("1")}]
     rows += [{"question": "no code?"}, {"question": "held out?", "code": program("8")}]
     task = TinyGSM(source=write(tmp_path / "t.jsonl", rows), held_out=1, max_dropped=0.9)
     with caplog.at_level(logging.INFO):
@@ -45,13 +46,13 @@ def test_labels_are_what_the_programs_return(tmp_path, caplog):
             ("m", "M?", "5"),
         ]  # fmt: skip
     assert task.dropped == {
-        "not_integer": 2, "no_question": 1, "error:ZeroDivisionError": 1, "error:PermissionError": 1, "no_value": 1, "source": 1,
+        "not_integer": 2, "no_question": 2, "error:ZeroDivisionError": 1, "error:PermissionError": 1, "no_value": 1, "source": 1,
     }  # fmt: skip
     assert task.remark() == (
-        "tinygsm: train: 5 rows, 7 dropped (not_integer 2, no_question 1, error:ZeroDivisionError 1, "
+        "tinygsm: train: 5 rows, 8 dropped (no_question 2, not_integer 2, error:ZeroDivisionError 1, "
         "error:PermissionError 1, no_value 1, source 1)"
     )
-    assert "tinygsm: 2 of 12 rows dropped: not_integer" in caplog.text
+    assert "tinygsm: 2 of 13 rows dropped: not_integer" in caplog.text
     assert task.grade(task[2], "Answer: -1").correct and not task.grade(task[2], "Answer: 1").correct
     assert task.question(task[0]).startswith("Q0?\n\n")
 

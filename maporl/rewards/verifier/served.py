@@ -9,6 +9,7 @@ from maporl.errors import ConfigError
 from maporl.rewards.base import RewardFailure
 from maporl.rewards.verifier.client import URLS_VARIABLE, VerifierClient, server_urls
 from maporl.rewards.verifier.identity import KnowsVerifier
+from maporl.tasks.base import text_of
 from maporl.types import Message
 
 
@@ -59,12 +60,16 @@ class ServedReward(KnowsVerifier):
         Prompts and completions are texts or lists of messages.
 
         Raises:
-            RewardFailure: no server scored a completion, or the data set has no column ``reference``.
+            RewardFailure: no server scored a completion, or the data set has no column ``reference``, or no text there.
         """
         chats = [_messages("user", p) + _messages("assistant", c) for p, c in zip(prompts, completions, strict=True)]
         if self.reference is not None and self.reference not in columns:
             raise RewardFailure(f"the data set has no column {self.reference!r} (reference); it has {sorted(columns)}")
-        answers = [None] * len(chats) if self.reference is None else [str(a) for a in columns[self.reference]]
+        try:
+            column = self.reference
+            answers = [None] * len(chats) if column is None else [text_of(a, column) or None for a in columns[column]]
+        except ValueError as error:
+            raise RewardFailure(f"the data set {error}") from None
         return cast(list[float], self.client.scores(chats, answers))  # without "label" it raises where a score fails
 
 

@@ -63,8 +63,13 @@ def test_it_has_trls_signature(labels):
 def test_a_server_that_grades_needs_the_right_answers(tiny, tmp_path, labels):
     with pytest.raises(RewardFailure, match=r"no column 'answer' .reference.; it has \['number'\]"):
         ServedReward(labels, reference="answer")(["1+1"], ["2"], number=[1])
-    with pytest.raises(VerifierFailure, match=r"could not score an answer: no_reference"):
-        ServedReward(labels)(["1+1"], ["2"])
+    with pytest.raises(
+        RewardFailure, match=r"the data set has \['2'\] of the type list in the column 'answer'; expected"
+    ):
+        ServedReward(labels, reference="answer")(["1+1"], ["2"], answer=[["2"]])
+    for reward, answers in ((ServedReward(labels), ["2"]), (ServedReward(labels, reference="answer"), [None])):
+        with pytest.raises(VerifierFailure, match=r"could not score an answer: no_reference"):
+            reward(["1+1"], ["2"], answer=answers)
 
 
 def test_a_server_that_is_not_there_ends_the_run_and_is_never_a_zero(tiny, tmp_path):
