@@ -134,7 +134,7 @@ class Call:
     result: Result | None = None
 
 
-IN_PLAY = frozenset({"rollout", "draw", "bare_question"})
+IN_PLAY = frozenset({"rollout", "draw", "bare_question", "shown_meta"})
 """What ``meta`` of the :class:`Example` that a protocol plays has besides what the task gives it."""
 
 

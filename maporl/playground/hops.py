@@ -55,6 +55,7 @@ class TinyHops(Lessons, Task):
     name = "tiny_hops"
     answer_form = "<name>"
     roles = frozenset({"router", "searcher"})
+    shown_meta = ("paragraphs",)
 
     def __post_init__(self):
         super().__post_init__()

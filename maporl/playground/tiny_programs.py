@@ -75,6 +75,7 @@ class TinyPrograms(ProgramTask):
 
     def __getitem__(self, index: int) -> Example:
         a, b = self._functions[index]
+        name = f"function {index if self.split == 'eval' else self._eval_size + index}"  # which does not tell it
         values = [a * x + b for x in range(self.shown)]
         told = self.shown if self.told is None else self.told
         reference = _program(a, b)
@@ -86,7 +87,7 @@ class TinyPrograms(ProgramTask):
             "tester_question": _shown(values),
             "values": values,
         }
-        return Example(f"{a}x+{b}", _shown([*values[:told], *"?" * (self.shown - told)]), reference, meta)
+        return Example(name, _shown([*values[:told], *"?" * (self.shown - told)]), reference, meta)
 
     def question(self, example: Example) -> str:
         """The instruction, with the question in the place of ``{question}``."""
@@ -94,7 +95,7 @@ class TinyPrograms(ProgramTask):
 
     def question_key(self, example: Example) -> str:
         """The question, with the function that tests know, because a question need not tell it."""
-        return f"{example.question} {example.id}"
+        return f"{example.question} {example.meta['reference']}"
 
     def solution(self, example: Example) -> str:
         """The reference solution as an agent writes it, on one line."""

@@ -1,5 +1,6 @@
 """Program: a program of the user's own calls the agents as models behind an OpenAI-compatible address."""
 
+import copy
 import dataclasses
 import os
 import re
@@ -19,7 +20,7 @@ from maporl.programs.histories import Histories, Place
 from maporl.programs.running import Ending, Question, Run, Runner, of_command, of_function, own_clients
 from maporl.programs.wire import Refused, calls_of, said
 from maporl.protocols.base import Dropped, Play, Protocol
-from maporl.types import Ask, Example, Message, Result, Utterance, Wait
+from maporl.types import IN_PLAY, Ask, Example, Message, Result, Utterance, Wait
 from trl_ext.ppo.options import option
 
 REHEARSED_SECONDS = 30.0
@@ -404,7 +405,6 @@ def holds(text: str, part: str) -> bool:
 
 
 def _plain(example: Example) -> dict[str, Any]:
-    """Return what a program may know of an example: not its answer, which would be no task any more."""
-    values = dataclasses.asdict(example)
-    del values["answer"]
-    return values
+    """Return what a program may know of an example: what its task shows, and not its answer, solution or tests."""
+    meta = {name: value for name, value in example.meta.items() if name in IN_PLAY}
+    return copy.deepcopy({"id": example.id, "question": example.question, "meta": meta.pop("shown_meta", {}) | meta})

@@ -289,9 +289,8 @@ class Propose(Protocol):
         if quality is None:
             _leave_out(proposal)
             return "refused"
-        meta = {
-            name: value for name, value in example.meta.items() if name not in ("document", "draw", "bare_question")
-        }
+        dropped = ("document", "draw", "bare_question", "shown_meta")
+        meta = {name: value for name, value in example.meta.items() if name not in dropped}
         made = replace(example, question=question, answer=answer, meta=meta)
         if self.vouch == "tool":
             made = yield from self._found(proposal, made, example)

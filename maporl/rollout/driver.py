@@ -297,6 +297,7 @@ class RolloutDriver:
             "rollout": 0 if self.common_seed else rollout,
             "draw": self._key(prompt),
             "bare_question": example.question,
+            "shown_meta": self.task.show_meta(example),
         }
         play = self.protocol.play(replace(example, question=self.task.question(example), meta=meta), tuple(self.specs))
         self._plays.append(must_be_play(play, self.where))

@@ -5,7 +5,7 @@ import difflib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -53,6 +53,10 @@ class Task(ABC):
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
 
+    shown_meta: ClassVar[Collection[str]] = ()
+    """What of an example's ``meta`` whoever answers may know, by name, such as ``("paragraphs",)``. Programs are told
+    nothing else of it: ``meta`` may have the solution, or hidden tests."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -82,6 +86,10 @@ class Task(ABC):
     def columns(self, example: Example) -> dict[str, Any]:
         """What reward functions get about the example, by keyword."""
         return {"answer": example.answer}
+
+    def show_meta(self, example: Example) -> dict[str, Any]:
+        """What of the example's ``meta`` whoever answers may know: by default what :attr:`shown_meta` names."""
+        return {name: value for name, value in example.meta.items() if name in set(self.shown_meta)}
 
     def solution(self, example: Example) -> str:
         """A right answer in the expected form, for supervised training."""

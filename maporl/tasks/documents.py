@@ -146,6 +146,10 @@ class Documents(Task):
         """What the task of the questions tells reward functions."""
         return self.asked.columns(example)
 
+    def show_meta(self, example: Example) -> dict[str, Any]:
+        """What the task of the questions shows."""
+        return self.asked.show_meta(example)
+
     def solution(self, example: Example) -> str:
         """A right answer in the form of the task of the questions."""
         return self.asked.solution(example)

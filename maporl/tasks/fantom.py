@@ -55,6 +55,7 @@ class FANToM(Task):
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     labels_graded = 0  # every sentence can be read
+    shown_meta = ("document",)
 
     def __post_init__(self):
         super().__post_init__()

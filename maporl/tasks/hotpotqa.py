@@ -36,6 +36,7 @@ class HotpotQA(ReadTask):
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     answer_form = "Answer: <a few words>"
+    shown_meta = ("paragraphs",)
 
     @cached_property
     def _examples(self) -> list[Example]:

@@ -133,6 +133,10 @@ class Mixture(Lessons, Task):
         """What reward functions get about the example, and the name of its ``task``."""
         return {**self.part_of(example).columns(example), "task": example.meta["task"]}
 
+    def show_meta(self, example: Example) -> dict[str, Any]:
+        """What its own task shows of it, and the name of its ``task``."""
+        return {**self.part_of(example).show_meta(example), "task": example.meta["task"]}
+
     def solution(self, example: Example) -> str:
         """A right answer in the form of its own task."""
         return self.part_of(example).solution(example)

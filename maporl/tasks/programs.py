@@ -43,6 +43,7 @@ class ProgramTask(Lessons, Task):
 
     answer_form = "```python\n<the whole function>\n```"
     labels_graded = 0  # tests grade, and no label is read
+    shown_meta = ("entry_point",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

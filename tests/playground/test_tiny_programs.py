@@ -24,7 +24,7 @@ TASK = TinyPrograms()
 
 def test_a_question_shows_values_and_its_hidden_tests_are_about_the_next_inputs():
     example = TASK[0]
-    assert (example.id, example.question) == ("1x+19", "f(0)=19,f(1)=20")
+    assert (example.id, example.question) == ("function 20", "f(0)=19,f(1)=20")
     assert example.meta == {
         "entry_point": "f",
         "reference": "def f(x):return 1*x+19",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import http.client
 import json
 import os
@@ -34,6 +35,7 @@ from maporl.rewards import label
 from maporl.rewards.scoring import Scorer
 from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.episode import SpeakerSpec
+from maporl.tasks import build_task
 from maporl.training.dialogue_metrics import dialogue_metrics
 from maporl.types import Ask, Stop, why_nobody
 from trl_ext.ppo.options import GREEDY, Decoding
@@ -222,7 +224,8 @@ def test_dialogues_are_answered_in_batches():
 
 def test_a_coroutine_is_a_program_too():
     async def program(base_url, api_key, example):
-        assert example["meta"]["hint"] == "add" and "answer" not in example and api_key
+        assert set(example["meta"]) == {"bare_question", "rollout", "draw"}, "its task shows nothing of meta"
+        assert "answer" not in example and api_key
         said = await asyncio.gather(*(asyncio.to_thread(ask, base_url, name, [user("hi")]) for name in ("ann", "bob")))
         return " and ".join(said)
 
@@ -241,6 +244,52 @@ def ask(model, text):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 """
+
+
+MBPP_ROW = {
+    "text": "Double x.",
+    "code": "def f(x):\n    return 2 * x",
+    "test_list": ["assert f(1) == 2", "assert f(4) == 8"],
+}
+HOTPOT_ROW = {
+    "question": "Who?", "answer": "Emma", "type": "bridge", "meta": {"proof": "1"}, "paragraphs": ["Emma and Bo."],
+    "supporting_facts": {"title": ["a"], "sent_id": [0]},
+}  # fmt: skip
+FANTOM_ROW = {"question": "Who?", "document": "d", "correct_answer": "Emma", "wrong_answer": "Bo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "shown"),
+    [
+        ("gsm8k", [{"question": "?", "answer": "6*2=12\n#### 12"}], {}),
+        ("math", [{"question": "?", "answer": "As 6*2=12, it is \\boxed{12}."}], {}),
+        ("mbpp", [MBPP_ROW], {"entry_point": "f"}),
+        ("hotpotqa", [HOTPOT_ROW], {"paragraphs": [{"title": "", "text": "Emma and Bo."}]}),
+        ("fantom", [FANTOM_ROW, {**FANTOM_ROW, "document": "e"}], {"document": "e"}),
+        ("triplets", None, {}),
+        ("tiny_programs", None, {"entry_point": "f"}),
+        ("toy_skills", None, {}),
+    ],
+)
+def test_a_program_is_told_what_a_task_shows_and_nothing_else(tmp_path, name, rows, shown):
+    options = {} if rows is None else {"source": str(tmp_path / "rows.jsonl")}
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows or ())))
+    mixture = {"tasks": {"own": {"name": name, **options}, "other": {"name": "toy_sum"}}, "name": "mixture"}
+    heard = []
+    driver = driver_of(lambda example, base_url: str(heard.append(example)))
+    for section in ({"name": name, **options}, mixture):
+        task = driver.task = build_task(section, "train", 0)
+        own = task[0]
+        driver.play([own])
+        told = heard.pop()
+        in_play = {"rollout": 0, "draw": repr((None, 0)), "bare_question": own.question}
+        meta = shown | in_play | ({"task": "own"} if section is mixture else {})
+        assert told == {"id": own.id, "question": task.question(own), "meta": meta}
+        before = copy.deepcopy(own)
+        for value in told["meta"].values():  # it is the program's own, whatever becomes of it
+            if isinstance(value, list):
+                value.clear()
+        assert own == before
 
 
 def command_of(tmp_path, *lines):

@@ -101,6 +101,10 @@ def test_evaluations_ask_the_questions_of_the_other_task(corpus):
     made = Example("made", "1+1", "2")
     assert [grade.correct for grade in task.grade_many([made] * 2, ["Answer: 2", "Answer: 3"])] == [True, False]
     assert task.grade(made, "Answer: 2").correct and task.question(made) == asked.question(made)
+    shown = Documents(f"{corpus}/*.txt", {"name": "tiny_hops"}, split="eval").show_meta(
+        Example("", "", "", {"paragraphs": 1, "start": 2})
+    )
+    assert shown == {"paragraphs": 1}
     assert (task.answer_form, task.prompt(made), task.columns(made)) == (
         asked.answer_form,
         asked.prompt(made),
