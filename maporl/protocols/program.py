@@ -56,7 +56,9 @@ class Program(Protocol):
         "takes, and returns its answer. A coroutine function is awaited.",
     )
     command: tuple[str, ...] = option(
-        (), "The program as a command: JSON with the question on its standard input, the answer as its last line."
+        (),
+        "The program as a command: JSON with question, base_url, api_key and example on its standard input, the answer "
+        "as its last line.",
     )
     variables: tuple[str, ...] = option(
         (),

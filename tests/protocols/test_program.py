@@ -6,6 +6,7 @@ import copy
 import http.client
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -18,6 +19,8 @@ import pytest
 from asked_programs import EXAMPLE, TASK, Script, ask, assistant, driver_of, play, post, user
 from auctions import EXAMPLES, buys, by_turns, spec
 from auctions import driver_of as auction
+from folders import ROOT
+from pages import blocks
 
 from maporl import Program
 from maporl.config.call_options import CallLimits, CallTexts
@@ -37,7 +40,7 @@ from maporl.rollout.agent_tools import formats_of_schemas
 from maporl.rollout.episode import SpeakerSpec
 from maporl.tasks import build_task
 from maporl.training.dialogue_metrics import dialogue_metrics
-from maporl.types import Ask, Stop, why_nobody
+from maporl.types import Ask, Example, Stop, why_nobody
 from trl_ext.ppo.options import GREEDY, Decoding
 from trl_ext.process.waits import until
 
@@ -244,6 +247,23 @@ def ask(model, text):
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 """
+
+
+def test_a_command_is_told_what_the_page_says(tmp_path):
+    (page,) = blocks(ROOT / "docs/howto/program.md", "json")
+    lines = [
+        f"open({str(tmp_path / 'told.json')!r}, 'w').write(json.dumps(told))",
+        "print(ask('ann', told['question']))",
+    ]
+    driver = driver_of(None, command=command_of(tmp_path, *lines))
+    driver.rng_key = (0, "record")
+    driver.numbers = [1]
+    driver.play([Example("1+6", "1+6=", "7", {"solution": "1+6 is 7"})])
+    told, says = json.loads((tmp_path / "told.json").read_text()), json.loads(page)
+    for text in (told, says):
+        address = text.pop("base_url")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/d/\d+\.[\w-]+/v1", address)
+    assert told == says
 
 
 MBPP_ROW = {
