@@ -3,6 +3,7 @@
 So a team of models behind an API, or a program of the user's own, becomes what ``maporl sft`` learns from.
 """
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def record(
     """Play ``samples`` dialogues on each of the next ``questions`` questions of the training split, and record them.
 
     Yield the dialogues of some questions when they are graded, scored, credited and written to
-    ``output/dialogues.jsonl``. A folder that has some already gets those of the next questions. Answers are sampled as
-    in training.
+    ``output/dialogues.jsonl``. A folder that has some already gets those of the next questions; after the last question
+    of the split comes the first one again, which a warning says beforehand. Answers are sampled as in training.
 
     Args:
         config: the configuration.
@@ -47,9 +48,13 @@ def record(
     with RunLock(output):
         first = 1 + max((entry["step"] for entry in folder.read_dialogues()), default=0)
         folder.rewind(first)  # drops a line that a crash has cut off
+        size = len(run.task)
+        if (again := first - 1 + questions - max(size, first - 1)) > 0:
+            what = f"{again} of these {questions} questions are played again, because the split has {size}"
+            warnings.warn(f"record: {what}; --samples plays each question several times at once", stacklevel=2)
         for begin in range(first, first + questions, TOGETHER):
             numbers = range(begin, min(begin + TOGETHER, first + questions))
-            examples = [run.task[(number - 1) % len(run.task)] for number in numbers]
+            examples = [run.task[(number - 1) % size] for number in numbers]
             driver = player.driver(
                 run.task,
                 config.ppo.decoding,

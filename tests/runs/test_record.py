@@ -1,6 +1,7 @@
 """Dialogues of a program are recorded without training, and another team learns from them."""
 
 import json
+import warnings
 
 import pytest
 from asked_programs import ask, assistant, user
@@ -44,6 +45,22 @@ def test_a_record_goes_on_where_it_ended_and_is_repeatable(tmp_path):
     list(record(settings, tmp_path / "b", 4, samples=2))
     texts = [[[u["text"] for u in line["utterances"]] for line in lines_of(tmp_path / name)] for name in "ab"]
     assert texts[0] == texts[1], "other batches may round log-probabilities differently, and say the same"
+
+
+@pytest.mark.parametrize(("recorded", "questions", "again"), [(8, 2, 0), (9, 3, 2), (10, 1, 1), (21, 1, 1), (0, 11, 1)])
+def test_questions_that_are_played_again_are_told_beforehand(tmp_path, monkeypatch, recorded, questions, again):
+    monkeypatch.setattr("maporl.playground.arithmetic.Arithmetic.__len__", lambda task: 10)
+    settings = config(tmp_path / "run")
+    if recorded:
+        list(record(settings, tmp_path / "a", 1))
+        line = lines_of(tmp_path / "a")[0] | {"step": recorded}
+        (tmp_path / "a/dialogues.jsonl").write_text(json.dumps(line) + "\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        next(record(settings, tmp_path / "a", questions))
+    told = [str(warning.message) for warning in caught if str(warning.message).startswith("record")]
+    what = f"record: {again} of these {questions} questions are played again, because the split has 10"
+    assert told == ([f"{what}; --samples plays each question several times at once"] if again else [])
 
 
 def test_a_record_is_of_one_configuration(tmp_path):
