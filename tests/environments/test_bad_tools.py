@@ -196,7 +196,9 @@ class TestWhatEnvironmentsSay:
 
         game = Odd()
         game.begin_with(random.Random(0), game.seats()[0])
-        (message,) = PlayGame(game="prisoners_dilemma", prompt="{observation} {moves}")._ask(game, "ann", 0, "0").messages
+        (message,) = (
+            PlayGame(game="prisoners_dilemma", prompt="{observation} {moves}")._ask(game, "ann", 0, "0").messages
+        )
         assert f"observe {SEEN}" in message["content"] and message["content"].count(SEEN) == 2
 
 
