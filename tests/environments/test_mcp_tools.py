@@ -208,6 +208,12 @@ class TestAtAnAddress:
             server = serve(port)
             box.renew()
             assert call(box, "price", fruit="pear").text == "1 pear cost 3"
+            server.kill()
+            server.wait()
+            server = serve(port)
+            assert call(box, "price", fruit="pear") == DEAD  # it is there, and knows nothing of this session
+            box.renew()
+            assert call(box, "price", fruit="pear").text == "1 pear cost 3"
             ended = call(box, "die", seconds=1.0)
             assert ended == (DEAD if VERSION > 1 else None)  # version 1 of the package does not notice, and waits
         finally:

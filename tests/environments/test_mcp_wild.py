@@ -1,6 +1,7 @@
 """MCP servers as they are in the wild: names that no model can write, files in answers, long lists, long answers, bad
 schemas."""
 
+import asyncio
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from folders import SUPPORT
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from maporl.environments.adapters import mcp_server
-from maporl.environments.adapters.mcp import MCPTools
+from maporl.environments.adapters.mcp import MCPEnvironment, MCPTools
 from maporl.environments.adapters.mcp_server import ServerGone
 from maporl.environments.build import ToolGrant
 from maporl.environments.rooms import LARGEST, Rooms
@@ -81,6 +82,34 @@ def test_long_deep_and_obeyed(say):
     assert say("tool5").text == "x\ufffdy\ufffdz\ufffd"
     deep = say("tool6")
     assert deep.error == "raised" and deep.text.endswith("it has more than 64 lists and objects inside each other")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tool8", "did not return structured content"),
+        ("tool9", "Invalid structured content returned by tool tool9: 'a' is a required property"),
+        ("tool10", "downloaded"),
+        ("tool11", "content"),  # version 2 of the package says that it is missing, and version 1 shows the structured
+        ("tool12", "hologram"),
+        ("tool13", "downloaded"),
+        *[(f"tool{number}", "the database is locked") for number in (14, 15, 16, 17)],
+        ("tool18", "{}"),
+    ],
+)
+def test_a_refused_answer_is_an_error_of_its_call_only(box, say, name, words):
+    result = say(name)
+    assert words in result.text and (result.error or "none") == ("none" if name == "tool18" else "raised")
+    assert say("files_count_2").text == "3" and box._server.alive
+
+
+def test_an_environment_is_not_lost_by_a_refused_answer():
+    own = MCPEnvironment(command=[sys.executable, SERVER], only=["tool8", "tool14"])
+    try:
+        own.reset(0, {})
+        assert [asyncio.run(tool.run()).error for tool in own.tools("ann")] == ["raised", "raised"]
+    finally:
+        own.close()
 
 
 def test_a_server_that_answers_is_left_alone_between_updates(box, say):

@@ -22,6 +22,8 @@ TOOLS = [
 ]  # fmt: skip
 if MODE == "bad":
     TOOLS.append({"name": "broken", "inputSchema": {"type": "object", "properties": {"a": {"pattern": "("}}}})
+for tool in TOOLS[14:17]:
+    tool["outputSchema"] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 PAGE = 100
 TEXT = {"type": "text", "text": "downloaded"}
 FILE = {"type": "resource", "resource": {"uri": "repo://a/b.md", "mimeType": "text/markdown", "text": "# Title"}}
@@ -42,7 +44,20 @@ ANSWERS = {
     "tool5": {"content": [{"type": "text", "text": "x\u202ey\u009bz\u2066"}]},
     "tool6": {"content": [TEXT], "structuredContent": DEEP},
     "tool7": {"content": []},
+    "tool8": {"content": [TEXT]},
+    "tool9": {"content": [TEXT], "structuredContent": {"b": 1}},
+    "tool10": {"content": [TEXT], "structuredContent": {"error": 1}, "isError": True},
+    "tool11": {"structuredContent": {"a": 1}},
+    "tool12": {"content": [{"type": "hologram", "data": "x"}]},
+    "tool13": {"content": "downloaded"},
 }
+ERRORS = {"tool14": -32000, "tool15": -32600, "tool16": -32602, "tool17": -32001}
+NOISE = """listening
+{"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": "half"}}
+{"jsonrpc": "2.0", "id": 12345, "result": {}}
+{"jsonrpc": "2.0", "id": "a", "method": "sampling/createMessage", "params": {"messages": 1}}"""
+"""What ``tool18`` writes before its answer: no JSON, a notification and a request that are not valid, and an answer to
+nothing."""
 
 
 def listed(cursor):
@@ -74,6 +89,13 @@ def answered(method, given):
 if __name__ == "__main__":
     for line in sys.stdin:
         asked = json.loads(line)
-        if "id" in asked:
-            answer = {"jsonrpc": "2.0", "id": asked["id"], "result": answered(asked["method"], asked.get("params"))}
-            print(json.dumps(answer), flush=True)
+        if "id" in asked and "method" in asked:
+            name = (asked.get("params") or {}).get("name")
+            if name == "tool18":
+                print(NOISE)
+            result = (
+                {"error": {"code": ERRORS[name], "message": "the database is locked"}}
+                if name in ERRORS
+                else {"result": answered(asked["method"], asked.get("params"))}
+            )
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **result}), flush=True)

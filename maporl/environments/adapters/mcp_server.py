@@ -19,8 +19,11 @@ from maporl.hosts import check_address, proxy_of
 from maporl.types import Result
 from trl_ext.ppo.options import option, options
 
-CLOSED = -32000
-"""The code of JSON-RPC with which the package tells that a connection has ended."""
+ENDED = (-32000, -32600, 32600)
+"""The codes of JSON-RPC with which the package tells that a connection or a session has ended.
+
+Servers use them for errors of their own, too.
+"""
 _PATIENCE = 10.0
 """Between updates a server has so many seconds to answer. Then it is started again."""
 MOST_TOOLS = 10_000
@@ -176,11 +179,17 @@ class Server:
     def answers(self) -> bool:
         """Return whether the server is still there. One that hangs for ten seconds counts as gone."""
         try:
-            if self.alive:
-                wait(self._watched(self._session.send_ping()), _PATIENCE, CONNECTIONS)
-        except Exception as error:  # each kind of connection ends with an error of its own
-            self.alive = _answered(error)
+            self.alive = self.alive and wait(self._still_there(), _PATIENCE, CONNECTIONS)
+        except TimeoutError:
+            self.alive = False
         return self.alive
+
+    async def _still_there(self) -> bool:
+        try:
+            await self._watched(self._session.send_ping())
+        except Exception as error:
+            return not _ended(error)
+        return True
 
     async def _listed(self) -> list[Any]:
         tools: list[Any] = []
@@ -198,17 +207,18 @@ class Server:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """Call a tool.
 
-        The result has ``error`` if the tool failed, the server has died, or it answered something else than text.
+        The result has ``error`` if the tool failed, the server has died, or it answered something else than text or
+        something that the package refuses. Only what ends the connection ends the other calls.
         """
         if not self.alive:
             return Result("its server has died", error="raised")
         try:
             return _result(await inside(self._watched(self._session.call_tool(name, dict(arguments))), CONNECTIONS))
         except Exception as error:
-            if _answered(error):
-                return Result(_told(error), error="raised")
-            self.alive = False
-            return Result("its server has died", error="raised")
+            if _ended(error) and not await inside(self._still_there(), CONNECTIONS):
+                self.alive = False
+                return Result("its server has died", error="raised")
+            return Result(_told(error), error="raised")
 
     async def _watched(self, answer: Any) -> Any:
         """Return the answer to a request, or raise if the connection ends before it comes."""
@@ -308,10 +318,12 @@ def either(value: Any, first: str, second: str) -> Any:
     return getattr(value, first) if hasattr(value, first) else getattr(value, second)
 
 
-def _answered(error: Exception) -> bool:
-    """Return whether an error is what a server answered, and not the end of the connection."""
-    code = getattr(getattr(error, "error", None), "code", None)
-    return code is not None and code != CLOSED
+def _ended(error: Exception) -> bool:
+    """Return whether an error may be the end of the connection. All others are of one call, whose answer is refused."""
+    import anyio
+
+    closed = ConnectionError | anyio.ClosedResourceError | anyio.BrokenResourceError | anyio.EndOfStream
+    return isinstance(error, closed) or getattr(getattr(error, "error", None), "code", None) in ENDED
 
 
 def _result(answer: Any) -> Result:
