@@ -71,6 +71,28 @@ class Stop(enum.StrEnum):
         """Whether the completion ended by itself: with a stop token or a stop string."""
         return self in (Stop.EOS, Stop.STOP)
 
+    @classmethod
+    def of(cls, reason: Any) -> "Stop | None":
+        """Return why a completion ended, by the ``finish_reason`` of any server, or None for one that is not whole.
+
+        A reason that is not known, such as ``abort``, ends no whole completion, and neither does none at all: a server
+        says nothing where its own connection broke.
+
+        >>> Stop.of("MAX_TOKENS"), Stop.of("abort"), Stop.of(None)
+        (<Stop.LENGTH: 'length'>, None, None)
+        """
+        return _REASONS.get(reason.lower()) if isinstance(reason, str) else None
+
+
+_REASONS = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), Stop.EOS),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_call", "tool_use"), Stop.EOS),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "model_context_window_exceeded"), Stop.LENGTH),
+    **dict.fromkeys(("content_filter", "safety", "refusal", "sensitive"), Stop.FILTERED),
+    **dict.fromkeys(("recitation", "prohibited_content", "blocklist", "spii"), Stop.FILTERED),
+}
+"""The reasons for which servers end whole completions, in small letters: OpenAI's, and those of servers like it."""
+
 
 class TurnEnd(enum.StrEnum):
     """Why an agent's turn ended.

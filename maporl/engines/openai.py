@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenacity import RetryCallState
+
 from maporl.config.schema import ApiSection
 from maporl.engines.base import Engine, Reply, Request
 from maporl.engines.build import EngineSetup
@@ -35,14 +37,7 @@ VENDOR = "https://api.openai.com/v1"
 MOST_CHARACTERS = 200
 """The most characters of an answer for each token that it may have. The longest tokens are runs of 128 spaces."""
 _COUNTED = ("prompt_tokens", "completion_tokens")
-_ENDINGS: dict[Any, Stop] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), Stop.EOS),
-    **dict.fromkeys(("tool_calls", "function_call"), Stop.EOS),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), Stop.LENGTH),
-    **dict.fromkeys(("content_filter", "safety", "refusal"), Stop.FILTERED),
-}
-"""The reasons for which servers end whole answers, in small letters. Others, such as ``abort``, are asked again."""
-_CUT = [reason for reason, stop in _ENDINGS.items() if stop is not Stop.EOS]
+_CUT = (Stop.LENGTH, Stop.FILTERED)
 """Why an answer without text may be whole: its tokens ended before it began, or a filter has removed it."""
 _THINKING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 """The fields in which servers return what a model thought before its answer."""
@@ -65,11 +60,15 @@ class ApiFailure(UserError, RuntimeError):
     """An endpoint gave no answer after all retries. The message names the agent, the endpoint and the model."""
 
 
+class NotWhole(HttpFailure):
+    """A server has broken off an answer, or does not say that it has ended. It is asked for again."""
+
+
 class OpenAIEngine(Engine):
     """Sends each agent's conversation to its API, and again where that may help.
 
-    ``counts`` has the number of requests, of answers from the cache, of answers without text, and of tokens, for each
-    agent.
+    ``counts`` has the number of requests, of answers from the cache, of answers without text, of answers that were
+    broken off and asked for again, and of tokens, for each agent.
 
     Args:
         sections: the API options of each agent.
@@ -117,9 +116,13 @@ class OpenAIEngine(Engine):
         return [self._reply(request, fresh.get(i) or cached[keys[i]], i in fresh) for i, request in enumerate(requests)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``prompt_tokens``,
-        ``completion_tokens``."""
+        """Return the counts so far: ``api/AGENT/requests``, ``cached``, ``no_text``, ``not_whole``,
+        ``prompt_tokens``, ``completion_tokens``."""
         return dict(self.counts)
+
+    def _add(self, name: str, what: str, by: float) -> None:
+        with self._lock:
+            self.counts[f"api/{name}/{what}"] = self.counts.get(f"api/{name}/{what}", 0.0) + by
 
     def _query(self, request: Request, decoding: Decoding) -> dict[str, Any]:
         section, drawn = self.sections[request.ask.agent], request.drawn(decoding)
@@ -140,12 +143,16 @@ class OpenAIEngine(Engine):
         name = request.ask.agent
         section, client = self.sections[name], self._clients[name]
         read = reader(client, query["max_tokens"])
+
+        def note(state: RetryCallState) -> None:
+            self._add(name, "not_whole", isinstance(state.outcome and state.outcome.exception(), NotWhole))
+
         record = None
         while record is None:
             left_out = self._left_out(name)
             try:
                 body = _body(query, left_out)
-                record = persistent(section.retries)(client.post, "/chat/completions", body, read)
+                record = persistent(section.retries, note)(client.post, "/chat/completions", body, read)
             except HttpFailure as error:
                 refusal = refusal_of(error)
                 if refusal.code == "content_filter":  # the filter has read the prompt
@@ -202,8 +209,7 @@ class OpenAIEngine(Engine):
 
     def _reply(self, request: Request, record: dict[str, Any], fresh: bool) -> Reply:
         def count(what: str, by: float) -> None:
-            name = f"api/{request.ask.agent}/{what}"
-            self.counts[name] = self.counts.get(name, 0.0) + by
+            self._add(request.ask.agent, what, by)
 
         count("requests", float(fresh))
         count("cached", float(not fresh))
@@ -211,9 +217,11 @@ class OpenAIEngine(Engine):
             count(what, record[what] if fresh else 0)
         no_text = record.get("no_text")
         count("no_text", float(no_text is not None))
+        count("not_whole", 0.0)  # it was counted when it was asked for again
         if no_text is not None:
             self._tell(request.ask.agent, no_text)
-        stop = _ENDINGS.get(record["stop"], Stop.EOS)
+        stop = Stop.of(record["stop"])
+        assert stop is not None  # no other answer is read or kept
         if no_text == "refusal":
             stop = Stop.FILTERED
         text, called = up_to_call(well_formed(record["text"]), request.call_ends)
@@ -325,13 +333,13 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
         try:
             choice, usage = answer["choices"][0], answer.get("usage")
             stop = choice.get("finish_reason")
-            stop = stop.lower() if isinstance(stop, str) else stop
+            if Stop.of(stop) is None:
+                raise NotWhole(f"answered with a choice that is not whole: finish_reason {client.shown(stop)}", True)
+            stop = stop.lower()
             text, no_text = _said(choice.get("message"), stop)
         except (KeyError, TypeError, IndexError, AttributeError):
             raise HttpFailure(f"answered without choices[0].message.content: {client.shown(answer)}", True) from None
-        if isinstance(stop, str) and stop not in _ENDINGS:
-            raise HttpFailure(f"answered with a choice that is not whole: finish_reason {client.shown(stop)}", True)
-        if not isinstance(text, str) or not isinstance(stop, str | None) or answer.get("error"):
+        if not isinstance(text, str) or answer.get("error"):
             raise HttpFailure(f"answered with a broken choice: {client.shown(answer)}", passing=True)
         if len(text) > MOST_CHARACTERS * max_tokens:
             raise HttpFailure(f"answered with {len(text):,} characters, and {max_tokens} tokens were asked for", True)
@@ -343,11 +351,11 @@ def reader(client: HttpClient, max_tokens: int) -> Callable[[Any], dict[str, Any
     return read
 
 
-def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
+def _said(message: Any, stop: str) -> tuple[Any, str | None]:
     """Return the text of a message, or what stands in its place, and why it has no text, if so."""
     # servers give no text in many forms: no message at all for what a filter removed, no content or null beside the
     # words of a refusal or of the model's thinking, an empty text, or a list of parts of other types
-    if message is None and stop in _CUT:
+    if message is None and Stop.of(stop) in _CUT:
         message = {}
     if not isinstance(message, Mapping):
         raise TypeError("no message")
@@ -362,7 +370,7 @@ def _said(message: Any, stop: Any) -> tuple[Any, str | None]:
         return content, None
     reasons = {
         "refusal": isinstance(refusal, str) and bool(refusal),
-        str(stop): stop in _CUT,
+        stop: Stop.of(stop) in _CUT,
         "thinking": thought,
         "tool_calls": bool(message.get("tool_calls") or message.get("function_call")),
         "empty": content is not None or "content" not in message,
@@ -383,8 +391,8 @@ def is_whole(record: dict[str, Any]) -> bool:
     text, stop, no_text = record.get("text"), record.get("stop"), record.get("no_text")
     counted = all(_count(record.get(name)) == record.get(name) for name in _COUNTED)
     why = no_text if isinstance(no_text, str) and no_text != "empty" else None
-    ended = isinstance(stop, str) and stop in _ENDINGS
-    return isinstance(text, str) and ended and bool(text or why or stop in _CUT) and counted
+    ended = Stop.of(stop)
+    return isinstance(text, str) and ended is not None and bool(text or why or ended in _CUT) and counted
 
 
 def _key(query: dict[str, Any], label: str) -> str:

@@ -362,6 +362,7 @@ METRICS = (
     Metric("api/AGENT/requests", "Answers of an API to an agent, since the run began.", "answers"),
     Metric("api/AGENT/cached", "Answers that were kept from an earlier run, since the run began.", "answers"),
     Metric("api/AGENT/no_text", "Answers without text, such as refusals, since the run began.", "answers"),
+    Metric("api/AGENT/not_whole", "Answers that a server broke off, or that did not say why they end. They were asked for again.", "answers"),
     Metric("api/AGENT/prompt_tokens", "Tokens of prompts that the API counted, since the run began.", "tokens"),
     Metric("api/AGENT/completion_tokens", "Tokens of answers that the API counted, since the run began.", "tokens"),
     Metric("vllm/pushed", "How often weights were sent to vLLM servers.", "times"),

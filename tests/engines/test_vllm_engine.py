@@ -8,10 +8,7 @@ VLLM_ENABLE_V1_MULTIPROCESSING=0 and VLLM_CPU_KVCACHE_SPACE=2).
 import importlib.machinery
 import importlib.util
 import os
-from concurrent.futures import Future
 from contextlib import nullcontext
-from threading import RLock
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +22,6 @@ from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPO
 from maporl.config.schema import ColocateSection, VLLMSection
 from maporl.engines import choice
 from maporl.engines.text import TextEngine
-from maporl.engines.vllm.colocated import ColocatedServer
 from maporl.engines.vllm.engine import VLLMEngine
 from maporl.engines.vllm.server import RemoteServer, VLLMFailure
 from maporl.errors import ConfigError, refuse
@@ -33,7 +29,6 @@ from maporl.run import ResolvedRun
 from maporl.team.loading import load_tokenizers
 from maporl.validation.load import from_dict
 from trl_ext.ppo import maths
-from trl_ext.sampling.options import Sampled
 from trl_ext.sampling.request import Draw, TokenRequest
 
 URL, MODEL = os.environ.get("MAPORL_TEST_VLLM_URL"), os.environ.get("MAPORL_TEST_VLLM_MODEL")
@@ -115,22 +110,6 @@ def test_a_completion_that_is_not_whole_is_asked_for_again(fake, reason):
     [sampled] = RemoteServer(url, VLLMSection(urls=[url], retries=0)).submit([REQUEST])
     with pytest.raises(VLLMFailure, match=rf"question 1, model 'ann': its completion ended for the reason {reason!r}"):
         sampled.result()
-
-
-def test_a_completion_that_is_not_whole_is_not_trained_where_vllm_is_in_this_process():
-    """Its engine is a stand-in, because vLLM's own ends no completion so that could be asked to."""
-    here, futures = ColocatedServer.__new__(ColocatedServer), {"1": Future(), "2": Future()}
-    here.url, here._lock, here._running = "vLLM here", RLock(), {name: (0, future) for name, future in futures.items()}
-
-    def ended(name, reason):
-        completion = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}], finish_reason=reason)
-        return SimpleNamespace(finished=True, request_id=name, outputs=[completion])
-
-    outputs = [ended("1", "abort"), ended("2", "length")]
-    here._llm = SimpleNamespace(llm_engine=SimpleNamespace(step=lambda: outputs))
-    assert not here.advance() and futures["2"].result() == Sampled([7], [-0.5])
-    with pytest.raises(VLLMFailure, match="vLLM here: a completion ended for the reason 'abort', and is not whole"):
-        futures["1"].result()
 
 
 def test_full_weights_without_a_gpu_are_refused(fake, tmp_path, tiny):

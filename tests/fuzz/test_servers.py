@@ -400,6 +400,9 @@ WORTHLESS = {
     "no choices": {"choices": []},
     "null choices": {"choices": None},
     "no message": {"choices": [{"finish_reason": "stop"}]},
+    "no reason": {"choices": [{"message": {"content": "4"}}]},
+    "no reason yet": completion("4", None),
+    "a call that a filter removed": {"choices": [{"finish_reason": "MALFORMED_FUNCTION_CALL"}]},
     "a list": [1],
     "no text": completion(None),
     "a number": completion(5),
@@ -450,15 +453,18 @@ SILENT = [  # the message, why it ended, its text, its stop, and why it has no t
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reason, stop", [
-    ("stop", Stop.EOS), ("STOP", Stop.EOS), ("eos_token", Stop.EOS), ("end_turn", Stop.EOS), ("COMPLETE", Stop.EOS),
-    ("length", Stop.LENGTH), ("MAX_TOKENS", Stop.LENGTH), ("model_length", Stop.LENGTH), ("content_filter", Stop.FILTERED),
-])  # fmt: skip
-def test_the_reasons_of_whole_answers_are_those_of_many_servers(reason, stop):
-    server = Stranger(http(completion("4", reason)))
-    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=0, cache=False)}, 64)
-    [reply] = engine.generate(_requests(1), Decoding(1.0))
-    assert (reply.text, reply.stop) == ("4", stop)
+def test_answers_that_are_not_whole_are_counted(monkeypatch, tmp_path):
+    monkeypatch.setenv("MAPORL_CACHE", str(tmp_path))
+    cut = completion("4", "insufficient_system_resource"), {"choices": [{"message": {"content": "4"}}]}
+    server = Stranger(*map(http, cut), http({}, "500 No"), http(completion("47", "MAX_TOKENS")))
+    engine = OpenAIEngine({"bob": ApiSection("m", base_url=server.url, retries=3)}, 64)
+    for _ in range(2):
+        [reply] = engine.generate(_requests(1), Decoding(1.0))
+        assert (reply.text, reply.stop) == ("47", Stop.LENGTH)
+    assert len(server.asked) == 4 and engine.metrics() == {
+        "api/bob/requests": 1, "api/bob/cached": 1, "api/bob/no_text": 0, "api/bob/not_whole": 2,
+        "api/bob/prompt_tokens": 3, "api/bob/completion_tokens": 0,
+    }  # fmt: skip
 
 
 def test_answers_without_text_do_not_end_a_run_and_are_counted(tmp_path, monkeypatch, caplog):
@@ -612,9 +618,9 @@ def test_answers_that_were_paid_for_are_kept_when_another_request_fails(asking):
     assert paid >= 3 and len(server.asked) == 6  # the one that failed is all that was asked twice
 
 
-def test_an_answer_without_its_end_is_used_and_not_kept(asking):
-    server = Stranger(http(completion("cut \ud800", None)), http(completion("", "length")), http(completion("x")))
-    assert asking(server) == ["cut \ufffd"] and asking(server) == [""] == asking(server) and len(server.asked) == 2
+def test_an_answer_with_half_a_character_or_none_is_kept(asking):
+    server = Stranger(http(completion("cut \ud800", "length")), http(completion("", "length")), http(completion("x")))
+    assert asking(server) == ["cut \ufffd"] == asking(server) and len(server.asked) == 1
 
 
 def test_a_cache_that_is_damaged_or_old_is_a_miss_and_said(asking, tmp_path, caplog):

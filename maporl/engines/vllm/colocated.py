@@ -18,6 +18,7 @@ from maporl.config.schema import ColocateSection
 from maporl.engines.vllm.server import WHOLE, Server, VLLMFailure, seed_of
 from maporl.errors import ConfigError, install_command, one_line
 from maporl.team.team import Policy
+from maporl.types import Stop
 from trl_ext.models.adapters import base_state
 from trl_ext.models.forward import base_of
 from trl_ext.process import distributed
@@ -134,7 +135,7 @@ class ColocatedServer(Server):
                 if output.finished and output.request_id in self._running:
                     [completion] = output.outputs
                     future = self._running.pop(output.request_id)[1]
-                    if completion.finish_reason not in WHOLE:
+                    if Stop.of(completion.finish_reason) not in WHOLE:
                         ended = f"a completion ended for the reason {completion.finish_reason!r}"
                         future.set_exception(VLLMFailure(f"{self.url}: {ended}, and is not whole"))
                         continue

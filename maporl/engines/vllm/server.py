@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from maporl.config.schema import VLLMSection
 from maporl.errors import UserError
 from maporl.http_client import HttpClient, HttpFailure, persistent
+from maporl.types import Stop
 from trl_ext.process.random_states import number_of
 from trl_ext.process.waits import Threads
 from trl_ext.sampling.engine import TokenEngine
@@ -19,7 +20,7 @@ from trl_ext.sampling.request import TokenRequest
 OLDEST = (0, 14)
 """The oldest vLLM whose completions return token ids for prompts that are token ids; 0.32.0 is tested."""
 
-WHOLE = ("stop", "length")
+WHOLE = (Stop.EOS, Stop.LENGTH)
 """Why vLLM ends a whole completion. One that ended otherwise, such as by ``abort``, says nothing about the policy."""
 
 Answered = TypeVar("Answered")
@@ -212,6 +213,6 @@ def _sampled(answer: Any, most: int) -> Sampled:
         type(value) in (int, float) and -1e9 < value <= 0.001 for value in logprobs
     ):  # rounding may leave 0.0001
         raise ValueError("a log-probability that is not a finite number up to 0")
-    if choice.get("finish_reason") not in WHOLE:
+    if Stop.of(choice.get("finish_reason")) not in WHOLE:
         raise HttpFailure(f"its completion ended for the reason {choice.get('finish_reason')!r:.40}", passing=True)
     return Sampled(ids, [float(value) for value in logprobs])
