@@ -14,7 +14,7 @@ from maporl.config.call_options import CallTexts
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.types import Message
-from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MARKS, MOST, call_of, read_written_calls
+from trl_ext.chat.written_calls import IN_THINKING, IN_THOUGHT, MARKS, MOST, call_of, is_named, read_written_calls
 from trl_ext.chat.written_values import Unreadable, past_space, read_value, whole_value
 from trl_ext.errors import UserError
 
@@ -225,7 +225,7 @@ class TagsFormat(PlainFormat):
             self._argument[name] = needed[0]
 
     def calls(self, text: str) -> list[Written]:
-        blocks = _blocks(text, {f"<{name}>": f"</{name}>" for name in self._argument}, lambda text, place: None)
+        blocks = _blocks(text, {f"<{name}>": f"</{name}>" for name in self._argument})
         names = [block.opening[1:-1] for block in blocks]
         return [
             Written(name, {self._argument[name]: block.body.strip()}, block.error)
@@ -285,10 +285,10 @@ class _Block:
     error: str | None
 
 
-def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int | None]) -> list[_Block]:
+def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int | None] | None = None) -> list[_Block]:
     """Return the blocks outside of the model's thinking. ``marks``: what ends a block, by what begins it."""
-    # ``end_of`` returns where what begins at a place ends by itself, or None if only the mark says so; a mark before
-    # this place is part of the block
+    # ``end_of`` returns where what begins at a place ends by itself, or None if nothing that may be a call begins
+    # there; a mark before this place is part of the block. Without it only the mark says where a block ends
     blocks: list[_Block] = []
     thought = False
     scan = re.compile("|".join(re.escape(mark) for mark in ("<think>", "</think>", *marks)))
@@ -308,18 +308,22 @@ def _blocks(text: str, marks: dict[str, str], end_of: Callable[[str, int], int |
             break
         else:
             block, place = _block(text, start, opening, marks[opening], end_of)
-            blocks.append(block)
+            blocks += [block] if block else []
     return blocks
 
 
 def _block(
-    text: str, start: int, opening: str, closing: str, end_of: Callable[[str, int], int | None]
-) -> tuple[_Block, int]:
-    """Return the block that begins at ``start``, and where to read on."""
-    own_end = end_of(text, start)
+    text: str, start: int, opening: str, closing: str, end_of: Callable[[str, int], int | None] | None
+) -> tuple[_Block | None, int]:
+    """Return the block that begins at ``start``, or None if words only name its mark, and where to read on."""
+    own_end = end_of(text, start) if end_of else None
     following = text.find(opening, own_end or start)
     limit = len(text) if following < 0 else following
     end = text.find(closing, own_end or start, limit)
+    if (end_of or end < 0) and is_named(text, start - len(opening), start):
+        return None, start
+    if own_end is not None and past_space(text, own_end) == following and not text[following + len(opening) :].strip():
+        return _Block(opening, text[start:own_end], None), len(text)  # its opening mark stands where it ends
     if end < 0:
         return _Block(opening, text[start:limit], f"{opening} has no {closing}"), start if own_end is None else own_end
     after = end + len(closing)

@@ -14,6 +14,7 @@ INTERNAL = {
     "maporl.environments.base.CallRefused": "an agent's fault: it is told the message as the call's result",
     "maporl.environments.schemas.TooMuch": "an argument is refused: the agent is told that it takes too long to be checked",
     "trl_ext.chat.written_calls._Unclear": "a call is not read: the agent is told why",
+    "trl_ext.chat.written_calls._NoForm": "words name a mark, or a call is not read: the agent is told why",
     "trl_ext.chat.written_calls.Described": "the same",
     "trl_ext.chat.written_values.Unreadable": "the same",
     "maporl.engines.human.SeatLeft": "the person leaves the game: `maporl play` ends it in good order",

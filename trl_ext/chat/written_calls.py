@@ -10,12 +10,15 @@ in any of those. Documented forms, all of them literal tests:
 - a bare JSON object, ``<|python_tag|>``, ``<function=add>{...}</function>`` and ``[add(a=1)]`` (Llama 3 and 4);
 - ``[TOOL_CALLS]`` (Mistral), messages with a recipient (gpt-oss), ``<\uff5ctool\u2581call\u2581begin\uff5c>`` and DSML
   (DeepSeek), ``call:add{...}`` (Gemma 4, FunctionGemma), ``<|tool_call|>`` (Phi-4, Granite 3), ``<|tool_call_start|>``
-  (LFM2), and the marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano, LongCat and OLMo 3.
+  (LFM2), and the marks of Kimi, MiniMax, Seed, Cohere, Hunyuan, InternLM, Nemotron Nano, LongCat and OLMo 3;
+- of tools that exist, ``Action: add`` and ``Action Input: {...}`` (ReAct), and a line with the name before one with the
+  arguments (GLM 4, and after ``>>>`` Functionary 3.2).
 
-What has a mark of a call and cannot be read is told as such. An argument ends where its own value ends: a mark inside a
-program is part of it. Where that cannot be known, because an end mark stands twice, the call is not read. Nothing that
-stands in the model's thinking is a call, and nothing that repeats what it was told: the schemas of tools and their
-results. The time is linear in the length of the text.
+What has a mark of a call and cannot be read is told as such. Words may name a mark without a call, and there may be a
+mark too many, such as an opening mark in place of the one that ends the last call. An argument ends where its own value
+ends: a mark inside a program is part of it. Where that cannot be known, because an end mark stands twice, the call is
+not read. Nothing that stands in the model's thinking is a call, and nothing that repeats what it was told: the schemas
+of tools and their results. The time is linear in the length of the text.
 """
 
 import re
@@ -109,6 +112,8 @@ _NEXT_TAG = re.compile(
 )
 _FUNCTION_END = re.compile(rf"</{_SPACE}(?:function|tool|invoke)>")
 _TEXT_END = re.compile(rf"\s*{_END_OF_TEXT}")
+_SAID = re.compile(r"[`'\"*)\].,;:!?]|[ \t]+[^\s{\[<]")
+"""What follows a mark in its line where words name it."""
 _STRAY = re.compile(rf"</{_SPACE}(?:parameter|function|invoke)>|</(?:longcat_)?arg_value>")
 _NEXT_CALL = re.compile(
     rf"{_FUNCTION.pattern}\s{{0,32}}(?:<{_SPACE}parameter[ =]|</{_SPACE}(?:function|tool|invoke)>|\{{)"
@@ -127,8 +132,20 @@ _OPENING = (
     rf"(?P<mark>{_any_of(word for word in MARKS if word != 'functools')}|functools(?=\[\s{{0,32}}\{{))"
     rf"|(?P<function><{_SPACE}(?:function\s*=|tool\s*=|(?:function|invoke) name=))"
 )
+_BOLD = r"\*{0,2}"
+_LINE = (
+    rf"(?P<line>(?m:^)\s{{0,8}}{_BOLD}Action{_BOLD}:{_BOLD}\s{{0,8}}`?(?P<react>{_NAME})`?\s{{1,8}}"
+    rf"{_BOLD}Action Input{_BOLD}:{_BOLD}(?:\s{{0,8}}```(?:json)?)?"
+    rf"|(?:(?m:^)|>>>|<\|assistant\|>)(?P<called>{_NAME})[ \t]{{0,8}}\n(?=\{{))"
+)
+"""How a call begins that names its tool in a line of its own."""
+_WORDS = re.compile(
+    r"[ \t]*([^\s{\[`][^\n]*?)"
+    rf"(?:\n\s{{0,8}}(?={_BOLD}(?:Observation|Thought|Action|Final Answer)|{_END_OF_TEXT})|{_END_OF_TEXT})"
+)
+"""A line of words after ``Action Input:``, with nothing after it that may belong to it."""
 _SCAN = re.compile(
-    rf"(?P<think>{_any_of(THINKING)})|(?P<told>{_any_of(TOLD)})|(?P<thought>{_any_of(THOUGHT_ENDS)})|{_OPENING}"
+    rf"{_LINE}|(?P<think>{_any_of(THINKING)})|(?P<told>{_any_of(TOLD)})|(?P<thought>{_any_of(THOUGHT_ENDS)})|{_OPENING}"
     rf"|(?P<inside>\[ARGS\]|{re.escape(SEPARATOR)}|<\|tool_call_argument_begin\|>|<tool_sep>|<(?:longcat_)?arg_key>|\bcall:(?={_NAME}\{{))"
     rf"|(?P<close>{_any_of(_CLOSERS)})|{_BARE}"
 )
@@ -256,6 +273,10 @@ class _Unclear(Unreadable):
         self.following = following
 
 
+class _NoForm(Unreadable):
+    """Other words stand where a call would."""
+
+
 class _Reader:
     """Reads the text of one completion from left to right."""
 
@@ -263,6 +284,8 @@ class _Reader:
         self.text, self.schemas, self.thinks = text, schemas, thinks
         self.calls: list[Found] = []
         self.place = self.said_from = self.tried = 0
+        self.unclosed = -1
+        """Where the last call ended, if it has no mark at its end."""
         self.last: dict[str, int] = {}
         """Where the marks in :data:`TOLD` that end something stand for the last time."""
         self.thought = False
@@ -302,11 +325,12 @@ class _Reader:
             self.place = self.text.find(end, match.end()) + len(end) if ends else self._limit(match.end())
         elif kind == "close":
             self._take_close(match)
+        elif kind == "line" and (match["react"] or match["called"]) not in self.schemas:
+            self.place = match.end()
         else:
             self.tried += 1
-            {"mark": self._take_mark, "function": self._take_function, "inside": self._take_inside}.get(
-                kind or "", self._take_bare
-            )(match)
+            takers = {"mark": self._take_mark, "function": self._take_function, "line": self._take_line}
+            takers.get(kind or "", self._take_inside if kind == "inside" else self._take_bare)(match)
 
     def _past_thinking(self, start: int, end: str) -> None:
         stop = self.text.find(end, start)
@@ -332,6 +356,9 @@ class _Reader:
     def _take_mark(self, match: re.Match[str]) -> None:
         """Read what stands after a mark, up to the mark that ends it or to the end of what was read."""
         start, close = past_space(self.text, match.end()), MARKS[match[0]]
+        if self.unclosed == match.start() and _TEXT_END.match(self.text, start):  # it ends the call before it
+            self.place = start
+            return
         if _OPENS.match(self.text, start):  # a mark around several calls, each of which has its own
             self.place = start
             return
@@ -339,12 +366,19 @@ class _Reader:
         fence = _FENCE.match(self.text, start) if close != "```" else None
         try:
             end = past_space(self.text, self._body(fence.end() if fence else start, close))
+            unknown = any(call["name"] not in self.schemas for call in self.calls[before:])
+            if unknown and is_named(self.text, match.start(), match.end()):
+                raise _NoForm("it names no tool")
             if fence and self.text.startswith("```", end):
                 end = past_space(self.text, end + 3)
             if close and self.text.startswith("}", end) and self.text.startswith(close, past_space(self.text, end + 1)):
                 end = past_space(self.text, end + 1)  # one brace too many
         except Unreadable as error:
             del self.calls[before:]
+            after = match.end() + (len(close) if self.text.startswith(close, match.end()) else 0)
+            if isinstance(error, _NoForm) and is_named(self.text, match.start(), after):
+                self.place = after
+                return
             self._refuse(str(error))
             self.place = error.following if isinstance(error, _Unclear) else self._past_broken(match.end(), close)
             return
@@ -357,7 +391,7 @@ class _Reader:
             self._refuse(f"other words stand between the call and {close}")
             self.place = stop + len(close)
         else:  # its end mark is missing, but all of the call is there
-            self.place = end
+            self.place = self.unclosed = end
 
     def _limit(self, place: int) -> int:
         match = _LIMIT.search(self.text, place)
@@ -373,7 +407,7 @@ class _Reader:
         """Read the calls that begin at ``place``, in whichever way they are written. Return the place after them."""
         first = self.text[place : place + 1]
         if not first or (close and self.text.startswith(close, place)):
-            raise Unreadable("nothing stands in it")
+            raise _NoForm("nothing stands in it")
         if _LIST_OF_CALLS.match(self.text, place):
             return self._python_list(place)
         if first in "{[":
@@ -393,13 +427,13 @@ class _Reader:
                 return end
             if _KEY.match(self.text, end):
                 arguments, end = self._parameters(name, end)
-                self._check_end(end)
+                self._check_end(end, arguments)
                 self._add(name, arguments)
                 return end
             if close and self.text.startswith(close, end):
                 self._add(name, {})
                 return end
-        raise Unreadable("it does not have the form of a call")
+        raise _NoForm("it does not have the form of a call")
 
     def _json(self, place: int) -> int:
         """Read a JSON object, a list of them, or several one after the other."""
@@ -483,6 +517,7 @@ class _Reader:
     def _take_function(self, match: re.Match[str]) -> None:
         """Read ``<function=add>`` with its parameters, or with JSON."""
         begun = _FUNCTION.match(self.text, match.start())
+        written: dict[str, Any] = {}
         try:
             if begun is None:
                 raise Unreadable("it names no tool")
@@ -494,25 +529,38 @@ class _Reader:
                     raise Unreadable("its arguments are not an object")
             else:
                 arguments, place = self._parameters(name, place)
+                written = arguments
             end = _FUNCTION_END.match(self.text, past_space(self.text, place))
             place = end.end() if end else place
             if end is None and not _TEXT_END.match(self.text, place) and not self._closed_at(place):
                 raise Unreadable("it has no end")
-            self._check_end(place)
+            self._check_end(place, written)
         except Unreadable as error:
-            self._refuse(str(error))
             real = _NEXT_CALL.match(self.text, match.start())  # and no word of it in other words
+            after = begun.end() if begun else self.text.find(">", match.end()) + 1 or len(self.text)
+            if real is None and is_named(self.text, match.start(), after):
+                self.place = after
+                return
+            self._refuse(str(error))
             self.place = self._next_call(match.end()) if real else self._limit(match.end())
             return
         self._add(_plain(name), arguments)
-        self.place = past_space(self.text, place)
-        if close := self._closed_at(self.place):
-            self.place += len(close)
+        self._past_end(place)
 
-    def _check_end(self, place: int) -> None:
-        """Check that no end mark of an argument follows, because this would then end there and not where it was cut."""
+    def _past_end(self, place: int) -> None:
+        """Read on after a call that ends at ``place``, and after its end mark, which may be missing."""
+        close = self._closed_at(place)
+        self.place = past_space(self.text, place) + len(close)
+        self.unclosed = -1 if close else self.place
+
+    def _check_end(self, place: int, arguments: Mapping[str, Any]) -> None:
+        """Check that no end mark of an argument follows where one is a bare text, which may be cut.
+
+        It would then end there. A number ends where it ends, whatever follows.
+        """
         following = self._next_call(place)
-        if stray := _STRAY.search(self.text, place, following):
+        texts = any(isinstance(value, str) for value in arguments.values())
+        if texts and (stray := _STRAY.search(self.text, place, following)):
             raise _Unclear(f"{stray[0]} stands in an argument, so that it is not clear where this ends", following)
 
     def _next_call(self, place: int) -> int:
@@ -567,12 +615,14 @@ class _Reader:
             end = self._body(start, "")
             if any(call["name"] not in self.schemas for call in self.calls[count:]):
                 raise Unreadable("the mark at its beginning is missing")
-            close = self._closed_at(end)
-            if not close and not self._begins_line(start):
+            if not self._closed_at(end) and not _begins_line(self.text, start):
                 raise Unreadable(_MIDST)
-            self.place = past_space(self.text, end) + len(close) if close else end
+            self._past_end(end)
         except Unreadable as error:
             del self.calls[count:]
+            if isinstance(error, _NoForm) and is_named(self.text, start, match.end()):
+                self.place = match.end()
+                return
             self._refuse(str(error))
             self.place = error.following if isinstance(error, _Unclear) else self._limit(match.end())
 
@@ -582,7 +632,7 @@ class _Reader:
         if self.calls:
             return
         self.tried += 1
-        if not self._take_python(match.start()):
+        if not self._take_python(match.start()) and not is_named(self.text, match.start(), match.end()):
             self._refuse(f"{match[0]} ends a call that begins nowhere")
 
     def _take_bare(self, match: re.Match[str]) -> None:
@@ -610,17 +660,35 @@ class _Reader:
         self.place = end
         if any(call["name"] not in self.schemas for call in calls) or not _SAYS_ARGUMENTS.search(self.text, start, end):
             return
-        if not self._begins_line(start):
+        if not _begins_line(self.text, start):
             self._refuse(_MIDST)
             return
         self.calls += calls
-        if close := self._closed_at(end):
-            self.place = past_space(self.text, end) + len(close)
+        self._past_end(end)
 
-    def _begins_line(self, start: int) -> bool:
-        """Return whether nothing but marks stands before ``start`` in its line."""
-        line = self.text[max(0, start - 160) : start].rpartition("\n")[2].strip()
-        return not line or line.endswith((">", "```", "```json", ";"))
+    def _take_line(self, match: re.Match[str]) -> None:
+        """Read the arguments below or after a line that names a tool.
+
+        With no other mark, it is a call only if it gives arguments that the tool has, and no words follow it.
+        """
+        name, bare = match["react"] or match["called"], match.start("called") == match.start()
+        schema = self.schemas[name]
+        self.place = match.end()
+        try:
+            arguments, end = read_value(self.text, match.end())
+            if not isinstance(arguments, dict):
+                raise Unreadable(f"its arguments are not an object: {str(arguments)[:80]}")
+        except Unreadable as error:
+            words, only = _WORDS.match(self.text, match.end()), _only_text(schema)
+            if match["react"] and words and only:
+                self._add(name, {only: words[1].strip().strip('"')})
+                self.place = words.end()
+            elif not bare:
+                self._refuse(str(error))
+            return
+        if not bare or (set(arguments) <= set(_properties(schema)) and not _SAID.match(self.text, end)):
+            self._add(name, arguments)
+            self._past_end(end)
 
     def _named_near(self, start: int) -> bool:
         """Return whether the JSON at ``start`` seems to name a tool, even if it is broken."""
@@ -728,6 +796,17 @@ class _Harmony(_Reader):
             return len(self.text) if ended is None else ended.end() if ended[0] != "<|start|>" else ended.start()
         last = self._LAST.search(self.text, after)
         return len(self.text) if last is None else last.end() if last[0] != "<|start|>" else last.start()
+
+
+def is_named(text: str, start: int, end: int) -> bool:
+    """Return whether words only name the mark from ``start`` to ``end``, as in "I use ``<call>`` for this"."""
+    return _SAID.match(text, end) is not None and not _begins_line(text, start)
+
+
+def _begins_line(text: str, start: int) -> bool:
+    """Return whether nothing but marks stands before ``start`` in its line."""
+    line = text[max(0, start - 160) : start].rpartition("\n")[2].strip()
+    return not line or line.endswith((">", "```", "```json", ";"))
 
 
 def _plain(name: str) -> str:

@@ -70,6 +70,19 @@ def test_what_is_left_out_or_called_otherwise():
     ]
 
 
+def test_a_mark_too_many_and_marks_that_words_name():
+    assert read((CALL % "1").replace("</call>", "<call>\n")) == ran("1")
+    assert read((CALL % "1").replace("</call>", "<call>") + CALL % "2") != ran("1")
+    for words in ("I use `<call>` for this.", "I would use <call> here", "It stands between <call> and </call>."):
+        assert read(words) == [] and read(f"{words}\n{CALL % 1}") == ran("1")
+    for words in ("I use `<python>`.", "Use <python> to run it."):
+        assert read(f"{words}\n<python>1</python>", TagsFormat, [RUN]) == ran("1")
+    assert read("Now <python> 1 </python>", TagsFormat, [RUN]) == ran("1")
+    assert len(read("<python>print('<python>", TagsFormat, [RUN])) == 2
+    for text in ('Action: python\nAction Input: {"code": "1"}', 'python\n{"code": "1"}'):
+        assert read(text) == [TELL + '<call>{"name": NAME, "arguments": {...}}</call>']
+
+
 def test_a_call_in_the_format_of_another_family_is_told_how_calls_are_written():
     json_told, tags_told = TELL + '<call>{"name": NAME, "arguments": {...}}</call>', TELL + "<python>code</python>"
     for text in (

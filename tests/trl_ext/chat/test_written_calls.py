@@ -223,6 +223,34 @@ FAMILIES = {
             [PARIS],
         ),
     ],
+    "ReAct": [
+        ('Thought: I add.\nAction: add\nAction Input: {"a": 1, "b": 2}', [ADDED]),
+        ('**Action:** `add`\n**Action Input:** {"a": 1, "b": 2}\nObservation: 3', [ADDED]),
+        ('Action: add\nAction Input:\n```json\n{"a": 1, "b": 2}\n```<|im_end|>', [ADDED]),
+        ("Action: weather\nAction Input: Paris \nObservation: warm", [PARIS]),
+        ('Action: weather\nAction Input: "Paris"<|im_end|>', [PARIS]),
+        ('Action: python\nAction Input: {"code": "Action: add\\nAction Input: 1"}', [("python", {"code": "Action: add\nAction Input: 1"})]),
+        ("Action: python\nAction Input: x = 1\nprint(x)", ["Expecting value at character 0"]),
+        ("Action: add\nAction Input: 1 and 2", ["its arguments are not an object: 1"]),
+        ("Action: Finish\nAction Input: 4", []),
+        ("Action: I add\nAction Input: 4", []),
+    ],
+    "Functionary 3.2": [
+        ('add\n{"a": 1, "b": 2}<|eot_id|>', [ADDED]),
+        ('all\nI add.>>>add\n{"a": 1, "b": 2}>>>weather\n{"city": "Paris"}<|eot_id|>', [ADDED, PARIS]),
+        ('>>>add\n{"x": 1}', [("add", {"x": 1})]),
+        ('>>>add\n{"x": 1', ["Expecting ',' delimiter at character 7"]),
+    ],
+    "GLM 4": [
+        ('add\n{"a": 1, "b": 2}<|observation|>', [ADDED]),
+        ('Both.<|assistant|>add\n{"a": 1, "b": 2}<|assistant|>weather\n{"city": "Paris"}<|observation|>', [ADDED, PARIS]),
+        ("ping\n{}", [("ping", {})]),
+        ('add\n{"result": 3}', []),
+        ('add\n{"a": 1} is how one writes it.', []),
+        ('add\n{"a": 1', []),
+        ('sum\n{"a": 1, "b": 2}', []),
+        ('else\n{"a": 1}\n' * 300, []),
+    ],
 }  # fmt: skip
 
 
@@ -299,6 +327,25 @@ WITHOUT = {
     "a brace too many": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}}\n</tool_call>', [ADDED]),
     "a fence within": ('<tool_call>\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```\n</tool_call>', [ADDED]),
     "a comment": ('<tool_call>{"name": "add", "arguments": {"a": 1, // one "}"\n"b": 2 /* two */}}</tool_call>', [ADDED]),
+    "its opening mark at its end": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n<tool_call><|im_end|>', [ADDED]),
+    "the same after XML": ("<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n<tool_call>", [("add", {"a": 1})]),
+    "another after its end": (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>\n<tool_call>',
+        [ADDED, "nothing stands in it"],
+    ),
+    "an end too many after a number": (
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</function>\n</tool_call>",
+        [("add", {"a": 1})],
+    ),
+    "an end too many after nothing": ("<function=ping>\n</function>\n</function>", [("ping", {})]),
+    "an end too many after JSON": (
+        '<function=python>{"code": "1"}</function></function></tool_call></tool_call>',
+        [("python", {"code": "1"})],
+    ),
+    "an end too many after a text": (
+        "<function=python>\n<parameter=code>\n1\n</parameter>\n</function>\n</function>",
+        ["</function> stands in an argument, so that it is not clear where this ends"],
+    ),
     "the mark twice": ('<tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADDED]),
     "two in one mark": (
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n{"name": "ping", "arguments": {}}\n</tool_call>',
@@ -315,6 +362,28 @@ WITHOUT = {
 def test_what_models_leave_out_or_call_otherwise(what):
     text, calls = WITHOUT[what]
     assert read(text) == calls
+
+
+NAMED = {
+    "I would use <tool_call> here": [],
+    "`<tool_call>` is what begins a call, and `</tool_call>` ends it.": [],
+    "Write it in <tool_call></tool_call> tags.": [],
+    "One uses [TOOL_CALLS], <function=add> or <function=...> then, or [ARGS] and `<arg_key>`.": [],
+    "Now: <tool_call>add 1 and 2</tool_call>": ["it does not have the form of a call"],
+    "Now: <tool_call> add 1 and 2 </tool_call>": ["</tool_call> ends a call that begins nowhere"],
+    "Now: <tool_call>\nadd": ["it does not have the form of a call"],
+    "Now: <function=add>\n<parameter=a>": ["the parameter a has no end"],
+    'Now: <invoke name="add" id="1">\n': ["it names no tool"],
+}
+
+
+@pytest.mark.parametrize("words", NAMED)
+def test_a_mark_that_words_name_is_no_call(words):
+    assert read(words) == NAMED[words]
+    for call in ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', 'add\n{"a": 1, "b": 2}'):
+        assert NAMED[words] or read(f"{words}\n{call}") == [ADDED]
+    calls = read(f"Between <tool_call> and </tool_call>: <tool_call>{RESULT}</tool_call>")
+    assert calls == [ADDED]
 
 
 INSIDE = [
