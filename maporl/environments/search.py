@@ -26,7 +26,7 @@ from trl_ext.files.atomic import new_folder
 logger = logging.getLogger(__name__)
 NOTHING = "No passage has any of these words."
 """What an agent is told if its search found nothing."""
-_VERSION = 2
+_VERSION = 3
 """It is part of the name of a stored index, and rises when the way in which passages are indexed changes."""
 _PARAMETERS = {
     "type": "object",
@@ -115,7 +115,7 @@ class Index:
         return [(int(matching[place]) + 1, float(scores[matching[place]])) for place in order]
 
     def _built(self, k1: float, b: float) -> Any:
-        words = [indexed_words(f"{p.title}\n{p.text}") for p in self.passages]
+        words = [indexed_words(p.title, common=True) + indexed_words(p.text) for p in self.passages]
         if not any(words):
             raise ConfigError("search: the passages have no words that can be looked for")
         bm25 = self._library.BM25(k1=k1, b=b)

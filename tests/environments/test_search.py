@@ -89,6 +89,11 @@ CORPUS = [
     Passage("", "The liver stores vitamin A."),
     Passage("Café", "Zo\u00eb drinks a cre\u0300me in the Stra\u00dfe of Krak\u00f3w."),
     Passage("", "\uff26\uff55\uff4c\uff4c width 3.5, and \ufb01ne ligatures. Хлеб и соль. हिन्दी भाषा."),
+    Passage(
+        "İstanbul",
+        "الْقَاهِرَة יְרוּשָׁלַיִם Αθήνα ᲗᲑᲘᲚᲘᲡᲘ می\u200cخواهم 葛\U000e0100飾 क\u094d\u200dषमा 1,234,567 years, and 1234 more.",
+    ),
+    Passage("It (novel)", "It is of 1986."),
 ]
 
 
@@ -101,12 +106,15 @@ class TestWordsInAnyScript:
             ("เมืองหลวง", 6), ("vitamin C", 7), ("C vitamin?", 7), ("D", 8), ("r", 8), ("Vitamin A", 9), ("cafe\u0301", 10), ("CAFÉ", 10),
             ("zoe\u0308", 10), ("Zoë's", 10), ("cr\u00e8me", 10), ("strasse", 10), ("KRAKÓW", 10), ("full", 11), ("fine", 11), ("3", 11),
             ("ХЛЕБ", 11), ("हिन्दी", 11), ("sto\u00adres", 9),
+            ("istanbul", 12), ("ISTANBUL", 12), ("I\u0307stanbul", 12), ("القاهرة", 12), ("القـاهرة", 12), ("ירושלים", 12),
+            ("יְרוּשָׁלַיִם", 12), ("ΑΘΗΝΑ", 12), ("αθήνα", 12), ("თბილისი", 12), ("میخواهم", 12), ("葛飾", 12), ("क्षमा", 12),
+            ("1234567", 12), ("1,234,567", 12), ("567", 12), ("1,234", 12), ("It", 13), ("it is", 13),
         ],
     )  # fmt: skip
     def test_the_passage_that_has_it_comes_first(self, query, first):
         assert Index(CORPUS).search(query, 3)[0][0] == first
 
-    @pytest.mark.parametrize("query", ["鳥", "a", "A", "zoe", "名古屋", "क"])
+    @pytest.mark.parametrize("query", ["鳥", "a", "A", "zoe", "名古屋", "क", "the", "234567"])
     def test_what_no_passage_has_is_not_found(self, query):
         assert Index(CORPUS).search(query, 3) == []
 
@@ -128,11 +136,12 @@ class TestWordsInAnyScript:
             assert wanted_words(text, found) == [] or set(wanted_words(text, found)) <= set(found)
 
     def test_english_is_read_as_before(self):
-        """By bm25s itself, but for single letters, which it leaves out."""
+        """By bm25s itself, but for single letters, which it leaves out, and for the digits of one number."""
         import bm25s
 
         for row in map(json.loads, EXCERPT.read_text().splitlines()):
             for text in [row["question"], *(p["text"] for p in row["meta"]["paragraphs"])]:
+                text = re.sub(r"(?<=\d),(?=\d)", ", ", text)
                 (own,) = bm25s.tokenize([text], return_ids=False, show_progress=False)
                 assert [word for word in indexed_words(text) if len(word) > 1] == own
 
