@@ -325,8 +325,11 @@ class TestGymnasium:
     def test_another_environment_is_named(self):
         with pytest.raises(ConfigError, match=r"game gymnasium: options.env: 'Nope-v1' cannot be made"):
             play(PlayGame("gymnasium", options={"env": "Nope-v1"}), 1, anything)
-        with pytest.raises(ConfigError, match="only Discrete and Text spaces have words"):
+        with pytest.raises(
+            ConfigError, match="only Discrete and Text spaces have words; give another env, or"
+        ) as caught:
             play(PlayGame("gymnasium", options={"env": "Pendulum-v1"}), 1, anything)
+        assert "parse" not in str(caught.value)  # which is an option of PettingZoo's games alone
 
 
 class TestTextArena:

@@ -88,7 +88,8 @@ class Gymnasium(Game):
 
     def _legal(self) -> dict[str, Any] | None:
         mask = mask_of(self.seen, self.info)
-        return legal_moves(self.world.action_space, mask, self.actions, f"game gymnasium: {self.env}")
+        other = "give another env, or register one that makes its actions Discrete (gymnasium.ActionWrapper)"
+        return legal_moves(self.world.action_space, mask, self.actions, f"game gymnasium: {self.env}", other)
 
 
 def _made(env: str, options: dict[str, Any]) -> Any:

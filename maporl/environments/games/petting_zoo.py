@@ -207,7 +207,8 @@ class PettingZoo(Game):
         space = self.world.action_space(name)
         if self._parse is not None and type(space).__name__ not in ("Discrete", "Text"):
             return None
-        return legal_moves(space, mask, self.actions, f"game pettingzoo: {self.env}")
+        parse = "give parse: MODULE:FUNCTION, which takes a player's words and its legal actions, and returns an action"
+        return legal_moves(space, mask, self.actions, f"game pettingzoo: {self.env}", parse)
 
     def _action(self, player: int, text: str) -> Any:
         """Return the action that ``text`` means, or raise if the user's ``parse`` refuses it."""

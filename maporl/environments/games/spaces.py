@@ -33,7 +33,7 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str) -> dict[str, Any] | None:
+def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str, instead: str) -> dict[str, Any] | None:
     """Return the legal actions of a ``Discrete`` space by their words, or None for a ``Text`` space.
 
     Args:
@@ -41,6 +41,7 @@ def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str) -> dict
         mask: which actions are legal, or None: all are.
         names: the words of the actions, in order. Empty: their numbers.
         where: the game, for errors.
+        instead: what to do where actions have no words, for the error.
 
     Raises:
         ConfigError: the actions are neither numbers nor texts, or ``names`` has another number of them.
@@ -49,10 +50,7 @@ def legal_moves(space: Any, mask: Any, names: Sequence[str], where: str) -> dict
     if kind == "Text":
         return None
     if kind != "Discrete":
-        raise ConfigError(
-            f"{where}: its actions are {space}, and only Discrete and Text spaces have words; give parse: "
-            "MODULE:FUNCTION, which takes the words of a player and its legal actions, and returns an action"
-        )
+        raise ConfigError(f"{where}: its actions are {space}, and only Discrete and Text spaces have words; {instead}")
     count, start = int(space.n), int(space.start)
     if names and len(names) != count:
         raise ConfigError(f"{where}: actions: expected {count} names, got {len(names)}: {list(names)!r:.80}")
