@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from maporl.cli.common import Quiet, echo, load_config, load_libraries
+from maporl.cli.common import Overrides, Quiet, Values, echo, load_config, load_libraries
 from maporl.config.command_line import command
 from maporl.errors import ConfigError
 from maporl.verifier.options import BalanceOptions, GenerateOptions, TrainOptions
@@ -16,19 +16,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a value of CONFIG.", show_default=False),
-]
-
 
 @app.command()
 @command
 def generate(
     *,
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file: its task and its agents.")],
+    values: Values = None,
     output: Annotated[Path, typer.Option("--output", help="Folder for the samples; one that was begun is continued.")],
-    set_: Set = None,
+    set_: Overrides = None,
     options: GenerateOptions,
     quiet: Quiet = False,
 ) -> None:
@@ -36,7 +31,7 @@ def generate(
 
     Under `accelerate launch` each process takes its share of the questions.
     """
-    settings = load_config([str(config)], None, set_)
+    settings = load_config(values, None, set_)
     load_libraries()
     from transformers import set_seed
 
@@ -62,16 +57,18 @@ def balance(
     *,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `maporl verifier generate` wrote.")],
     output: Annotated[Path, typer.Option("--output", help="The balanced JSONL file; must be new.")],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="With it, short sides are topped up: the task's solutions and hints."),
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG|KEY=VALUE]", help="With them, short sides are topped up: the task's solutions and hints."
+        ),
     ] = None,
-    set_: Set = None,
+    set_: Overrides = None,
     options: BalanceOptions,
     quiet: Quiet = False,
 ) -> None:
     """As many right as wrong answers of every question, so that the question does not give the label away."""
-    if config is None and (options.agent or options.judge or set_):
+    if not values and (options.agent or options.judge or set_):
         raise ConfigError("--agent, --judge and --set speak of a CONFIG; give one after the folder")
     load_libraries()
     from maporl.cli.common import Screen
@@ -80,7 +77,7 @@ def balance(
 
     data.must_not_exist(output)
     samples = data.read_folder(folder)
-    settings = None if config is None else load_config([str(config)], None, set_)
+    settings = load_config(values, None, set_) if values else None
     source = None if settings is None else balancing.TopUp.from_config(settings, options, quiet)
     made = balancing.balance(samples, options, source)
     console = Screen(markup=False, highlight=False)
@@ -103,16 +100,17 @@ def train(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `maporl verifier balance` wrote.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the verifier; must be new.")],
-    config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="With it, the verifier begins with an agent's model.")
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG|KEY=VALUE]", help="With them, the verifier begins with an agent's model."),
     ] = None,
-    set_: Set = None,
+    set_: Overrides = None,
     options: TrainOptions,
     quiet: Quiet = False,
 ) -> None:
     """Train a verifier on balanced answers, measure it on held-out questions, and save it ready to serve."""
-    if config is not None:
-        options = options.of_agent(load_config([str(config)], None, set_))
+    if values:
+        options = options.of_agent(load_config(values, None, set_))
     elif options.agent or set_:
         raise ConfigError("--agent and --set speak of a CONFIG; give one after the file")
     load_libraries()

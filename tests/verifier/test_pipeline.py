@@ -4,6 +4,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import time
 from dataclasses import replace
 
@@ -11,10 +13,12 @@ import numpy as np
 import processes
 import pytest
 import torch
+from folders import ROOT
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from maporl import Agent, Arithmetic, Team
+from maporl.cli.common import load_config
 from maporl.cli.main import app
 from maporl.config.schema import TinySection, VerifierSection
 from maporl.errors import ConfigError
@@ -56,6 +60,27 @@ def config_file(tmp_path, **changes):
 
 def invoke(*words):
     return CliRunner().invoke(app, ["verifier", *map(str, words)])
+
+
+def test_the_commands_of_the_page_take_the_model_of_the_page(tmp_path, monkeypatch):
+    page = (ROOT / "docs/howto/verifier.md").read_text(encoding="utf-8")
+    (override,) = re.findall(r"then `(agents\.\S+=\S+)` in the commands below", page)
+    lines = [line for line in page.splitlines() if re.match("maporl verifier .* CONFIG", line)]
+    config, read = config_file(tmp_path), []
+
+    def stop(*given):
+        read.append(load_config(*given).agents["ann"].model)
+        raise ConfigError("this is all that is asked")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("maporl.cli.verifier.load_config", stop)
+    for line in [*lines, "maporl verifier balance samples CONFIG --output balanced.jsonl"]:
+        (tmp_path / "samples").mkdir(exist_ok=True)
+        (tmp_path / "samples/samples-0.jsonl").write_text(answers("a", ["4"], ["5"])[0].line())
+        result = invoke(*shlex.split(line.replace("CONFIG", f"{config} {override}"))[2:])
+        assert "this is all that is asked" in result.output, result.output
+    assert [line.split()[2] for line in lines] == ["generate", "train"] and read == [override.partition("=")[2]] * 3
+    assert "expected one configuration file, got none" in invoke("generate", override, "--output", "s").output
 
 
 def made(folder):
