@@ -117,21 +117,23 @@ def _lines(error: Exception) -> list[str]:
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra, such as "quantized".
 
-    It names the place from which maporl was installed, because maporl may be on no package index. That is the checkout,
-    or the address that pip recorded.
+    It names the place from which maporl was installed, which is the checkout, or the address that pip recorded. If none
+    is recorded, it names the packages themselves: on an index, the name of maporl may be somebody else's.
     """
     from importlib.metadata import PackageNotFoundError, distribution  # it takes longer to load than all errors
     from urllib.parse import unquote, urlsplit
 
     try:
-        source = json.loads(distribution("maporl").read_text("direct_url.json") or "{}")
+        installed = distribution("maporl")
+        source = json.loads(installed.read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
-        checkout = Path(__file__).parents[1]
-        source = (
-            {"url": checkout.as_uri(), "dir_info": {"editable": True}} if (checkout / "pyproject.toml").exists() else {}
-        )
+        source = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
     if "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
         return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}[{extra}]'"
+    if not source:
+        named = f'extra == "{extra}"'
+        needed = [one.partition(";")[0].strip() for one in installed.requires or () if named in one.replace("'", '"')]
+        return f"pip install {' '.join(map(repr, needed))}"
     vcs = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
-    return f"pip install 'maporl[{extra}]{f' @ {vcs}' + source['url'] if source else ''}'"
+    return f"pip install 'maporl[{extra}] @ {vcs}{source['url']}'"

@@ -501,6 +501,13 @@ def test_textarena_says_in_one_line_what_it_lacks(monkeypatch, options, message)
 
 
 class Installed:
+    requires = (
+        "torch>=2.8",
+        'textarena>=0.7; extra == "games"',
+        "pygame>=2.6 ; (sys_platform == 'linux') and extra == 'games'",
+        'maporl[games,mcp]; extra == "dev"',
+    )
+
     def __init__(self, record):
         self.record = record
 
@@ -516,7 +523,7 @@ class Installed:
         ({"url": "file:///a/maporl", "dir_info": {}}, "pip install '/a/maporl[games]'"),
         ({"url": "file:///a/maporl.whl", "archive_info": {}}, "pip install 'maporl[games] @ file:///a/maporl.whl'"),
         ({"url": "https://x.org/m", "vcs_info": {"vcs": "git", "commit_id": "1"}}, "pip install 'maporl[games] @ git+https://x.org/m'"),
-        (None, "pip install 'maporl[games]'"),
+        (None, "pip install 'textarena>=0.7' 'pygame>=2.6'"),
     ],
 )  # fmt: skip
 def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, record, command):
@@ -542,13 +549,15 @@ def test_no_text_tells_to_install_what_is_on_no_index():
         "tests",
     )  # beside them may lie an environment
     texts = [file for folder in ours for file in (ROOT / folder).glob("**/*.py")]
-    texts += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.yaml"), ROOT / "README.md"]
+    texts += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.yaml"), ROOT / "README.md", ROOT / "Makefile"]
+    texts += [file for kind in ("yaml", "sh", "ipynb", "md", "toml") for file in ROOT.glob(f"examples/**/*.{kind}")]
+    texts += [*ROOT.glob("tests/*.sh"), *ROOT.glob(".github/**/*.yml"), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
     wrong = [
         f"{file.name}: {line.strip()}"
         for file in texts
         if file not in (ROOT / "maporl/errors.py", Path(__file__)) and "_build" not in str(file)
         for line in file.read_text(encoding="utf-8").splitlines()
-        if re.search(r"pip install [^\n]*maporl\[|\(maporl\[\w+\]\)", line)
+        if re.search(r"pip install [^\n#&`]*(?<![/\w])maporl(?![/\w])|\(maporl\[\w+\]\)", line)
     ]
     assert wrong == [] and len(texts) > 300
 
