@@ -332,6 +332,8 @@ def _error(status: int, code: str, text: str) -> bytes:
 
 
 def _log(method: str, path: str, status: int, seconds: float) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
     _, _, dialogue, *rest = (*path.split("/"), "", "")
     where = f"dialogue {dialogue.partition('.')[0]}: {method} /{'/'.join(filter(None, rest))}"
     logger.debug("%s: %s in %.0f ms", where, status or "client gone", 1000 * seconds)
