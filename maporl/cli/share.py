@@ -19,12 +19,16 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be pushed; nothing leaves this machine.")
     ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="MARK", help="What stopped a push and is not a secret.", show_default=False),
+    ] = None,
 ) -> None:
     """Put a team on the hub: policies, heads, configuration, report, and a card with its results."""
     quiet_libraries()
     from maporl.hub import push as sharing
 
-    pushed = sharing.push(run, name, private, dry_run)
+    pushed = sharing.push(run, name, private, dry_run, allow or ())
     for path, size in pushed.files:
         echo(f"{size / 1e6:10.2f} MB  {path}" if size >= 1e5 else f"{size / 1e3:10.1f} kB  {path}")
     for note in pushed.notes:

@@ -1,6 +1,7 @@
 """``maporl train``, ``maporl check`` and ``maporl sft``: training a team, and checking a configuration before."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -220,9 +221,10 @@ def _with_backend(set_: list[str] | None, backend: str | None) -> list[str] | No
 
 def _dry_run(settings: Config) -> None:
     load_libraries()
-    from maporl.config.parse import to_yaml
+    from maporl.config.safe_yaml import dump_yaml
+    from maporl.credentials import without_secrets
     from maporl.team.team import Team
 
-    echo(to_yaml(settings), newline=False)
+    echo(dump_yaml(without_secrets(asdict(settings))), newline=False)
     for policy, (everything, learning) in Team.from_config(settings, weights=False).count_parameters().items():
         echo(f"# policy {policy}: {everything:,} parameters, {learning:,} trained")

@@ -11,6 +11,7 @@ from typing import Any
 from maporl.config.imports import is_import
 from maporl.config.loops import STAGES
 from maporl.config.schema import Config
+from maporl.credentials import without_secrets
 
 _LISTS = ("list_type", "tuple_type", "set_type", "frozen_set_type")
 """Faults of a single value where a list is expected. Its members may well be parts of the user's own."""
@@ -96,7 +97,8 @@ def _explain(kind: type, fault: Any) -> str:
     places = [part for n, part in enumerate(whole) if "[" not in str(part) and not _stage_at(whole, n)]
     if len(places) > 1 and places[-1] in _TYPES:
         places.pop()
-    location, value = ".".join(f"{part!s:.80}" for part in places), fault["input"]
+    location = ".".join(f"{part!s:.80}" for part in places)
+    value = without_secrets(fault["input"], str(places[-1]) if places else "")
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown key {location!r}; {_nearest(kind, fault['loc'])}"
     if fault["type"] in ("missing", "missing_argument"):

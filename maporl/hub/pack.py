@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from maporl.errors import RunError
 from maporl.hub.card import card, is_hub_name
 from maporl.hub.folder import first_line, weights_of
 from maporl.hub.reach import code_in
-from maporl.hub.scrub import ADDRESSES, Scrubber
+from maporl.hub.scrub import ADDRESSES, Scrubber, mark
 from maporl.report.page import payload, render
 from maporl.report.read import Run
 from maporl.rewards.likelihood import asks_untrained
@@ -36,14 +36,16 @@ FOLDERS = (".", "critic")
 """The folders of a policy that are uploaded."""
 
 
-def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
+def pack(run: Run, name: str, allow: Collection[str] = ()) -> tuple[dict[str, bytes | Path], list[str]]:
     """Return the repository's content by path, and the notes for the user.
 
     The content of a path is bytes, or a file that is uploaded as it is. Only files that a team consists of are in it
-    (:func:`team_files`). Secrets and paths of this machine are taken out of all texts (:mod:`maporl.hub.scrub`).
+    (:func:`team_files`). Secrets and paths of this machine are taken out of all texts (:mod:`maporl.hub.scrub`), and
+    all that is uploaded is searched for secrets, but for the tensors of weights.
 
     Raises:
-        RunError: the run has no final weights, or a file of the team is a link.
+        RunError: the run has no final weights, a file of the team is a link, or a text looks like a secret whose mark
+            is not in ``allow``. The notes of the error name each mark and place.
     """
     root, policies = weights_of(run.folder), policies_in(run)
     agent_places, more = _own_folders(run)
@@ -51,7 +53,7 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
     must_not_be_links(root, *(run.folder / file for file in EVALUATIONS), *folders.values())
     files, left_out = team_files(folders)
     left_out += [p.name for p in sorted(root.iterdir()) if root != run.folder and p.name not in policies]
-    scrubber = Scrubber(run.folder)
+    scrubber = Scrubber(run.folder, allow)
     public = {key: value for key, value in run.config.items() if key != "pythonpath"}  # folders of this machine
     config = scrubber.config({**public, "output_dir": name.split("/")[1]})
     for agent, places in agent_places.items():
@@ -72,6 +74,10 @@ def pack(run: Run, name: str) -> tuple[dict[str, bytes | Path], list[str]]:
             contents[file] = json.dumps(values, indent=1).encode()
     for path, source in files.items():
         contents[path] = _public_text(source, path, name, scrubber) if source.name in TEXTS else source
+        if source.name not in TEXTS:
+            scrubber.vocabulary(_words_of(source), path)
+    if scrubber.suspected:
+        raise _suspicion(run.folder, scrubber.suspected)
     bases = [
         n
         for n, s in config.get("agents", {}).items()
@@ -159,6 +165,32 @@ def must_not_be_links(*paths: Path) -> None:
     for path in paths:
         if path.is_symlink():
             raise RunError(f"{path}: is a link, and what it leads to may not be the team's; put a copy in its place")
+
+
+def _words_of(file: Path) -> bytes:
+    """Return what can hold words in a file that is uploaded as it is. Of safetensors it is the header."""
+    with file.open("rb") as content:
+        if file.suffix == ".safetensors":
+            return content.read(min(int.from_bytes(content.read(8), "little"), 100_000_000))  # the format's own bound
+        return content.read()
+
+
+def _suspicion(folder: Path, suspected: Mapping[str, tuple[str, Iterable[str]]]) -> RunError:
+    """Return the error that says where in ``folder`` each suspected secret stands, and never the secret."""
+    stands: dict[str, list[str]] = {secret: [] for secret in suspected}
+    for file in sorted(f for f in folder.iterdir() if f.suffix in (".json", ".jsonl", ".yaml") and f.is_file()):
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
+            for secret in stands:
+                if secret in line or json.dumps(secret)[1:-1] in line:
+                    stands[secret].append(f"{file.name}:{number}")
+    error = RunError(
+        f"{folder}: nothing was pushed, because {len(suspected)} of its texts look like secrets. Remove each from the "
+        "places below, and replace a key that others may have seen; or allow what is not one: --allow MARK"
+    )
+    for secret, (kind, places) in suspected.items():
+        more = f" and {len(stands[secret]) - 5} more lines" if len(stands[secret]) > 5 else ""
+        error.add_note(f"  {mark(secret)}: {kind}, in {', '.join([*sorted(places), *stands[secret][:5]])}{more}")
+    return error
 
 
 def _public_text(file: Path, path: str, name: str, scrubber: Scrubber) -> bytes:

@@ -1,6 +1,7 @@
 """Upload whole teams to the hub: each policy's adapter or model, the configuration, and a card with the results."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -26,21 +27,23 @@ class Pushed:
     notes: list[str]
 
 
-def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False) -> Pushed:
+def push(run: str | Path, name: str, private: bool = False, dry_run: bool = False, allow: Sequence[str] = ()) -> Pushed:
     """Upload the team of a finished run to the hub as ``name``.
 
-    Other files of the repository stay. Only the files that a team consists of are uploaded. Paths of this machine, and
-    what looks like a secret, are taken out of the configuration, the cards and the report.
+    Other files of the repository stay. Only the files that a team consists of are uploaded. Paths of this machine,
+    values of options with the name of a secret, and those of environment variables with such a name are taken out of
+    the configuration, the cards and the report. Anything else that looks like a secret stops the push.
 
     Args:
         run: the run's folder.
         name: the repository, ORG/NAME.
         private: whether a new repository is private.
         dry_run: whether to upload nothing, and only to return what would be uploaded.
+        allow: the marks of texts that look like secrets and are not. An error of an earlier push names them.
 
     Raises:
-        RunError: the run has not ended, records of it are damaged, a file of the team is a link, ``name`` is not a name
-            on the hub, or the upload failed.
+        RunError: the run has not ended, records of it are damaged, a file of the team is a link, a text looks like a
+            secret, the extra ``push`` is not installed, ``name`` is not a name on the hub, or the upload failed.
     """
     try:
         validate_repo_id(name)
@@ -56,7 +59,7 @@ def push(run: str | Path, name: str, private: bool = False, dry_run: bool = Fals
         raise RunError(
             f"{run}: has no final weights and config.yaml; push a run that has ended, or a folder that Team.save wrote"
         )
-    contents, notes = pack(record, name)
+    contents, notes = pack(record, name, allow)
     files = [(path, len(c) if isinstance(c, bytes) else c.stat().st_size) for path, c in sorted(contents.items())]
     address = f"https://huggingface.co/{name}"
     if dry_run:

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from maporl.config.safe_yaml import dump_yaml
+from maporl.credentials import without_secrets
 from maporl.errors import RunError
 from maporl.evaluation.metrics import SCORE, Difference, Evaluation, proves_nothing
 from maporl.report import crossplay, groups
@@ -118,7 +119,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
         "flips": [] if is_game(run) else _flips(run),
         "groups": groups.section(run),
         "crossplay": crossplay.section(run.crossplay) if run.crossplay else None,
-        "config": dump_yaml(run.config) if run.config else "",
+        "config": dump_yaml(without_secrets(run.config)) if run.config else "",
     }
 
 
@@ -252,7 +253,7 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     A null counts as an absent key.
     """
-    flat = [_flat({k: v for k, v in run.config.items() if k != "output_dir"}) for run in runs]
+    flat = [_flat(without_secrets({k: v for k, v in run.config.items() if k != "output_dir"})) for run in runs]
     keys = sorted({key for one in flat for key in one}, key=_rank)
     absent = "\u2013"
     return [

@@ -36,6 +36,7 @@ FEATURES = (
     ("rollouts by vLLM in the trainer's process", "vllm", "vllm"),
     ("DeepSpeed ZeRO", "deepspeed", "deepspeed"),
     ("8-bit optimizer, 4-bit models", "bitsandbytes", "quantized"),
+    ("maporl push", "kingfisher_sdk", "push"),
     ("reward server", "fastapi", "server"),
     ("TextArena games", "textarena", "games"),
 )

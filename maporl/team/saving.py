@@ -16,6 +16,7 @@ from peft import PeftModel
 
 from maporl.config import Config, parse_config, to_yaml
 from maporl.config.engines import ENGINES, IN_PYTHON
+from maporl.credentials import is_secret
 from maporl.errors import ConfigError
 from maporl.storage.run_folder import must_be_empty
 from maporl.team.agents import Agent, Policy
@@ -30,7 +31,6 @@ from trl_ext.models.weights import ADAPTER_OPTIONS, has_weights_of
 BASE = "base"
 """The folder in an adapter's folder with the model below it, if that has no name."""
 _DTYPES = ("float32", "bfloat16", "float16")
-_SECRET = re.compile(r"(?i)(api_?key|token|secret|password|passwd|credentials?)$")
 _LOGIN = re.compile(r"://[^/\s@]+@")
 
 
@@ -135,7 +135,9 @@ class SavedTeam:
                 public[key] = self._without_secrets(value, agent)
                 continue
             addresses = value if isinstance(value, list) else [value]
-            if value and (_SECRET.search(key) or any(isinstance(one, str) and _LOGIN.search(one) for one in addresses)):
+            if value and (
+                is_secret(key, value) or any(isinstance(one, str) and _LOGIN.search(one) for one in addresses)
+            ):
                 self.only_in_python[f"engines.{agent}.{key}"] = "a secret"
             else:
                 public[key] = value

@@ -9,6 +9,7 @@ from typing import Any
 
 from maporl.config.imports import look_up, must_take
 from maporl.config.schema import Config, EvaluationSection, RunOptions, TrainingOptions
+from maporl.credentials import without_secrets
 from trl_ext.learning.arguments import deciding_names
 from trl_ext.learning.config import PPOv2Config
 from trl_ext.ppo.losses import OBJECTIVES, objective_of
@@ -137,6 +138,7 @@ def changes(was: Any, now: Any, free: Iterable[str] = (), at: str = "") -> list[
     if isinstance(was, list | tuple) and isinstance(now, list | tuple) and len(was) == len(now):
         was, now = dict(enumerate(was)), dict(enumerate(now))
     if not (isinstance(was, Mapping) and isinstance(now, Mapping)):
-        return [] if was == now else [f"{at} was {was!r:.80} and is {now!r:.80}"]
+        told = [without_secrets(value, at.rpartition(".")[2]) for value in (was, now)]
+        return [] if was == now else [f"{at} was {told[0]!r:.80} and is {told[1]!r:.80}"]
     pairs = {key: (was.get(key), now.get(key), free, f"{at}.{key}".removeprefix(".")) for key in [*was, *now]}
     return [line for pair in pairs.values() for line in changes(*pair)]

@@ -21,6 +21,7 @@ from maporl.config import Config, parse_config
 from maporl.config.imports import FINGERPRINTS, is_import, module_files
 from maporl.config.parse import MOST_FAULTS, lasting
 from maporl.config.safe_yaml import dump_yaml, parse_yaml
+from maporl.credentials import without_secrets
 from maporl.errors import ConfigError, RunError
 from maporl.evaluation.metrics import Evaluation
 from maporl.rewards.origins import origins
@@ -137,9 +138,12 @@ class RunRecord:
         self._begun = True
 
     def sections(self) -> dict[str, Any]:
-        """Return who the agents are and what decides what they learn (:data:`PARTS`), as ``config.yaml`` has it."""
+        """Return who the agents are and what decides what they learn (:data:`PARTS`), as ``config.yaml`` has it.
+
+        Secrets are left out.
+        """
         values = parse_yaml((self.folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
-        return {name: values[name] for name in ("agents", *PARTS) if name in values}
+        return without_secrets({name: values[name] for name in ("agents", *PARTS) if name in values})
 
     def _write(self, parts: RunParts, resumes: bool) -> None:
         saved = self._kept or self._saved(parts.team, parts.args, parts.engine_options)

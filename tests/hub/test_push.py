@@ -1,8 +1,10 @@
 """A trained team is pushed to the hub and loaded again."""
 
+import base64
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +14,19 @@ from written_runs import data_of
 
 from maporl import Team
 from maporl.cli.main import app
+from maporl.cli.train import _dry_run
+from maporl.config import parse_config
 from maporl.config.parse import to_yaml
-from maporl.errors import RunError
-from maporl.hub.pack import pack
+from maporl.errors import ConfigError, RunError
+from maporl.hub.pack import _words_of, pack
 from maporl.hub.push import push
+from maporl.hub.scrub import mark
+from maporl.report.page import about
 from maporl.report.read import read_run
 from maporl.runs.train import train
 from maporl.team.loading import load_tokenizers
+from maporl.training.args import changes
+from maporl.training.run_record import RunRecord
 from maporl.validation.load import from_dict
 
 LETTERS = "0123456789+=;"
@@ -284,13 +292,14 @@ def test_eval_and_play_take_a_runs_folder(run):
 
 # -- what does not leave this machine --------------------------------------------------------------------------------
 
+JWT = ".".join([*(base64.b64encode(part).decode() for part in (b'{"alg":"HS256","typ":"JWT"}', b'{"sub":"1234567","name":"Ann"}')), "SflKxwRJ" "SMeKKF2QT4fwpMeJf36P"])  # fmt: skip
 SECRETS = {
     "hf": "hf_" + "aB3" * 10, "openai": "sk-proj-" + "x9Y" * 10, "github": "ghp_" + "q" * 30, "aws": "AKIA" + "Z" * 16,
-    "google": "AIza" + "k" * 35, "slack": "xoxb-123456789-abc", "jwt": "eyJhbGciOi.eyJzdWIiOi12.SflKxwRJSM",
-    "bearer": "Bearer abcdefgh.ijklmnop", "password": "https://alice:s3cr3t@llm.corp/v1", "query": "https://x.org/v1?a=1&api_key=q1w2e3",
-    "private": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+    "google": "AIza" + "k" * 35, "slack": "xoxb-123456789-abc", "jwt": JWT,
+    "bearer": "Bearer " + "8f3kQ0z7" + "LmXw.2b9Tn4Rv6Hd1", "password": "https://alice:s3cr3t@llm.corp/v1", "query": "https://x.org/v1?a=1&api_key=q1w2e3",
+    "private": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----", "groq": "gsk_" + "7hQ2vB9xLd4R" * 4 + "tY3m",
 }  # fmt: skip
-HIDDEN = [*(SECRETS[n] for n in ("hf", "openai", "github", "aws", "google", "slack", "jwt")), "abcdefgh.ijklmnop", "s3cr3t", "q1w2e3", "MIIEow", "environment-secret", "735914"]  # fmt: skip
+HIDDEN = [*(SECRETS[n] for n in ("hf", "openai", "github", "aws", "google", "slack", "jwt", "groq")), "8f3kQ0z7LmXw", "s3cr3t", "q1w2e3", "MIIEow"]  # fmt: skip
 
 
 def readable(folder):
@@ -303,51 +312,112 @@ def readable(folder):
     return texts | {"the page's data": json.dumps(data_of(texts["report.html"]))}
 
 
-def test_no_secret_is_pushed_wherever_it_stands(run, tmp_path, monkeypatch):
+def test_secrets_by_their_names_are_taken_out_and_named(run, tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "environment-secret")
-    copy, every = tmp_path / "run", "\n".join([*SECRETS.values(), "environment-secret"])
+    copy = tmp_path / "run"
     shutil.copytree(run, copy)
     config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["protocol"]["opening"] = every + "{question}"
-    config["agents"]["bob"]["system"] = every
     config["agents"]["eve"] = {
         "engine": "openai",
         "api": {"model": "m", "base_url": "https://alice:s3cr3t@llm.corp/v1?api_key=q1w2e3#x"},
     }
-    config["agents"]["fay"] = {
-        "engine_options": {
-            "api_key": "environment-secret",
-            "hf_token": "s3cr3t",
-            "credentials": {"user": "s3cr3t"},
-            "password": 735914,
-            "pad_token": "<pad>",
-        }
-    }
+    options = {"api_key": "k", "X-Api-Key": "k", "hf_token": "s3cr3t", "credentials": {"user": "s3cr3t"}, "password": 735914, "token": "8f3kQ0z7Lm" + "Xw2b9Tn4Rv"}  # fmt: skip
+    config["agents"]["fay"] = {"engine_options": {**options, "pad_token": "<pad>"}}
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     lines = (copy / "dialogues.jsonl").read_text().splitlines()
     record = json.loads(lines[0])
-    record["utterances"][0]["text"] = record["example"]["question"] = every
+    record["utterances"][0]["text"] = record["example"]["question"] = "It is environment-secret."
     (copy / "dialogues.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
-    for name in ("ann-turn1/README.md", "bob/chat_template.jinja"):
-        (copy / "final" / name).write_text((copy / "final" / name).read_text() + every)
-    file = copy / "final/bob/tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"note": every}))
-    file = copy / "evaluation_after.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"note": every}))
     notes = unpacked(copy, tmp_path / "out")
-    for name, text in readable(tmp_path / "out").items():
-        assert not [secret for secret in HIDDEN if secret in text], name
-    assert not [secret for secret in HIDDEN if secret in "\n".join(notes)]
+    hidden = ("environment-secret", "s3cr3t", "q1w2e3", "735914", "8f3kQ0z7Lm")
+    for name, text in [*readable(tmp_path / "out").items(), ("notes", "\n".join(notes))]:
+        assert not [secret for secret in hidden if secret in text], name
     for note in (
-        "taken out: what looks like a secret, 'hf_a'..., in config.yaml: protocol.opening",
-        "taken out: the value of config.yaml: agents.fay.engine_options.api_key",
+        *(f"taken out: the value of config.yaml: agents.fay.engine_options.{name}" for name in options),
         "taken out: the value of an environment variable, in report.html",
-        "taken out: what looks like a secret, 'sk-p'..., in bob/tokenizer_config.json: note",
     ):
         assert note in notes, notes
     pushed = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
     assert pushed["agents"]["eve"]["api"]["base_url"] == "https://llm.corp/v1"
     assert pushed["agents"]["fay"]["engine_options"]["pad_token"] == "<pad>", "a token of a vocabulary is not a secret"
+
+
+def test_secrets_by_their_names_stand_neither_on_the_page_nor_in_trackers_nor_in_errors(run, tmp_path, capsys):
+    key = "8f3kQ0z7Lm" + "Xw2b9Tn4Rv"
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["agents"]["fay"] = {"engine_options": {"X-Api-Key": key, "token": key, "seconds": 5}}
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    sections = RunRecord.sections(SimpleNamespace(folder=copy))
+    assert sections["agents"]["fay"]["engine_options"] == {"X-Api-Key": "(taken out)", "token": "(taken out)", "seconds": 5}  # fmt: skip
+    told = json.dumps(about([read_run(copy)])) + json.dumps(about([read_run(run), read_run(copy)]))
+    assert "X-Api-Key" in told and key not in told
+    assert changes({"api_key": key}, {"api_key": f"{key}9"}) == ["api_key was '(taken out)' and is '(taken out)'"]
+    wrong = {"task": {"name": "toy_sum"}, "output_dir": "x", "agents": {"ann": {"engine": "openai", "api": {"model": "m", "base_url": {"token": key}}}}}  # fmt: skip
+    with pytest.raises(ConfigError, match=r"base_url: expected a text, got \{'token': '\(taken out\)'\}"):
+        from_dict(wrong)
+    tools = {"find": {"use": "bm25", "options": {"api_key": key}}}
+    _dry_run(parse_config({"task": {"name": "toy_sum"}, "output_dir": "x", "agents": {"ann": {"tiny": {}}}, "tools": tools}, "x"))  # fmt: skip
+    assert "api_key: (taken out)" in capsys.readouterr().out
+
+
+def with_texts(copy, text):
+    """Put a text into every kind of file of a team, and return the places that a push names."""
+    from safetensors.torch import load_file, save_file
+
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["agents"]["bob"]["system"] = text
+    (copy / "config.yaml").write_text(yaml.safe_dump(config, width=10**6))
+    lines = (copy / "dialogues.jsonl").read_text().splitlines()
+    record = json.loads(lines[1])
+    record["utterances"][0]["text"] = text
+    (copy / "dialogues.jsonl").write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]) + "\n")
+    for name in ("ann-turn1/README.md", "bob/chat_template.jinja"):
+        (copy / "final" / name).write_text((copy / "final" / name).read_text() + text)
+    for file in (copy / "final/bob/tokenizer_config.json", copy / "final/cat/adapter_config.json", copy / "final/bob/tokenizer.json", copy / "evaluation_after.json"):  # fmt: skip
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"note": text}))
+    weights = copy / "final/bob/model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "note": text})
+    return (
+        "config.yaml: agents.bob.system", "report.html", "ann-turn1/README.md", "bob/chat_template.jinja", "bob/tokenizer_config.json: note",
+        "cat/adapter_config.json: note", "bob/tokenizer.json", "bob/model.safetensors", "evaluation_after.json", "dialogues.jsonl:2",
+    )  # fmt: skip
+
+
+def test_what_looks_like_a_secret_stops_the_push_wherever_it_stands(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    places = with_texts(copy, f"The tool said {SECRETS['groq']}, twice.")
+    with pytest.raises(RunError, match=r"nothing was pushed, because 1 of its texts look.*--allow MARK") as refused:
+        push(copy, "org/team", dry_run=True)
+    (line,) = refused.value.__notes__
+    assert line.startswith(f"  {mark(SECRETS['groq'])}: groq-api-key, in ") and SECRETS["groq"] not in line
+    assert not [place for place in places if place not in line], line
+    result = CliRunner().invoke(app, ["push", str(copy), "org/team", "--dry-run"])
+    assert result.exit_code == 1 and mark(SECRETS["groq"]) in result.output
+    allowed = ["--allow", mark(SECRETS["groq"])]
+    result = CliRunner().invoke(app, ["push", str(copy), "org/team", "--dry-run", *allowed])
+    assert result.exit_code == 0 and f"allowed: groq-api-key ({allowed[1]}), in report.html" in result.output
+
+
+def test_every_kind_of_secret_in_a_dialogue_is_named_and_never_shown(run, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    with_texts(copy, "\n".join(SECRETS.values()))
+    with pytest.raises(RunError) as refused:
+        pack(read_run(copy), "org/team")
+    told = "\n".join([str(refused.value), *refused.value.__notes__])
+    assert len(refused.value.__notes__) >= len(SECRETS)
+    assert not [secret for secret in HIDDEN if secret in told], told
+
+
+def test_tensors_are_not_searched(tmp_path):
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as weights:
+        weights.write((9).to_bytes(8, "little") + b'{"a": 1} ')
+        weights.truncate(2**30)
+    assert _words_of(file) == b'{"a": 1} '
 
 
 def test_no_path_of_this_machine_is_pushed(run, tmp_path, monkeypatch):
