@@ -10,7 +10,11 @@ import shlex
 import shutil
 import string
 import subprocess
+import tomllib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
 
 import click
 import pytest
@@ -18,6 +22,7 @@ import thread_cluster
 import typer
 import yaml
 from folders import ROOT
+from packaging.requirements import Requirement
 from pages import blocks
 
 import maporl
@@ -280,3 +285,68 @@ def test_one_variable_of_the_makefile_chooses_the_build_of_pytorch(words, torch)
     )
     (line,) = (line for line in done.stdout.splitlines() if line.endswith(" torch"))
     assert " ".join(line.split()).endswith(f"-c constraints.txt{torch}")
+
+
+LICENCES = re.compile("GPL|MPL|EPL|EUPL|CDDL|Proprietary", re.IGNORECASE)
+
+
+def needed(requirements, known=()):
+    """The names of the installed packages that requirements install, with what these need themselves."""
+    found = set()
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        one = waiting.pop()
+        name = one.name.lower().replace("_", "-")
+        if name in found or name in known or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        with contextlib.suppress(PackageNotFoundError):  # an extra that is not installed here
+            waiting += map(Requirement, distribution(name).requires or [])
+            found.add(name)
+    return found
+
+
+def test_the_page_of_extras_names_what_is_not_under_a_permissive_licence():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: requirements for name, requirements in project["optional-dependencies"].items() if name != "dev"}
+    core = needed(project["dependencies"])
+    rows = {
+        extra.strip(" `"): row
+        for row in (ROOT / "docs/commands.md").read_text().splitlines()
+        if row.startswith("| ") and row.count("|") == 4
+        for extra in row.split("|")[1].split(",")
+    }
+    assert len(core) > 30 and ("chess" in needed(extras["games"], core)) == (find_spec("textarena") is not None)
+    for extra, names in {"none": core, **{name: needed(r, core) for name, r in extras.items()}}.items():
+        for name in names:
+            about = distribution(name).metadata
+            told = [
+                about.get("License-Expression", ""),
+                about.get("License", "")[:80],
+                *(one for one in about.get_all("Classifier", []) if one.startswith("License")),
+            ]
+            if LICENCES.search(" ".join(line for line in told if line)):
+                assert f"`{name}`" in rows[extra].split("|")[3], f"docs/commands.md: {extra}: {name} {told[:2]}"
+
+
+@pytest.mark.parametrize(
+    "package, file, variables",
+    [
+        ("huggingface_hub", "constants.py", ["HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"]),
+        ("trl", "trainer/base_trainer.py", ["CI", "send_telemetry"]),
+        ("datasets", "config.py", ["HF_UPDATE_DOWNLOAD_COUNTS"]),
+        ("ray", "_common/usage/usage_constants.py", ["RAY_USAGE_STATS_ENABLED"]),
+        ("vllm", "envs.py", ["VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"]),
+    ],
+)
+def test_packages_read_the_variables_that_turn_their_telemetry_off(package, file, variables):
+    spec = find_spec(package)
+    if spec is None:
+        pytest.skip(f"{package} is not installed")
+    source, page = (Path(spec.origin).parent / file).read_text(), (ROOT / "SECURITY.md").read_text()
+    for variable in variables:
+        assert variable in source and (variable.islower() or f"`{variable}=" in page), variable
+
+
+def test_teams_are_not_trained_by_a_trainer_that_tells_its_authors():
+    trainers = (maporl.MultiAgentPPOTrainer, trl_ext.PPOv2Trainer)
+    assert not [base for trainer in trainers for base in trainer.__mro__ if base.__module__.startswith("trl.")]
