@@ -18,6 +18,7 @@ from maporl.from_trl import DPOConfig, DPOTrainer, RowsAsTheyAre, SFTConfig, SFT
 from maporl.loops.kto import kto_rows, kto_trainer, mismatched, never_asked, shuffled
 from maporl.loops.rows import Pair, Row
 from maporl.team.agents import Policy
+from maporl.training.args import name_of_run
 from trl_ext.files.paths import below
 from trl_ext.models import forward
 from trl_ext.sharding.choice import decayed
@@ -168,6 +169,7 @@ def trainer_options(
         "logging_steps": 10,
         "save_strategy": "no",
         "report_to": config.training.report_to,
+        "run_name": name_of_run(config.output_dir),
         "disable_tqdm": quiet,
     }
 

@@ -453,6 +453,7 @@ def page() -> str:
         "have the reward. What `training.report_to` names gets the same numbers: MLflow under these names; TensorBoard, Weights & Biases and Trackio",
         "with `train/` before a name, or `eval/` in place of `eval_` (`train/reward/credit`, `eval/accuracy/turn_1`). They get the trainer's",
         "arguments too, and the configuration's sections `agents`, `task`, `protocol`, `reward`, `advantage`, `branching` and `schedule`.",
+        "`runs/debate` is called `runs-debate` there (or as `WANDB_NAME` says), in the project `huggingface` (`WANDB_PROJECT` names another one).",
         "",
         "The last column names the chart of the report that shows the metric.",
         "",

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from maporl.config.imports import look_up, must_take
@@ -87,6 +88,7 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         episodes = config.updates * config.questions_per_update() * processes
         args = cls(
             output_dir=config.output_dir,
+            run_name=name_of_run(config.output_dir),
             seed=config.seed,
             eval_questions=config.evaluation.questions,
             eval_temperature=config.evaluation.temperature,
@@ -99,6 +101,17 @@ class MultiAgentPPOConfig(TrainingOptions, RunOptions, PPOv2Config):  # type: ig
         )
         objective_of(args)
         return args
+
+
+def name_of_run(folder: str | Path) -> str:
+    """Return the name of a run in the services of ``report_to``: that in ``WANDB_NAME`` or ``MLFLOW_RUN_NAME``, or the
+    last two parts of its folder. Otherwise a service draws words at random.
+
+    >>> name_of_run("/data/runs/debate/seed-3")
+    'debate-seed-3'
+    """
+    named = os.environ.get("WANDB_NAME") or os.environ.get("MLFLOW_RUN_NAME")
+    return named or "-".join(Path(folder).absolute().parts[1:][-2:])
 
 
 _SERVERS = ("urls", "base_url", "key_variable", "concurrency", "timeout", "retries")

@@ -24,6 +24,7 @@ from maporl.storage.run_folder import must_be_empty
 from maporl.tasks.base import Task
 from maporl.team.team import Team
 from maporl.text import well_formed_json
+from maporl.training.args import name_of_run
 from maporl.training.sft_options import SFTOptions
 from maporl.types import Dialogue, Utterance, from_record
 from trl_ext.files.atomic import new_folder
@@ -173,6 +174,7 @@ def _train_policies(
             logging_steps=10,
             save_strategy="no",
             report_to=config.training.report_to,
+            run_name=name_of_run(folder),
             disable_tqdm=quiet,
         )
         with policy.active():

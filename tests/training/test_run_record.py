@@ -7,6 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_run import config_of
 
 from maporl import Agent, Arithmetic, Debate, MultiAgentPPOConfig, MultiAgentPPOTrainer, Team
+from maporl.config.loops import SFTStage
+from maporl.loops.stages import trainer_options
 from maporl.report.read import read_run
 from maporl.runs.train import train
 from maporl.storage.run_folder import RunFolder
@@ -104,6 +106,18 @@ def grouped(tmp_path_factory):
     for updates in (2, 3):
         train(config_of(folder, updates, group, **options), resume=updates == 3, quiet=True)
     return folder
+
+
+def test_services_call_a_run_after_its_folder_and_not_at_random(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_NAME", raising=False)
+    config = config_of(tmp_path / "debate/seed-3", 2, {}, per_device_train_batch_size=4)
+    assert MultiAgentPPOConfig.from_config(config).run_name == "debate-seed-3"
+    assert (
+        trainer_options(config, SFTStage(train="sft", build="threshold"), None, tmp_path, True)["run_name"]
+        == "debate-seed-3"
+    )
+    monkeypatch.setenv("WANDB_NAME", "mine")
+    assert MultiAgentPPOConfig.from_config(config).run_name == "mine"
 
 
 def test_the_card_counts_the_dialogues_that_were_played(grouped):
