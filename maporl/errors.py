@@ -6,6 +6,7 @@ that many parts raise.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -123,17 +124,21 @@ def install_command(extra: str) -> str:
     from importlib.metadata import PackageNotFoundError, distribution  # it takes longer to load than all errors
     from urllib.parse import unquote, urlsplit
 
-    try:
+    checkout = Path(__file__).parents[1]
+    source, required = None, None
+    with suppress(PackageNotFoundError, ValueError):
         installed = distribution("maporl")
-        source = json.loads(installed.read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        source = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
-    if "dir_info" in source:
+        required = installed.requires or ()
+        source = json.loads(installed.read_text("direct_url.json") or "null")
+    # in a checkout, Python may find what an install has left there
+    if not source and (required is None or (checkout / "pyproject.toml").is_file()):
+        source = {"url": checkout.as_uri(), "dir_info": {"editable": True}}
+    if source and "dir_info" in source:
         editable = "-e " if source["dir_info"].get("editable") else ""
         return f"pip install {editable}'{unquote(urlsplit(source['url']).path)}[{extra}]'"
     if not source:
         named = f'extra == "{extra}"'
-        needed = [one.partition(";")[0].strip() for one in installed.requires or () if named in one.replace("'", '"')]
+        needed = [one.partition(";")[0].strip() for one in required or () if named in one.replace("'", '"')]
         return f"pip install {' '.join(map(repr, needed))}"
     vcs = f"{source['vcs_info']['vcs']}+" if "vcs_info" in source else ""
     return f"pip install 'maporl[{extra}] @ {vcs}{source['url']}'"

@@ -526,7 +526,8 @@ class Installed:
         (None, "pip install 'textarena>=0.7' 'pygame>=2.6'"),
     ],
 )  # fmt: skip
-def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, record, command):
+def test_an_extra_is_installed_from_where_maporl_came_from(monkeypatch, tmp_path, record, command):
+    monkeypatch.setattr("maporl.errors.__file__", str(tmp_path / "maporl/errors.py"))  # not in a checkout
     monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
     assert install_command("games") == command
 
