@@ -1,5 +1,6 @@
 r"""Which answers the graders pay and refuse on real labels, and how long they take against another checkout.
 
+    python benchmarks/grading.py                                        # answers in hard forms: a second
     python benchmarks/grading.py DATA                                   # what is paid and refused: some minutes
     python benchmarks/grading.py DATA --other ANOTHER_CHECKOUT          # the time too, as a ratio
     python benchmarks/grading.py DATA --out benchmarks/results/grading.json
@@ -8,6 +9,8 @@ r"""Which answers the graders pay and refuse on real labels, and how long they t
 ``olympiadbench``, ``minerva_math`` and ``gsm8k``, and ``anli_r1`` to ``anli_r3``. A folder that is missing is named
 before anything is measured.
 
+- **Hard forms**: ``benchmarks/answers.txt`` has right answers as models write them, and near misses. Where math-verify
+  is installed, it grades them too.
 - **Labels**: each label is graded as an answer to itself.
 - **Changes**: one sign, digit, bracket or part of a label is changed (``--changes`` of each label, drawn by
   ``--seed``). An accepted change is judged by :func:`written_the_same`, which knows nothing of the grader: it rewrites
@@ -20,6 +23,7 @@ before anything is measured.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -40,6 +44,7 @@ from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.tasks.grading.numbers import number
 
 HERE = Path(__file__).resolve().parents[1]
+ANSWERS = HERE / "benchmarks" / "answers.txt"
 MATHEMATICS = ("math", "math500", "olympiadbench", "minerva_math")
 INFERENCE = ("anli_r1", "anli_r2", "anli_r3")
 LABELS = ("entailment", "neutral", "contradiction")
@@ -73,6 +78,42 @@ def rows_of(data: Path, folder: str) -> list[dict[str, Any]]:
     return [
         json.loads(line) for file in sorted((data / folder).glob("*.jsonl")) for line in file.open(encoding="utf-8")
     ]
+
+
+def read_answers(file: Path = ANSWERS) -> Iterator[tuple[str, bool, str, str]]:
+    """The family of each answer in a hard form, whether it is right, its label, and the text, in which ⏎ ends lines."""
+    family = ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            family = line[2:]
+        elif line:
+            sign, label, text = line.split(" | ", 2)
+            yield family, sign == "+", label, text.replace("⏎", "\n")
+
+
+def is_paid(text: str, label: str) -> bool:
+    """Whether the grader of the label pays a text."""
+    return find_label(text, LABELS) == label if label in LABELS else grade_benchmark(text, label).correct is True
+
+
+def verified(text: str, label: str) -> bool:
+    """Whether math-verify calls a text right."""
+    from math_verify import parse, verify
+
+    return bool(verify(parse(f"\\boxed{{{label}}}"), parse(text)))
+
+
+def measure_answers() -> dict[str, Any]:
+    """How many right answers in hard forms are refused, how many near misses are paid, and which."""
+    measured = {}
+    graders = {"maporl": is_paid} | ({"math-verify": verified} if importlib.util.find_spec("math_verify") else {})
+    for name, paid in graders.items():
+        rows = [(*row, paid(row[3], row[2])) for row in read_answers()]
+        measured[name] = {
+            "right": sum(right for _, right, *_ in rows), "refused": [row for row in rows if row[1] and not row[4]],
+            "wrong": sum(not right for _, right, *_ in rows), "paid": [row for row in rows if not row[1] and row[4]],
+        }  # fmt: skip
+    return measured
 
 
 def meta_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +270,8 @@ def forms(data: Path, each: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         r"\%",
         " dollars",
     ):
-        yield f"the unit {unit.strip()}", boxed(numbers, lambda label, unit=unit: label + unit)
+        fits = [label for label in numbers if unit != r"\%" or abs(number(label)) >= 1]  # 0.15% is not 0.15
+        yield f"the unit {unit.strip()}", boxed(fits, lambda label, unit=unit: label + unit)
     for blank in (r"\,", r"\;", r"\ ", " ", "~", "{,}", ",", r",\!"):
         yield f"thousands with {blank!r}", [(f"\\boxed{{{int(n):,}}}".replace(",", blank), n) for n in large]
     yield (
@@ -349,15 +391,21 @@ def measure_time(data: Path, other: Path, rounds: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     """Print the figures as lines for people."""
-    for folder, found in result["changes"].items():
+    for name, found in result["answers"].items():
+        print(
+            f"{name}: of {found['right']} right answers in hard forms {len(found['refused'])} are refused "
+            f"({len(found['refused']) / found['right']:.1%}), and of {found['wrong']} near misses {len(found['paid'])} "
+            f"are paid ({len(found['paid']) / found['wrong']:.1%})"
+        )
+    for folder, found in result.get("changes", {}).items():
         print(
             f"{folder}: {found['labels'] - len(found['labels_refused'])} of {found['labels']} labels grade themselves "
             f"right; of {sum(found['changes'].values())} changes {found['accepted']} are accepted, "
             f"{found['wrongly_accepted']} of them wrongly ({found['share_wrongly_accepted']:.3%})"
         )
-    for name, found in result["forms"].items():
+    for name, found in result.get("forms", {}).items():
         print(f"{found['accepted']} of {found['labels']}: {name}")
-    for name, found in result["choices"].items():
+    for name, found in result.get("choices", {}).items():
         print(
             f"{name}: {found['right_accepted']} of {found['right']} right, {found['wrong_accepted']} of "
             f"{found['wrong']} wrong accepted"
@@ -372,7 +420,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, print the figures, and write them to ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="the folder of the data sets")
+    parser.add_argument("data", type=Path, nargs="?", help="the folder of the data sets; without it, only hard forms")
     parser.add_argument("--other", type=Path, help="another checkout of this project, whose time is measured too")
     parser.add_argument("--changes", type=int, default=12, help="at most so many changes of each label")
     parser.add_argument("--each", type=int, default=200, help="so many labels for each form")
@@ -380,7 +428,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
     arguments = parser.parse_args()
-    missing = [name for name in (*MATHEMATICS, *INFERENCE, "gsm8k") if not rows_of(arguments.data, name)]
+    wanted = (*MATHEMATICS, *INFERENCE, "gsm8k") if arguments.data else ()
+    missing = [name for name in wanted if not rows_of(arguments.data, name)]
     if missing:
         raise SystemExit(
             f"{arguments.data}: no *.jsonl with rows in {', '.join(missing)}; each is a folder of JSON lines with "
@@ -390,11 +439,13 @@ def main() -> None:
     result = {
         "date": date.today().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
-        "changes": measure_changes(arguments.data, arguments.changes, arguments.seed),
-        "forms": measure_forms(arguments.data, arguments.each),
-        "choices": measure_choices(arguments.data, arguments.each),
+        "answers": measure_answers(),
     }
-    if arguments.other:
+    if arguments.data:
+        result["changes"] = measure_changes(arguments.data, arguments.changes, arguments.seed)
+        result["forms"] = measure_forms(arguments.data, arguments.each)
+        result["choices"] = measure_choices(arguments.data, arguments.each)
+    if arguments.other and arguments.data:
         result["time"] = measure_time(arguments.data, arguments.other.resolve(), arguments.rounds)
     result["seconds"] = round(time.perf_counter() - started)
     show(result)

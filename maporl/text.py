@@ -10,6 +10,7 @@ import symtable
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -296,9 +297,9 @@ def code_of(text: str, name: str = "") -> str:
     If blocks are marked as Python, these count alone, unless only another one defines the function: a model that begins
     inside a block, because its prompt ends with an opening fence, closes one that it has not opened, and all others
     would be read the wrong way round. A block in a list is indented as a whole, and this indentation is taken away; so
-    are the marks of a quotation (``>``), and a byte order mark. Blocks before it are part of the program where they
-    define a name that it uses and does not define. Without any such block, the last one is taken although it is not
-    closed, if Python can read it.
+    are the marks of a quotation (``>``), and a byte order mark. A fence in a docstring closes no block that is marked.
+    Blocks before it are part of the program where they define a name that it uses and does not define. Without any such
+    block, the last one is taken although it is not closed, if Python can read it.
 
     >>> code_of("First ```x = 1```. Then\\n```python\\nx = 2\\n```")
     'x = 2\\n'
@@ -384,13 +385,20 @@ def _marked_blocks(text: str) -> list[str]:
     """The closed blocks marked as Python, up to the first fence that begins a line, or else anywhere."""
     openings = list(_PYTHON_FENCE.finditer(text))
     ends = [*(opening.start() for opening in openings[1:]), len(text)]
-    blocks = []
+    blocks, closed = [], 0
     for opening, end in zip(openings, ends, strict=False):
-        rest = text[opening.end() : end + 3]  # the fence of the next block may close this one
+        start = opening.end()
+        if start <= closed:
+            continue  # an example in the docstring of the block before
+        rest = text[start : end + 3]  # the fence of the next block may close this one
         closing = _END_OF_BLOCK.search(rest)
-        place = closing.start() if closing else rest.find("```")
+        place = start + closing.start() if closing else text.find("```", start, end + 3)
+        if closing and _names(_level(text[start:place])) is None:  # a fence in a docstring does not close the block
+            later = (fence.start() for fence in islice(_END_OF_BLOCK.finditer(text, place + 1), 8))
+            place = next((fence for fence in later if _names(_level(text[start:fence]))), place)
         if place >= 0:
-            blocks.append(rest[:place])
+            blocks.append(text[start:place])
+            closed = place
     return blocks
 
 

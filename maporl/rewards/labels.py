@@ -6,8 +6,8 @@ from fractions import Fraction
 from maporl.rewards.base import RewardSource, Values
 from maporl.rewards.scoring import grade_answers
 from maporl.tasks.base import Task
+from maporl.tasks.grading import canonical, number
 from maporl.tasks.grading.answers import final_answer
-from maporl.tasks.grading.numbers import canonical, number
 from maporl.tasks.grading.spans import token_f1
 from maporl.types import Dialogue, Utterance
 

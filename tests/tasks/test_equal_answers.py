@@ -5,6 +5,7 @@ import random
 import threading
 from fractions import Fraction
 
+import grading as hard_forms
 import pytest
 
 from maporl.rewards.judges import last_match
@@ -131,6 +132,7 @@ RIGHT = {
     "signs": [
         (r"a\pm b\mp c", "a+b-c,a-b+c"), (r"5\mp2\pm1", "4,6"), (r"1\mp 2", "-1,3"), ("2*-3^2", "-18"), ("-2^2", "-4"), ("(-2)^2", "4"), ("1-2+3", "2"),
         ("6/-3*2", "-4"), ("5-3-1", "1"), ("2*3 1/2", "7"), (r"2\cdot 3\frac{1}{2}", "7"), (r"x\cdot 3\frac12", "7x/2"), ("-3 1/2", "-3.5"),
+        (r"2\cdot -3\frac12", "-7"), ("2*-3 1/2", "-7"),
     ],
     "whole numbers": [
         (r"\lfloor\frac{n+1}{2}\rfloor+1", r"\lceil n/2\rceil+1"), (r"\frac{2n+1-(-1)^n}{4}", r"\lceil n/2\rceil"), (r"\frac{n!}{k!(n-k)!}", r"\binom{n}{k}"),
@@ -181,6 +183,16 @@ def test_every_label_equals_itself(kind):
 )  # fmt: skip
 def test_where_an_answer_stands(text, label, right):
     assert grade_benchmark(text, label).correct is right
+
+
+def test_right_answers_in_hard_forms_are_paid_and_near_misses_are_not():
+    rows = list(hard_forms.read_answers())
+    refused = [(label, text) for _, right, label, text in rows if right and not hard_forms.is_paid(text, label)]
+    assert refused == [
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\boxed{\binom{1}{2}}"), (r"x \equiv 3 \pmod{7}", r"\boxed{x = 7k + 3}"),
+        ("9", "Answer: 9 (she gives away the rest)"), (r"\frac{5}{12}", r"Answer: The probability that both are red is $\frac{5}{12}$."),
+    ]  # fmt: skip
+    assert [(label, text) for _, right, label, text in rows if not right and hard_forms.is_paid(text, label)] == []
 
 
 UNREAD = [
@@ -392,9 +404,9 @@ def test_a_column_of_worked_solutions_is_told_or_refused_with_its_row(tmp_path):
         len(GSM8K(source=str(file)))
     file.write_text(json.dumps({"question": "Add.", "answer": worked}))
     assert GSM8K(source=str(file))[0].answer == "256"
-    file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": "So\n#### 1.234,5"}))
+    file.write_text(json.dumps({"id": "7", "question": "Add.", "answer": "So\n#### 1.23,5"}))
     with pytest.raises(
-        TaskError, match=r"row 1 \(7\) has the answer '1\.234,5', which is not one number; write 1,234\.5 or 1234\.5"
+        TaskError, match=r"row 1 \(7\) has the answer '1\.23,5', which is not one number; write 1,234\.5 or 1234\.5"
     ):
         len(GSM8K(source=str(file)))
     file.write_text(json.dumps({"question": "Add.", "answer": "256"}))

@@ -51,7 +51,7 @@ def test_a_final_answer_is_what_the_grammar_says(text, truth, answer, correct):
         ("#### Conclusion\nAnswer: 5", "5"),
         ("#### 1. Add\n2+3=5\nAnswer: 5", "5"),
         ("Answer: 6\nI do not think the answer is 5.", "6"),
-        ("Answer: 5\nNo, the answer is 6 because 5+1=6.", None),
+        ("Answer: 5\nNo, the answer is 6 because 5+1=6.", "6"),
         ("Answer: x = 5", "5"),
         (r"Answer: $7 \times 3 = 21$", "21"),
         ("7*3 = 21", "21"),
@@ -123,6 +123,7 @@ def test_what_would_compute_for_ever_is_not_computed():
     assert same_answer("x" * 201, "5") is False
     assert grade_mathematics(r"\boxed{" * 20_000, "5").answer is None
     assert grade_mathematics("the answer is " * 5_000, "5").answer is None
+    assert grade_mathematics("Answer: " + "**a " * 25_000, "5").answer is None
 
 
 def test_worked_sums_are_graded():

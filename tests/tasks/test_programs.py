@@ -419,6 +419,7 @@ FORMS = {
     "a quotation in one": "{quoted twice}",
     "cut off after its end": "Here:\n```python\n{code}",
     "ended in good order": "```python\nimport sys\n{code}\nsys.exit(0)\n```\n",
+    "an example in a docstring": '```python\n{code}\ndef other():\n    """For example:\n\n    ```python\n    >>> other()\n    ```\n    """\n```\nIt works.',
     "fences in a text": "```python\n{code}\nNOTE = '''see ``` there'''\n```\n### Tests\n```python\nassert True\n```",
 }
 

@@ -6,16 +6,17 @@ The grammar of a final answer is strict. The first of these forms that a text ha
 one:
 
 1. ``\boxed{...}`` or ``\fbox{...}`` with balanced braces, or ``\boxed5``; an empty box does not count, and neither does
-   one whose value what stands beside it changes or denies;
+   one whose value what stands beside it changes, denies or takes back; a text whose last box is cut off has no answer;
 2. ``#### ...`` to the end of the line (GSM8K);
 3. ``Answer: ...``, ``<answer>...</answer>`` or ``the (final) answer is ...``, to the end of the sentence or to the next
    such mark;
 4. the whole text, if it is only a number or the letter of an option, or only an equation in numbers, of which the
    right-hand side counts.
 
-What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics or an option such as ``B) Paris``,
-so that headings and prose are passed over. If it begins with a number and is something else, as in "5 because", then
-the text has no answer, whatever it said before.
+What follows ``####`` or ``Answer:`` counts only if it is a number, short mathematics, an option such as ``B) Paris``,
+or a sentence with one number that it neither changes nor denies, so that headings and other prose are passed over. If
+it begins with a number and is something else, as in "5 or six", then the text has no answer, whatever it said before.
+It has none either if it takes the answer back without giving another one.
 
 A text in no such form has no final answer. It is never right.
 
@@ -33,8 +34,16 @@ from fractions import Fraction
 from functools import lru_cache
 
 from maporl.tasks.grading.expressions import Tree, based, read
-from maporl.tasks.grading.numbers import LONGEST_ANSWER, canonical, number, plain, trim
-from maporl.tasks.grading.units import split_unit, units_differ
+from maporl.tasks.grading.numbers import (
+    CURRENCIES,
+    LONGEST_ANSWER,
+    number,
+    plain,
+    spelled_in_digits,
+    surrounds,
+    trim,
+)
+from maporl.tasks.grading.units import in_one_unit, split_unit, unit_of, unit_ratio
 from maporl.tasks.grading.values import Budget, is_computable, real_value, same, same_in_order
 from maporl.text import spoken
 from maporl.types import Grade
@@ -48,8 +57,8 @@ MOST_CANDIDATES = 100
 LONGEST_MATHEMATICS = 400
 """The most characters of an answer without a box that is read as mathematics."""
 _BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])"
-    r"|-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}))|[{}]"
+    r"\\(?:boxed|fbox|framebox|bbox(?:\s*\[[^\]\n]*\])?)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>-?[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])"
+    r"|-?\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}))|(?<!\\)\\[{}]|[{}]"
 )
 _EDGE = r"(?:[$\s*]|\\[\[\]()]|\\[,;: ]|\\quad(?![A-Za-z]))*"
 _NAME_IS = r"(?:(?P<name>[A-Za-z](?:_(?:\w|\{\w+\}))?)\s*=\s*)?"
@@ -80,7 +89,7 @@ _OR_AFTER = re.compile(
 )
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
-    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))\**\s*(?:is\b|would\s+be\b|=|[:：])\**\s*[:：]?\s*"
+    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))\**\s*(?:is\b|would\s+be\b|=|[:：])\**\s*[:：=]?\s*"
     r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?(?:(?:\$\$|\\\[)[ \t]*\n\s*)?"
     r"|^(?:#{1,6} |\*\*)(?:final )?answer[:：]?(?:\*\*)?[:：]?[ \t]*\n\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
     r"|<answer>\s*",
@@ -88,6 +97,34 @@ _MARK = re.compile(
 )
 _AFTERTHOUGHT = re.compile(
     r"(?<=[^\s(])\s?\((?:since|because|as)\b[^()]*\)$|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$", re.IGNORECASE
+)
+_REASON = re.compile(
+    r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*(?:as|that is)\s.*|,\s*i\.?\s?e\b.*"
+    r"|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$",
+    re.DOTALL,
+)
+_EMPHASIS = re.compile(
+    r"(?<![\w*])(\*{1,3}|__)(?=[^\s*])(.+?)(?<=[^\s*])\1(?![\w*])|(?<=[\w$%)])\*\*(?=[\s.,;:!]|$)|</?(?:b|i|u|em|strong)>"
+)
+_ONE_FORMULA = re.compile(
+    r"(?P<before>[^\d$\\]*)(?:\$(?P<number>[^$]+)\$|\\\((?P<formula>.+?)\\\))(?P<after>[^\d$\\]*)"
+)
+_ONE_BOLD = re.compile(r"(?P<before>[^*]*)\*\*(?P<number>[^*]*\d[^*]*)\*\*(?P<after>[^*]*)")
+_ONE_NUMBER = re.compile(
+    rf"(?P<before>[^\d{CURRENCIES}]*?)(?P<number>(?:[{CURRENCIES}]\s?)?(?<![^\s({CURRENCIES}])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?)(?P<after>[^\d]*)"
+)
+_TAKEN_BACK = re.compile(
+    r"(?:^|[.!?…\n(])[\s*]*(?:(?:hmm+|oh|well|but|ah)\W+)*(?:no\b(?=\s*[,.;:!—–-]|\s+wait)|wait\b|oops\b|sorry\b|scratch\s+that|correction\b|edit\s*:|rather\b|hold\s+on"
+    r"|on\s+second\s+thought|let\s+me\s+correct|strike\s+that)|\bcan(?:no|['’])t\s+be\s+(?:right|correct)"
+    r"|\b(?:that|this|it|which|answer|result|value|i)(?:['’]s|\s+(?:is|was|seems|am))(?:n['’]t\s+|\s+not\s+|\s+)(?:(?<=t\s)(?:right|correct|true)|wrong|incorrect"
+    r"|false|mistaken|an?\s+(?:mistake|error))\b|\bi\s+(?:\w+\s+)?(?:made|had)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|\bmy\s+mistake"
+    r"|\bshould\s+(?:rather\s+|actually\s+)?(?:be|have\s+been)\W{1,4}\d|\bactually\b[^.\n]*\d",
+    re.IGNORECASE,
+)
+_SUPPOSED = re.compile(r"\b(?:if|hope|whether|unless|once)\b[^.!?\n]*$", re.IGNORECASE)
+_CORRECTED = re.compile(
+    rf"(?:\b(?:be|been|is|are|equals?|gives?|get|read|correction)\b|['’]s\b|=)[\s:*$]*([-−]?[{CURRENCIES}]?\s?\d[\d,]*(?:\.\d+)?(?:/\d+)?)",
+    re.IGNORECASE,
 )
 _HEADED = re.compile(r"####[ \t]*([^\n#]+)")
 _BEGINS_WITH_NUMBER = re.compile(r"(?!\d+[.):]\s)[-+−–$€£]*\s*\.?\d")  # items of a numbered list do not count
@@ -106,16 +143,20 @@ CLAUSES = re.compile(
 
 
 def boxed(text: str, alone: bool = True) -> str | None:
-    r"""The content of the last complete box, or None. Boxes that are joined by "and" or a comma are one list.
+    r"""The content of the last box, or None. Boxes that are joined by "and" or a comma are one list.
 
     >>> boxed(r"so \boxed{\frac{1}{2}} or rather \boxed{\sqrt{\frac{3}{4}}}")
     '\\sqrt{\\frac{3}{4}}'
-    >>> boxed(r"cut off \boxed{12") is None, boxed(r"\boxed {5}"), boxed(r"\boxed5"), boxed(r"\fbox{5}"), boxed(r"\boxed{5} \boxed{}")
+    >>> boxed("none") is None, boxed(r"\boxed {5}"), boxed(r"\boxed5"), boxed(r"\fbox{5}"), boxed(r"\boxed{5} \boxed{}")
     (True, '5', '5', '5', '5')
     >>> boxed(r"$\boxed{1}$ and $\boxed{9}$"), boxed(r"\boxed{4}. No, \boxed{5}")
     ('1, 9', '5')
 
-    A box whose value what stands beside it changes or denies is not read, unless ``alone`` is false.
+    Unless ``alone`` is false, a last box that is cut off is empty, and one whose value what stands beside it changes or
+    denies, or what follows takes back, is not read.
+
+    >>> boxed(r"cut off \boxed{12"), boxed(r"\boxed{7}, or \boxed{1"), boxed(r"\boxed{7}. No, wait.")
+    ('', '', None)
 
     >>> [boxed(t) for t in (r"-\boxed{5}", r"\boxed{5}\pi", r"$\boxed{5}$ or $6$", r"It is not \boxed{5}", r"\sqrt{\boxed{5}}")]
     [None, None, None, None, None]
@@ -129,6 +170,8 @@ def boxed(text: str, alone: bool = True) -> str | None:
         if match["bare"]:
             boxes.append((match.start(), match.end(), *match.span("bare")))
             around[match.start()] = opened[-1][2] if opened else 0
+        elif match[0] in ("\\{", "\\}"):
+            continue  # a brace that is shown
         elif match.group() != "}":
             if match["brace"]:
                 around[match.start()] = opened[-1][2] if opened else 0
@@ -137,6 +180,8 @@ def boxed(text: str, alone: bool = True) -> str | None:
             start, content, _ = opened.pop()
             if start >= 0 and not _EMPTY_BOX.fullmatch(text, content, match.start()):
                 boxes.append((start, match.end(), content, match.start()))
+    if alone and opened and max(start for start, _, _ in opened) > max(boxes, default=(-1,))[0]:
+        return ""
     if not boxes:
         return None
     last = max(boxes)
@@ -168,7 +213,7 @@ def _stands_alone(text: str, start: int, end: int, brace: int, content: str) -> 
         text[brace : brace + 1] == "{" and _INSIDE_OF.search(text[max(0, brace - 80) : brace])
     ):
         return False
-    if _BOUND_AFTER.match(after):
+    if _BOUND_AFTER.match(after) or (after.strip() and _corrected(text, end, content) is not None):
         return False
     other = _OR_AFTER.match(after)
     return other is None or bool(same_answer(right_hand_side(other["other"]), content))
@@ -206,9 +251,10 @@ def written_answer(text: str) -> str | None:
     if answer is not None:
         answer = trim(_HEAD_IN_BOX.sub("", trim(answer)))
         return answer if 0 < len(answer) <= LONGEST_ANSWER else None
-    answer = _last_candidate(heading[1] for heading in deque(_HEADED.finditer(text), MOST_CANDIDATES))
+    answer = _last_candidate(text, ((head[1], head.end(1)) for head in deque(_HEADED.finditer(text), MOST_CANDIDATES)))
     if answer is None:
-        answer = _last_candidate(_first_sentence(written) for before, written in marked(text) if _asserted(before))
+        answers = [(_first_sentence(line), start) for before, line, start in marked(text) if _asserted(before)]
+        answer = _last_candidate(text, ((line, start + len(line)) for line, start in answers))
     if answer is None:
         answer = trim(text)
         if re.fullmatch(r"\([A-J]\)|[A-J]", answer):
@@ -236,7 +282,10 @@ def reading(text: str) -> tuple[Tree, Tree | None] | None:
         return ("number", value), other if other and other[0] != "number" else None
     body, unit = split_unit(text)
     tree = (read(body) if unit else None) or read(text)
-    if tree is None or not is_computable(tree):
+    if tree is None:
+        whole = in_one_unit(plainly)
+        return reading(whole) if whole else None
+    if not is_computable(tree):
         return None
     other = read(text, thousands=False) if "," in text else None
     return tree, other if other != tree else None
@@ -313,28 +362,50 @@ def same_answer(answer: str, truth: str, budget: Budget | None = None) -> bool |
         return int(answer) == int(truth)
     if (choice := _same_option(answer, truth)) is not None:
         return choice
+    if ":" in truth and (_NOON.search(answer) is None) != (_NOON.search(truth) is None):
+        answer, truth = (
+            _AFTERNOON.sub(lambda time: f"{int(time[1]) - 12}{time[2]} pm", text) for text in (answer, truth)
+        )
     right = reading(truth) or (reading(right_hand_side(truth)) if "=" in truth else None)
     if right is None:
         return _written_alike(answer, truth) or (None if option(truth) is None else False)
     said = reading(answer) or reading(right_hand_side(answer))
     if said is None:
-        return _written_alike(answer, truth)
-    if units_differ(answer, truth):
+        sentence = in_a_sentence(answer)
+        return _written_alike(answer, truth) or (sentence is not None and bool(same_answer(sentence, truth, budget)))
+    ratio = unit_ratio(answer, truth)
+    if ratio is None:
         return False
     budget = budget or Budget()
+    several = said[0][1:] if said[0][0] == "list" != right[0][0] and _OR.search(answer) else ()
+    if several and all(same(part, right[0], budget) for part in several):
+        return True  # 7/2 or 3.5
+    if ratio != 1:
+        return same(("mul", (said[0], ratio), ()), right[0], budget)
+    if (share := _share(said[0], answer, right[0], truth, budget)) is not None:
+        return share
     if same(said[0], right[0], budget):
         return True
     if (said[1] or right[1]) and same_in_order(said[1] or said[0], right[1] or right[0], budget):
         return True  # 1, 234 and 1,234
-    return _rounds_to(said[0], truth) or _same_share(said[0], answer, right[0], truth, budget)
+    if (decimal := _DECIMAL_COMMA.fullmatch(answer)) and right[0][0] == "number":
+        return right[0][1] == Fraction(f"{decimal[1]}.{decimal[2]}") and right[0][1].denominator != 1
+    return _rounds_to(said[0], truth)
 
 
-def _same_share(said: Tree, answer: str, right: Tree, truth: str, budget: Budget) -> bool:
-    """Whether one of two answers is in percent and the other is the same share as a number: 25% and 1/4."""
-    percent = [plain(text).endswith("%") for text in (answer, truth)]
-    if percent == [True, False]:
-        return same(("div", said, ("number", Fraction(100))), right, budget)
-    return percent == [False, True] and same(said, ("div", right, ("number", Fraction(100))), budget)
+def _share(said: Tree, answer: str, right: Tree, truth: str, budget: Budget) -> bool | None:
+    """Whether one of two answers is in percent and the other is the same share as a number: 25% and 1/4.
+
+    None where both may also be in percent, as 25% and 25; but 0.15% is not 0.15.
+    """
+    percent = [text.rstrip(" .$}*").endswith(("%", "percent", "per cent")) for text in (answer, truth)]
+    if percent[0] == percent[1]:
+        return None
+    hundred = ("number", Fraction(100))
+    if percent[1]:
+        return same(said, ("div", right, hundred), budget) or None
+    value = real_value(right)
+    return same(("div", said, hundred), right, budget) or (False if value and abs(value[0]) < 1 else None)
 
 
 def _rounds_to(said: Tree, truth: str) -> bool:
@@ -351,6 +422,10 @@ def _rounds_to(said: Tree, truth: str) -> bool:
     return abs(value[0] - label) <= Fraction(1, 2 * 10 ** len(decimal[2]))
 
 
+_NOON = re.compile(r"\d\W*(?:text\s*\{\s*)?[ap]\.?\s?m\b", re.IGNORECASE)
+_AFTERNOON = re.compile(r"\b(1[3-9]|2[0-3])(:\d\d)\b")
+_OR = re.compile(r"\bor\b")
+_DECIMAL_COMMA = re.compile(r"\s*(-?[0-9]+),([0-9]{1,2})\s*")  # as in 3,5 for 3.5
 _WHOLE = re.compile(r"-?[0-9]{1,200}")
 _ANGLE = re.compile(r"°(?![CF])")
 _SENTENCE = re.compile(r"(?:[^\W\d_]{2}|[0-9)}\]$])\$?[.!?]\s+(?=[A-Z$\\])|\n")
@@ -360,7 +435,8 @@ _EQUATION = re.compile(r"\d\s*=\s*[$€£]?\s*-?\d")
 _THOUSANDS = re.compile(r"([-+]?\s*[$€£]?\s*[-+]?)([0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?(?![0-9,])[^0-9,]*)")
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
 _OPTION = re.compile(
-    r"\s*(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])\s*(?:[).:：]|$|[-–—]\s(?=[A-Za-z]{3})))\s*(.*)",
+    r"\s*(?:(?:it is|option|choice|answer)\s+)*(?:\(\s*([A-Ja-j])\s*\)|\[\s*([A-Ja-j])\s*\]|([A-Ja-j])\s*(?:[).:：→]"
+    r"|\\(?:right|long)?(?:arrow|to|rightarrow)(?![A-Za-z])|$|—\s|[-–]\s(?=[A-Za-z]{3})))\s*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
 _OTHER_OPTION = re.compile(
@@ -391,11 +467,11 @@ def option(text: str) -> tuple[str, str] | None:
     match = _OPTION.fullmatch(plain(text).strip("* "))
     if (
         match is None
-        or _OTHER_OPTION.search(match[3])
-        or (match[3][:1] == "-" and match.string[match.start(3) - 1] != " ")
+        or _OTHER_OPTION.search(match[4])
+        or (match[4][:1] == "-" and match.string[match.start(4) - 1] != " ")
     ):
         return None  # neither "B) or C)" nor the difference (B)-1 is an option
-    return (match[1] or match[2]).upper(), trim(match[3])
+    return (match[1] or match[2] or match[3]).upper(), trim(match[4])
 
 
 def _same_option(answer: str, truth: str) -> bool | None:
@@ -426,7 +502,30 @@ def is_hedged(text: str) -> bool:
 
 
 def _written_alike(answer: str, truth: str) -> bool:
-    return normal(answer) == normal(truth) != ""
+    return normal(answer) == normal(truth) != "" or (_date(truth) is not None and _date(answer) == _date(truth))
+
+
+_MONTHS = str.split("january february march april may june july august september october november december")
+_DATE = re.compile(
+    r"(?:on )?(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?(?:the )?(?:(\d{1,2})(?:st|nd|rd|th)?,? (?:of )?)?"
+    r"([a-z]{3,9})\.?"
+    r"(?: (?:the )?(\d{1,2})(?:st|nd|rd|th)?)?(?:,? (\d{4}))?|(\d{4})-(\d\d)-(\d\d)"
+)
+
+
+def _date(text: str) -> tuple[int, int, int] | None:
+    """The year, the month and the day of a date, 0 where it has none; or None.
+
+    >>> _date("May 5th, 2021"), _date("2021-05-05"), _date("the 5th of May"), _date("5 cats")
+    ((2021, 5, 5), (2021, 5, 5), (0, 5, 5), None)
+    """
+    match = _DATE.fullmatch(plain(text).lower()) if len(text) <= 100 else None
+    if match is None:
+        return None
+    if match[5]:
+        return int(match[5]), int(match[6]), int(match[7])
+    month = next((n for n, name in enumerate(_MONTHS, 1) if name.startswith(match[2])), None)
+    return (int(match[4] or 0), month, int(match[1] or match[3] or 0)) if month else None
 
 
 def normal(text: str) -> str:
@@ -441,6 +540,27 @@ def normal(text: str) -> str:
         return re.sub(r"(?<!\w)\s+|\s+(?!\w)|(?<=[0-9])\s+|\s+(?=[0-9])", "", text)
     text = re.sub(r"\s*([,;:])\s*", r"\1", " ".join(text.split())).casefold()
     return text[1:-1].strip() if re.fullmatch(r"\([^()]*\)", text) and not text[1:2].isdigit() else text
+
+
+_ARITHMETIC = re.compile(r"[0-9 +\-*/()]{1,100}")
+
+
+def canonical(answer: str) -> str:
+    r"""One spelling for all equal answers, so that votes and agreement can compare texts.
+
+    A number, or arithmetic in whole numbers, becomes its value; any other text loses its case and typesetting.
+
+    >>> canonical("1,234.0 dollars"), canonical(r"\frac{2}{4}"), canonical(" Paris. "), canonical(r"\text{Paris}")
+    ('1234', '1/2', 'paris', 'paris')
+    >>> canonical("5"), canonical("5€"), canonical("2+3"), canonical("7/(2*4)"), canonical("1/0+1")
+    ('5', '5', '5', '7/8', '1/0+1')
+    """
+    if (value := number(answer)) is not None:
+        return str(value)
+    plainly = plain(answer)
+    tree = reading(answer) if _ARITHMETIC.fullmatch(plainly) else None
+    computed = tree and real_value(tree[0])
+    return str(computed[0]) if computed else re.sub(r"\s+", " ", plainly).lower()
 
 
 def is_mathematics(text: str) -> bool:
@@ -477,38 +597,110 @@ def too_long(truth: str) -> str:
     return f"the label has {len(truth)} characters; at most {LONGEST_LABEL} are compared"
 
 
-def marked(text: str) -> list[tuple[str, str]]:
-    """For each of the last marks such as ``Answer:``: the clause before it, and its line after it up to the next mark.
+def marked(text: str) -> list[tuple[str, str, int]]:
+    """For each of the last marks such as ``Answer:``: the clause before it, its line after it up to the next mark, and
+    where this begins. Several lines with bullets are one list.
 
-    >>> marked("Well, the answer is 5. No, the answer: 6\\nfine")
-    [(' the ', '5. No, the '), (' the ', '6')]
+    >>> marked("Well, the answer is 5. No, the answer: 6\\nfine"), marked("Answer:\\n- 5\\n- 6")
+    ([(' the ', '5. No, the ', 20), (' the ', '6', 39)], [('', '5, 6', 8)])
     """
     marks = deque(_MARK.finditer(text), MOST_CANDIDATES)
     pairs = []
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(text)
         before = text[max(0, mark.start() - 200) : mark.start()].rsplit("\n", 1)[-1]
-        line = text[mark.end() : end].split("\n", 1)[0]
-        pairs.append((CLAUSES.split(before)[-1], line.split("</answer>", 1)[0]))
+        items = _BULLETS.match(text, mark.end(), end) if text[mark.end() : mark.end() + 1] in ("-", "*", "•") else None
+        line = ", ".join(item[1:].strip() for item in items[0].splitlines()) if items else text[mark.end() : end]
+        line = line.split("\n", 1)[0].split("</answer>", 1)[0]
+        pairs.append((CLAUSES.split(before)[-1], line, mark.end()))
     return pairs
+
+
+_BULLETS = re.compile(r"(?:[-*•][ \t]+[^\n]+(?:\n|$)){2,}")
 
 
 def _asserted(before: str) -> bool:
     return _UNASSERTED.search(before) is None
 
 
-def _last_candidate(candidates: Iterable[str]) -> str | None:
-    """The last candidate that can be read, or None. "" if a later one begins with a number but cannot be read."""
-    for candidate in reversed(list(candidates)):
-        written = trim(_AFTERTHOUGHT.sub("", trim(candidate)))
-        answer = right_hand_side(written)
-        if number(answer) is not None or ("=" not in answer and is_mathematics(answer)) or option(answer):
-            return written
-        if "=" in written and is_equations(written):
-            return written
-        if _BEGINS_WITH_NUMBER.match(answer):
-            return ""
+def _last_candidate(text: str, candidates: Iterable[tuple[str, int]]) -> str | None:
+    """The last candidate that can be read, or None. "" if a later one begins with a number but cannot be read.
+
+    A candidate is a part of ``text`` and where it ends. What follows may take it back or correct it.
+    """
+    for candidate, end in reversed(list(candidates)):
+        written = _read_candidate(candidate)
+        if written is not None:
+            corrected = _corrected(text, end, written) if written and end < len(text) else None
+            return written if corrected is None else corrected
     return None
+
+
+def _read_candidate(candidate: str) -> str | None:
+    written = candidate
+    if len(candidate) <= LONGEST_MATHEMATICS and re.search(r"\*|__|</", candidate):
+        written = _EMPHASIS.sub(r"\2", candidate)
+    written = trim(_AFTERTHOUGHT.sub("", trim(written)))
+    answer = right_hand_side(written)
+    if number(answer) is not None or ("=" not in answer and is_mathematics(answer)) or option(answer):
+        return written
+    if "=" in written and is_equations(written):
+        return written
+    shorter = _without_reason(written)
+    if shorter != written:
+        return _read_candidate(shorter)
+    sentence = in_a_sentence(written) or in_a_sentence(candidate)
+    return "" if sentence is None and _BEGINS_WITH_NUMBER.match(answer) else sentence
+
+
+def _without_reason(text: str) -> str:
+    """``text`` without a reason at its end, unless this computes something else.
+
+    >>> _without_reason("5, because 2+3=5"), _without_reason("5 because 4+2=6"), _without_reason("5, not 6")
+    ('5', '5 because 4+2=6', '5')
+    """
+    reason = _REASON.search(text)
+    if reason is None:
+        return text
+    head, shown = trim(text[: reason.start()]), re.findall(r"=\s*([^=,;]+)", reason[0])
+    value = in_a_sentence(head) or right_hand_side(head)
+    return text if shown and not same_answer(right_hand_side(trim(shown[-1])), value) else head
+
+
+def in_a_sentence(text: str) -> str | None:
+    r"""The number of a sentence that has one and neither changes nor denies it, with its unit; else None.
+
+    >>> in_a_sentence("She makes $18 every day."), in_a_sentence("There are seven eggs left"), in_a_sentence("It grew by 5 cm")
+    ('$18', '7', '5 cm')
+    >>> [in_a_sentence(f"She {rest}") for rest in ("does not make 18", "makes less than 18", "makes 18 or 19", "makes 18?")]
+    [None, None, None, None]
+    """  # noqa: E501
+    if len(text) > LONGEST_MATHEMATICS:
+        return None
+    match = _ONE_BOLD.fullmatch(text)  # where one number is bold, others may stand beside it
+    if match is not None:
+        beside = [re.sub(r"[$€£]?\d[\d.,%]*", "", match[place]) for place in ("before", "after")]
+        alone = number(match["number"]) is not None and surrounds(beside[0], True) and surrounds(beside[1], False)
+        return match["number"] if alone else None
+    text = _without_reason(text)
+    match = _ONE_FORMULA.fullmatch(text) or _ONE_NUMBER.fullmatch(plain(spelled_in_digits(text)))
+    if match is None or not surrounds(match["before"], True) or not surrounds(match["after"], False):
+        return None
+    if match.re is _ONE_FORMULA and (formula := match["number"] or match["formula"]):
+        return formula if reading(formula) is not None else None
+    following = match["after"].split()
+    unit = following and (number(f"1 {following[0]}") not in (None, 1) or unit_of(following[0]))
+    told = f"{match['number']} {trim(following[0])}" if unit else match["number"]
+    return told if number(told) is not None else None
+
+
+def _corrected(text: str, end: int, answer: str) -> str | None:
+    """What ``text`` says instead if it takes back the answer that ends at ``end``, "" if nothing; None if it stands."""
+    taken_back = _TAKEN_BACK.search(text, end, end + 1000)
+    if taken_back is None or _SUPPOSED.search(text[end : taken_back.start()]):
+        return None
+    told = _CORRECTED.findall(text, taken_back.start(), end + 1000) or [""]
+    return None if told[-1] and same_answer(told[-1], right_hand_side(answer)) else told[-1]
 
 
 def is_equations(text: str) -> bool:
@@ -544,5 +736,5 @@ def right_hand_side(text: str, variable: bool = True) -> str:
 def _first_sentence(text: str) -> str:
     """``text`` up to the end of its first sentence, which a full stop inside a number does not end."""
     # after the letter of an option the whole text counts: what follows may be the option's own, or take it back
-    first = re.split(r"(?<=[^\s.])[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
+    first = re.split(r"(?<=[^\s.])(?<!\bRs)[.!](?=[\s*_]|$)", text, maxsplit=1)[0]
     return text if first != text and _LETTER.fullmatch(plain(first).strip("* ")) else first

@@ -8,7 +8,9 @@ computed here. A tree is a tuple of the name of its kind and of its parts:
   tree);
 - ``tuple`` (both brackets, and trees: a point or an interval), ``set``, ``list`` (trees), ``matrix`` (its name, and
   rows of trees), ``union`` (trees), ``ratio`` (trees);
-- ``relation`` (the signs between them, and trees), ``base`` (digits and the base in which they count).
+- ``relation`` (the signs between them, and trees), ``base`` (digits and the base in which they count), ``where`` (the
+  relations of a set such as {x | x > 5}, as a ``relation`` or a ``list``), ``without`` (two trees, of a difference of
+  sets), ``congruent`` (two trees, or None and a tree, and the modulus).
 """
 
 import re
@@ -16,7 +18,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from maporl.tasks.grading.numbers import LONGEST_ANSWER, plain
+from maporl.tasks.grading.numbers import CURRENCIES, LONGEST_ANSWER, plain
 
 Tree = tuple[Any, ...]
 
@@ -25,13 +27,14 @@ DEEPEST = 40
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]+|\.(?=\\overline))?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?)"
     r"|(?P<command>\\(?:[A-Za-z]+\*?|[{}|\\]))|(?P<word>[A-Za-z]+)"
-    r"|(?P<sign><=|>=|!=|==|\*\*|[-+*/^_!=<>(){}\[\]|,;:&'%°√π∞≤≥≠±∓×·÷∪∩∈θαβγδλμσφω∅ℝ]))"
+    r"|(?P<sign><=|>=|!=|==|\*\*|[-+*/^_!=<>(){}\[\]|,;:&'%°√π∞≤≥≠±∓×·÷∪∩∈∖θαβγδλμσφω∅ℝ≡]))"
 )
 _SAME = {
     "\\cdot": "*", "\\times": "*", "×": "*", "·": "*", "\\ast": "*", "\\div": "/", "÷": "/", "**": "^",
     "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\leqq": "<=", "≤": "<=", "\\lt": "<", "\\gt": ">", "==": "=",
     "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\geqq": ">=", "≥": ">=", "\\ne": "!=", "\\neq": "!=", "≠": "!=",
     "\\in": "∈", "\\approx": "≈", "\\cong": "≈", "\\pm": "±", "\\mp": "∓", "\\cup": "∪", "\\bigcup": "∪", "\\cap": "∩",
+    "\\setminus": "∖", "\\backslash": "∖",
     "\\langle": "(", "\\rangle": ")", "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\vert": "|", "\\lvert": "|", "\\rvert": "|",  # noqa: E501
     "\\mid": "|", "\\colon": ":", "\\pi": "π", "\\infty": "∞", "\\varnothing": "∅", "\\emptyset": "∅", "√": "\\sqrt",
     "\\theta": "θ", "\\alpha": "α", "\\beta": "β", "\\gamma": "γ", "\\delta": "δ", "\\lambda": "λ", "\\mu": "μ",
@@ -71,9 +74,13 @@ _ACCENTS = frozenset(
 )
 _ENGLISH = frozenset(str.split("am an as at be by do go he if in is it me my no of on or so to up us we"))
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", "∈", "≈", "≡"))
-_MATRICES = {"pmatrix": "matrix", "bmatrix": "matrix", "matrix": "matrix", "vmatrix": "determinant"}
+_MATRICES = {"pmatrix": "matrix", "bmatrix": "matrix", "Bmatrix": "matrix", "matrix": "rows", "vmatrix": "determinant"}
+_MATRICES |= dict.fromkeys(str.split("cases rcases aligned align gathered gather split"), "list")
+_ALIGNED = re.compile(r"&\s*(?=[=<>≤≥≈]|\\(?:leq?|geq?|approx|equiv|in)(?![A-Za-z]))|(?<=[=<>])\s*&")
 _BASED = re.compile(
-    r"(-?)\s*\(?\{?\s*([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*\}?\)?\s*_\s*(?:\{\s*([0-9]{1,2}|[a-z]+)\s*\}|([0-9]{1,2}))"
+    r"(-?)\s*\(?\{?\s*([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*\}?\)?"
+    r"\s*(?:_\s*(?:\{\s*\(?\s*(?:base[- ]?)?\s*([0-9]{1,2}|[a-z]+)\s*\)?\s*\}|([0-9]{1,2}))"
+    r"|,?\s*\(?\s*(?:in )?\s*base[- ]?\s*([0-9]{1,2}|[a-z]+)\s*\)?)"
 )
 _BASES = dict(
     zip(
@@ -82,11 +89,15 @@ _BASES = dict(
         strict=True,
     )
 )
-_AND = re.compile(r"\s*(?:[,;]\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
+_AND = re.compile(r"\s*(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|&)\s*")
+_BOTH = re.compile(r"^(?:either|both)(?![A-Za-z])")
+_MODULO = re.compile(r"\(?\s*(?:\\[pb]?mod|(?<![A-Za-z\\])mod(?:ulo)?)(?![A-Za-z])\s*\{?\s*([0-9]+|[a-z])\s*\}?\s*\)?$")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*|[⁰¹²³⁴-⁹⁻]))")
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _LOWERED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), "0123456789-", strict=True))
-_CURRENCY = re.compile(r"[$€£]\s*(?=[-.0-9]|\\[dtc]?frac(?![A-Za-z]))|(?<=[0-9])\s*[$€£]")
+_IN_WORDS: dict[str, Tree] = dict.fromkeys(("all real numbers", "all reals", "the real numbers"), ("symbol", "ℝ"))
+_IN_WORDS |= dict.fromkeys(("no solution", "no solutions", "no real solutions", "the empty set", "empty set"), ("set",))
+_CURRENCY = re.compile(rf"[{CURRENCIES}]\s*(?=[-.0-9]|\\[dtc]?frac(?![A-Za-z]))|(?<=[0-9])\s*[{CURRENCIES}]")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])(?!,[0-9])")
 _WORD_OF_LETTERS = re.compile(r"[A-Za-z]{1,2}|[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]{3}|abc|ABC")
 
@@ -117,7 +128,7 @@ def _read(text: str, thousands: bool) -> Tree | None:
     if len(text) > LONGEST_ANSWER or (not thousands and re.search(r",0[0-9]", text)):
         return None
     try:
-        return based(text) or _Reader(text, thousands).all()
+        return _IN_WORDS.get(text.lower()) or based(text) or _Reader(text, thousands).all()
     except (NotMathematics, IndexError, ZeroDivisionError, RecursionError):
         return None
 
@@ -130,10 +141,11 @@ def based(text: str) -> Tree | None:
     """
     if text.startswith("(") and text.endswith(")") and "(" not in text[1:]:
         text = text[1:-1].strip()
-    match = _BASED.fullmatch(text)
+    match = _BASED.fullmatch(re.sub(r"(?<=[0-9]) +(?=[0-9A-Z]+\s*_)", "", text))
     if match is None:
         return None
-    base = _BASES.get(match[3] or "") or (int(match[3] or match[4]) if (match[3] or match[4]).isdigit() else 0)
+    named = match[3] or match[4] or match[5]
+    base = _BASES.get(named) or (int(named) if named.isdigit() else 0)
     digits = match[2].lower()
     if not 2 <= base <= 36 or not (digits[0].isdigit() or (base > 10 and len(digits) > 1)):
         return None
@@ -148,7 +160,10 @@ class _Reader:
     """Reads the tokens of one text from left to right."""
 
     def __init__(self, text: str, thousands: bool) -> None:
-        text = _TIMES_TEN.sub("*", _CURRENCY.sub("", _AND.sub(", ", text)))
+        text = _ALIGNED.sub("", text) if "\\begin" in text else _AND.sub(", ", _BOTH.sub("", text))
+        text = re.sub(r"\\mathbb\s*(?:R(?![A-Za-z])|\{\s*R\s*\})", "ℝ", text)
+        text = _MODULO.sub(r"\\pmod \1", text)
+        text = _TIMES_TEN.sub("*", _CURRENCY.sub("", text))
         if not text.isascii():
             text = _RAISED.sub(lambda match: "^{" + match[0].translate(_LOWERED) + "}", text)
         if thousands:
@@ -184,7 +199,7 @@ class _Reader:
                 raise NotMathematics(token)
         else:
             token = _SAME.get(token, token)
-            name = token[1:].rstrip("*") if kind == "command" and token.startswith("\\") else ""
+            name = token[1:].rstrip("*") if token.startswith("\\") else ""
             if name in _FUNCTIONS:
                 self.tokens.append(("function", name, apart))
             elif token in _GREEK or token in ("π", "∞", "∅", "ℝ", *"θαβγδλμσφω"):
@@ -236,6 +251,11 @@ class _Reader:
             signs.append(self.take())
             sides.append(self.union())
         tree = ("relation", tuple(signs), *sides) if signs else sides[0]
+        if self.peek() == "\\pmod":
+            self.place += 1
+            if signs not in ([], ["≡"], ["="]):
+                raise NotMathematics("\\pmod")
+            tree = ("congruent", sides[0] if signs else None, sides[-1], self.atom())
         if not {token for _, token, _ in self.tokens[start : self.place]} & {"±", "∓"}:
             return [tree]
         return [_with_signs(tree, 1), _with_signs(tree, -1)]
@@ -245,7 +265,23 @@ class _Reader:
         while self.peek() == "∪":
             self.place += 1
             parts.append(self.sum())
-        return parts[0] if len(parts) == 1 else ("union", *parts)
+        tree = parts[0] if len(parts) == 1 else ("union", *parts)
+        if self.peek() == "∖":
+            self.place += 1
+            return ("without", tree, self.sum())
+        return tree
+
+    def described(self) -> Tree | None:
+        r"""What stands in the braces of a set such as ``\{x \mid x > 5\}``, of real numbers; None in another set."""
+        bar = 3 if (self.peek(1), self.peek(2)) == ("∈", "ℝ") else 1
+        if self.kind() != "letter" or self.peek(bar) not in ("|", ":"):
+            return None
+        self.place += bar + 1
+        items = self.nested_items("\\}")
+        self.expect("\\}")
+        if any(item[0] != "relation" for item in items):
+            raise NotMathematics("|")
+        return ("where", items[0] if len(items) == 1 else ("list", *items))
 
     # arithmetic
 
@@ -293,7 +329,9 @@ class _Reader:
     def beside(self, factors: list[Tree], divisors: list[Tree]) -> None:
         """Take the factor that stands right beside the last one: both are a product, or a mixed number."""
         _, before, _ = self.tokens[self.place - 1]
-        whole = before.isdigit() and factors[-1] == ("number", Fraction(before)) and not divisors
+        negative = factors[-1][0] == "neg"  # as in 2 * -3 1/2
+        last = factors[-1][1] if negative else factors[-1]
+        whole = before.isdigit() and last == ("number", Fraction(before)) and not divisors
         if self.kind() == "number":
             # "3 1/2" is a mixed number; "5 6", "x2" and ")2" are nothing
             top, bar, bottom = (self.peek(ahead) for ahead in range(3))
@@ -303,13 +341,16 @@ class _Reader:
             if not (whole and bar == "/" and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)):
                 raise NotMathematics(top)
             self.place += 3
-            factors[-1] = ("number", factors[-1][1] + Fraction(int(top), int(bottom)))
+            mixed = self.postfix(("number", last[1] + Fraction(int(top), int(bottom))))
+            factors[-1] = ("neg", mixed) if negative else mixed
             return
         right = self.power()
-        if before.isdigit() and right[0] == "div" and right[1][0] == right[2][0] == "number":
-            if not (whole and right[1][1] < right[2][1]):
+        part = right[1] if right[0] == "degrees" else right
+        if before.isdigit() and part[0] == "div" and part[1][0] == part[2][0] == "number":
+            if not (whole and part[1][1] < part[2][1]):
                 raise NotMathematics("neither a mixed number nor a product")
-            factors[-1] = ("add", factors[-1], right)
+            mixed = ("add", last, part) if part is right else ("degrees", ("add", last, part))
+            factors[-1] = ("neg", mixed) if negative else mixed
         else:
             factors.append(right)
 
@@ -347,6 +388,9 @@ class _Reader:
             mark = self.take()
             if mark == "!":
                 tree = ("factorial", tree)
+            elif mark == "°" and self.kind() == "number" and self.peek(1) == "'":  # and minutes
+                tree = ("degrees", ("add", tree, ("div", self.number(), ("number", Fraction(60)))))
+                self.place += 1
             elif mark == "°":
                 tree = ("degrees", tree)
         return tree
@@ -391,6 +435,8 @@ class _Reader:
             return self.group("{", "}")
         if token == "\\{":
             self.place += 1
+            if described := self.described():
+                return described
             items = self.nested_items("\\}")
             self.expect("\\}")
             return ("set", *items)
@@ -503,7 +549,7 @@ class _Reader:
             name = self.raw()
         if not name:
             raise NotMathematics(accent)
-        return ("symbol", "ℝ" if (accent, name) == ("\\mathbb", "R") else f"{accent}{{{name}}}" + self.marks())
+        return ("symbol", f"{accent}{{{name}}}" + self.marks())
 
     def function(self) -> Tree:
         name = self.take()
@@ -582,7 +628,7 @@ class _Reader:
         if len(items) == 1:
             if (opening, closing) not in (("(", ")"), ("[", "]")):
                 raise NotMathematics("brackets that do not match")
-            return items[0]
+            return ("matrix", "matrix", *items[0][2:]) if items[0][:2] == ("matrix", "rows") else items[0]
         return ("tuple", opening + closing, *items)
 
     def matrix(self) -> Tree:
@@ -595,7 +641,8 @@ class _Reader:
         rows: list[list[Tree]] = [[]]
         bars, self.bars = self.bars, 0
         while self.peek() != "\\end":
-            rows[-1].append(self.sum())
+            rows[-1] += self.relation()
+            self.place += self.peek() == "," and self.peek(1) == "\\\\"
             if self.peek() == "&":
                 self.place += 1
             elif self.peek() == "\\\\":
@@ -607,8 +654,10 @@ class _Reader:
         self.bars = bars
         for token in ("\\end", "{", name, "}"):
             self.expect(token)
-        if len({len(row) for row in rows}) != 1:
+        if len({len(row) for row in rows}) != 1 or (_MATRICES[name] == "list" and len(rows[0]) > 1):
             raise NotMathematics("rows of several lengths")
+        if _MATRICES[name] == "list":
+            return rows[0][0] if len(rows) == 1 else ("list", *(row[0] for row in rows))
         return ("matrix", _MATRICES[name], *map(tuple, rows))
 
 

@@ -37,8 +37,8 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     >>> nli = ("entailment", "neutral", "contradiction")
     >>> find_label("not entailment, it is a contradiction", nli)
     'contradiction'
-    >>> find_label("neither entailment nor neutral but contradiction", nli)
-    'contradiction'
+    >>> find_label("neither entailment nor neutral but contradiction", nli), find_label("Answer: It is entailed.", nli)
+    ('contradiction', 'entailment')
     >>> find_label("It could be neutral.\\nAnswer: Entailment because it is not open", nli)
     'entailment'
     >>> find_label("neutral or contradiction", nli) is None, find_label("contradictions abound", nli) is None
@@ -55,9 +55,11 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
     mention = re.compile("|".join(rf"(?<![^\W_])(?<!-){re.escape(label.lower())}(?![^\W_]|-)" for label in labels))
     text = spoken(text)[-LONGEST_TEXT:]
     where = boxed(text)
-    if where is None:
-        named = [f"{before} {written}" for before, written in marked(text) if mention.search(written.lower())]
-        where = named[-1] if named else text
+    told = [f"{before} {written}" for before, written, _ in marked(text)] if where is None else [where]
+    for answers in (told, [_as_nouns(answer.lower(), labels) for answer in told]):
+        if named := [answer for answer in answers if mention.search(answer.lower())]:
+            break
+    where = named[-1] if named else text if where is None else where
     where = _JOINED.sub(" ", _SIGN_OF_NEGATION.sub(" not ", where.lower()))
     clauses = CLAUSES.split(where)
     affirmed, carried = set(), False
@@ -70,6 +72,13 @@ def find_label(text: str, labels: Sequence[str]) -> str | None:
         carried = not mentions and (carried or _negation_goes_on(clause))
     asserted = [label for label in labels if label.lower() in affirmed]
     return asserted[0] if len(asserted) == 1 else None
+
+
+def _as_nouns(text: str, labels: Sequence[str]) -> str:
+    """``text`` with the labels of inference as they are named, such as "entailment" for "entailed"."""
+    for label, forms in (("entailment", r"\bentail(?:s|ed)?\b"), ("contradiction", r"\bcontradict(?:s|ed|ory)?\b")):
+        text = re.sub(forms, label, text) if label in labels else text
+    return text
 
 
 def _asserted(mentions: list[re.Match[str]], others: str) -> set[str]:

@@ -1,7 +1,5 @@
 r"""Numbers as people and models write them, read exactly. Every rule is a doctest."""
 
-import ast
-import operator
 import re
 import unicodedata
 from fractions import Fraction
@@ -10,15 +8,18 @@ LONGEST_ANSWER = 1000
 """The most characters of an answer that is read."""
 _APPROXIMATELY = re.compile(r"(?:(?:about|approximately|around|roughly|exactly|only|just)\s|≈|~|\\approx\b)\s*", re.I)
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ÿ]"
+CURRENCIES = "$€£¥₹₩₽"
+_CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹", "Rs": "₹", "Rs.": "₹"}
+_CODE = re.compile(r"(?:[A-Z]{1,2}\$|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=[-.0-9])")
 _QUANTITY = re.compile(
-    r"(?P<sign>[-+]?)\s*(?:[$€£]\s*)?(?P<inner>[-+]?)"
+    rf"(?P<sign>[-+]?)\s*(?:[{CURRENCIES}]\s*)?(?P<inner>[-+]?)"
     r"(?:"
     r"\\[dt]?frac\s*\{\s*(?P<top>-?[0-9]+)\s*\}\s*\{\s*(?P<bottom>-?[0-9]+)\s*\}"
     r"|(?:(?P<whole>[0-9]+)[ ]+)?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)"
     r"|(?P<decimal>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?(?<=[0-9])(?:[eE][-+]?[0-9]{1,3})?)"
     r")"
     r"(?:\s*\((?P<name>[A-Za-z]+(?:[- ][A-Za-z]+)?)\))?"
-    rf"(?:\s*[%€$£]|\s*°[CF]?|(?P<space>\s*)(?P<unit>(?:{_LETTERS}+[.²³]?(?:\s+|/|$)){{0,4}}))"
+    rf"(?:\s*[%{CURRENCIES}]|\s*°[CF]?|(?P<space>\s*)(?P<unit>(?:{_LETTERS}+[.²³]?(?:\s+|/|$)){{0,4}}))"
 )
 _MAGNITUDES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _words = str.split
@@ -27,9 +28,30 @@ _SMALL = _words(
     "eighteen nineteen"
 )
 _TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_VALUES = {word: value for value, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+_PARTS = dict(
+    zip(
+        _words("half halve third fourth quarter fifth sixth seventh eighth ninth tenth"),
+        (2, 2, 3, 4, *range(4, 11)),
+        strict=True,
+    )
+)
+_UNDER_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(_SMALL[1:10])}))?|{'|'.join(reversed(_SMALL))})"
+_UNDER_1000 = rf"(?:(?:{'|'.join(_SMALL[1:])})[- ]hundred(?:(?: and)? {_UNDER_100})?|{_UNDER_100})"
+_SPELLED = re.compile(  # as in "two hundred and five thousand", "two thirds" and "two and one half"
+    rf"(?P<sign>minus |negative )?(?P<count>(?:{_UNDER_1000} (?:trillion|billion|million|thousand),? (?:and )?)*"
+    rf"{_UNDER_1000}(?: (?:trillion|billion|million|thousand|dozen))?)"
+    rf"(?:(?: and (?P<top>{_UNDER_100}))?[- ](?P<part>{'|'.join(_PARTS)})s?)?(?: (?P<unit>[a-z]+(?: [a-z]+){{0,3}}))?"
+)
+_SPELLED_IN = re.compile(rf"\b(?:{_UNDER_1000}(?: (?:trillion|billion|million|thousand),?(?: and)? ?)?)+(?<! )\b")
+_OF_A = re.compile(rf"^(?=half\b)|\ban? (?=(?:{'|'.join([*_PARTS, *_MAGNITUDES])})s?\b)")
+_FOREIGN = re.compile(  # 1.234.567, 1.234,5 and 1'234, and 12,34,567 as in India
+    r"(?P<whole>[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:\.[0-9]{3})+(?=,[0-9])|(?:['’_][0-9]{3})+)|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})"
+    r"(?P<part>,[0-9]{1,2}(?![0-9])|,[0-9]{4,}|\.[0-9]+)?(?![0-9.,_'’])"
+)
 _SHORT_UNITS = frozenset(  # units of two letters, and units of three that may follow a number without a blank
     _words(
-        "km cm mm nm kg mg ml dl cl lb oz ft in yd mi hr am pm us of an at kb mb gb tb hz pt qt cc sq cu "
+        "km cm mm nm µm kg mg ml dl cl lb oz ft in yd mi hr am pm us of an at kb mb gb tb hz pt qt cc sq cu "
         "hrs lbs min sec mph kmh kph kwh gal usd eur gbp"
     )
 )
@@ -45,9 +67,6 @@ _NO_UNIT = re.compile(
     "|false|untrue|because|since|if|when|where|while|which|that|therefore|hence|thus|however|although|maybe|perhaps|possibly|too|than|equals?"
     "|less|fewer|pair|couple|permille|promille)s?"
 )
-
-_ARITHMETIC = re.compile(r"[0-9 +\-*/()]{1,100}")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def number(text: str) -> Fraction | None:
@@ -77,9 +96,12 @@ def number(text: str) -> Fraction | None:
         return None
     text = plain(text)
     text = text[match.end() :] if (match := _APPROXIMATELY.match(text)) else text
-    if text[:1].isalpha() and (named := _NAMES.get(text.lower())) is not None:
-        return Fraction(named)
+    if text[:1].isalpha() and (spelled := _spelled(text)) is not None:
+        return spelled
     match = None if "\n" in text or len(text) > LONGEST_ANSWER else _QUANTITY.fullmatch(text)
+    if not match and (foreign := _FOREIGN.search(text)):
+        digits = re.sub(r"\D", "", foreign["whole"]) + "." + (foreign["part"] or ".0")[1:]
+        match = _QUANTITY.fullmatch(text[: foreign.start()] + digits + text[foreign.end() :])
     if not match or (match["sign"] and match["inner"]):
         return None
     scale = _scale(match["unit"] or "", attached=not match["space"])
@@ -91,27 +113,13 @@ def number(text: str) -> Fraction | None:
             return None
         value = int(match["whole"] or 0) + Fraction(top, bottom)
     name = match["name"]
-    if scale is None or (name and name.lower().replace(" ", "-") != _name(value) and _scale(name, attached=False) != 1):
+    if scale is None or (name and _spelled(name) != value and _scale(name, attached=False) != 1):
         return None
     return value * scale * (-1 if "-" in (match["sign"], match["inner"]) else 1)
 
 
-def canonical(answer: str) -> str:
-    r"""One spelling for all equal answers, so that votes and agreement can compare texts.
-
-    A number, or arithmetic in whole numbers, becomes its value; any other text loses its case and typesetting.
-
-    >>> canonical("1,234.0 dollars"), canonical(r"\frac{2}{4}"), canonical(" Paris. "), canonical(r"\text{Paris}")
-    ('1234', '1/2', 'paris', 'paris')
-    >>> canonical("5"), canonical("5€"), canonical("2+3"), canonical("7/(2*4)"), canonical("1/0+1")
-    ('5', '5', '5', '7/8', '1/0+1')
-    """
-    value = number(answer)
-    if value is None:
-        value = arithmetic(plain(answer))
-    return str(value) if value is not None else re.sub(r"\s+", " ", plain(answer)).lower()
-
-
+_PAIRS = ((r"\(", r"\)"), (r"\[", r"\]"), ("$$", "$$"), ("$", "$"), ("<", ">"), ('"', '"'), ("“", "”"))
+_OPENINGS = frozenset(opening[0] for opening, _ in _PAIRS)
 _BLANKS_AT_THE_END = (r"\,", r"\;", r"\:", r"\!", r"\quad", r"\qquad", "\\")
 
 
@@ -122,15 +130,7 @@ def trim(text: str) -> str:
     ('5', 'x', '18', '5..')
     """
     text = text.strip().strip("*_`").strip()
-    for opening, closing in (
-        (r"\(", r"\)"),
-        (r"\[", r"\]"),
-        ("$$", "$$"),
-        ("$", "$"),
-        ("<", ">"),
-        ('"', '"'),
-        ("“", "”"),
-    ):
+    for opening, closing in _PAIRS if text[:1] in _OPENINGS else ():
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
             text = text[len(opening) : -len(closing)].strip()
     while text.endswith(_BLANKS_AT_THE_END):  # their comma is not punctuation
@@ -143,14 +143,25 @@ def trim(text: str) -> str:
 _WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(
     map(ord, "\u2009\u202f\u00a0\u3000"), " "
 )
-_WIDE |= {ord("−"): "-", ord("、"): ",", ord("。"): "."}
 _WIDE |= {
-    ord(sign): f" {n}/{d}"
-    for sign, n, d in (("½", 1, 2), ("⅓", 1, 3), ("⅔", 2, 3), ("¼", 1, 4), ("¾", 3, 4), ("⅛", 1, 8))
+    ord("−"): "-",
+    ord("、"): ",",
+    ord("。"): ".",
+    ord("⁄"): "/",
+    ord("º"): "°",
+    ord("∕"): "/",
+    ord("¢"): " cents",
 }
+_ODD_DIGIT = re.compile(r"(?![0-9])\d")
+_WIDE |= {
+    code: " {}/{}".format(*Fraction(unicodedata.numeric(chr(code))).limit_denominator(10).as_integer_ratio())
+    for code in (*range(ord("¼"), ord("¾") + 1), *range(ord("⅐"), ord("⅞") + 1))
+}
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_ROOT_SIGN = re.compile(r"([√∛∜])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-zπ])?")
 _LAYOUT = re.compile(
     r"(?<!\\)(?:\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|mathstrut|strut|relax|null|hfill|nonumber|notag"
-    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries|itshape|centering|medspace|thinspace"
+    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|sf|tt|bfseries|itshape|centering|hline|medspace|thinspace"
     r"|thickspace|negthinspace|enspace|quad|qquad|mathopen|mathclose|mathrel|mathbin|mathord|mathop|protect|noindent)(?![A-Za-z])"
     r"|\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*(?P<dot>\.)?"
     r"|\\(?:[hv]?phantom|hspace\*?|vspace\*?|mspace|mskip|color|label|tag\*?)\s*(?:\{[^{}]*\}|(?=-))|\\[,;:> /]|~)"
@@ -181,7 +192,8 @@ def plain(text: str) -> str:
     ('18', '0.5', '1234567', '3 125/250', '7', '12')
     """  # noqa: E501
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text).translate(_WIDE)
+        text = _ODD_DIGIT.sub(lambda match: str(int(match[0])), unicodedata.normalize("NFC", text).translate(_WIDE))
+        text = _ROOT_SIGN.sub(lambda root: _ROOTS[root[1]] + (f"{{{root[2]}}}" if root[2] else ""), text)
     if _TYPESET.search(text):
         text = _without_typesetting(text)
     elif _GROUPS.search(text):
@@ -189,6 +201,8 @@ def plain(text: str) -> str:
     text = trim(text)
     while _is_group(text):
         text = trim(text[1:-1])
+    if text[:1].isupper() and (code := _CODE.match(text)):
+        text = _CODES.get(code[0].strip(), "$") + text[code.end() :]
     return re.sub(r"^–(?=\s*[$€£]?\s*[.\d])", "-", text)
 
 
@@ -206,6 +220,13 @@ def _is_group(text: str) -> bool:
 
 def _without_typesetting(text: str) -> str:
     text = _GROUPS.sub(_joined, trim(text))
+    if r"\rm" in text or r"\over" in text or r"\under" in text:
+        text = re.sub(r"\{\s*\\rm\s+([^{}]*)\}", r"\\text{\1}", text)
+        text = re.sub(r"\{([^{}]{1,30})\\over(?![A-Za-z])([^{}]{1,30})\}", r"\\frac{\1}{\2}", text)
+        text = re.sub(r"\\(?:und|ov)erbrace\s*\{([^{}]*)\}\s*(?:[_^]\s*\{(?:[^{}]|\{[^{}]*\})*\})?", r"\1", text)
+    if r"\begin" in text:
+        text = re.sub(r"\\left\s*\\\{\s*(\\begin.*?\\end\s*\{[a-z]+\})\s*\\right\s*\.", r"\1", text, flags=re.DOTALL)
+        text = re.sub(r"\\(?:\\\s*\[\s*-?[0-9.]+\s*[a-z]{2}\s*\]|cr(?![A-Za-z]))", r"\\\\", text)
     text = text.replace(r"\!", "").replace(r"\mleft", r"\left").replace(r"\mright", r"\right")
     text = _PAIR.sub(r"\1", text)
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", text)
@@ -254,7 +275,7 @@ def unit_scale(unit: str, marked: bool) -> int | None:
         return 1  # half of a day
     words = re.split(r"[\s/.]+", unit.strip(" ."))
     if marked and all(len(word) == 1 or word.lower() in _SHORT_UNITS for word in words):
-        return 1 if all(word in "mghslLNJWACVFT" or len(word) > 1 for word in words) else None
+        return 1 if all(word in "mghslLNJWACVFTΩ" or len(word) > 1 for word in words) else None
     return _scale(unit, attached=False)
 
 
@@ -285,42 +306,74 @@ def _scale(unit: str, attached: bool) -> int | None:
     return scale or 1
 
 
-def _name(value: Fraction) -> str | None:
-    """A whole number below 100 in English words, or None for any other number.
+def _spelled(text: str) -> Fraction | None:
+    """The number that ``text`` spells in English words, with a unit or without.
 
-    >>> _name(Fraction(5)), _name(Fraction(42)), _name(Fraction(1, 2))
-    ('five', 'forty-two', None)
+    >>> [str(_spelled(text)) for text in ("Forty-two", "a hundred and one", "a dozen", "half of a cake", "two thirds")]
+    ['42', '101', '12', '1/2', '2/3']
+    >>> [str(_spelled(text)) for text in ("one and a half hours", "two million", "five or six", "third")]
+    ['3/2', '2000000', 'None', 'None']
     """
-    if value.denominator != 1 or not 0 <= value < 100:
+    match = _SPELLED.fullmatch(_OF_A.sub("one ", text.lower())) if len(text) < 200 else None
+    if match is None or _scale(match["unit"] or "", attached=False) != 1:
         return None
-    tens, ones = divmod(int(value), 10)
-    if tens < 2:
-        return _SMALL[int(value)]
-    return _TENS[tens - 2] + (f"-{_SMALL[ones]}" if ones else "")
+    value = _count(match["count"])
+    if match["part"]:
+        part = Fraction(1, _PARTS[match["part"]])
+        value = value + _count(match["top"]) * part if match["top"] else value * part
+    return -value if match["sign"] else value
 
 
-def arithmetic(text: str) -> Fraction | None:
-    """The value of sums, differences, products and quotients of whole numbers; None for any other text.
+def _count(spelled: str) -> Fraction:
+    total = group = 0
+    for word in re.findall("[a-z]+", spelled):
+        if word in ("hundred", "dozen"):
+            group *= _MAGNITUDES[word]
+        elif word in _MAGNITUDES:
+            total, group = total + group * _MAGNITUDES[word], 0
+        else:
+            group += _VALUES.get(word, 0)  # "and" has none
+    return Fraction(total + group)
 
-    >>> str(arithmetic("2 * (3 + 4)/4")), [arithmetic(text) for text in ("1/0", "1+2**9", "2(3)", "05-1")]
-    ('7/2', [None, None, None, None])
+
+def spelled_in_digits(text: str) -> str:
+    """``text`` with the number that it spells in digits, if it has no others.
+
+    >>> spelled_in_digits("She has twenty-one cats"), spelled_in_digits("one of 5"), spelled_in_digits("one of them")
+    ('She has 21 cats', 'one of 5', 'one of them')
     """
-    if not _ARITHMETIC.fullmatch(text):
-        return None
-    try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ZeroDivisionError):
-        return None
+    if not text.isascii() or any(sign.isdigit() for sign in text):
+        return text
+    return _SPELLED_IN.sub(lambda match: match[0] if match[0] == "one" else str(_count(match[0])), text)
 
 
-def _evaluate(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)  # type: ignore[arg-type]  # the regular expression lets whole numbers through only
-    if isinstance(node, ast.UnaryOp):
-        return -_evaluate(node.operand) if isinstance(node.op, ast.USub) else _evaluate(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    raise SyntaxError("no arithmetic")
+def surrounds(words: str, before: bool) -> bool:
+    """Whether a number is what it is with these words before or after it.
+
+    >>> [surrounds(words, True) for words in ("She makes", "less than", "He cannot make", "x - ")]
+    [True, False, False, False]
+    >>> surrounds("eggs a day", False), surrounds("or so", False)
+    (True, False)
+    """
+    if not _WORDS_BESIDE.fullmatch(words) or _CHANGES.search(words):
+        return False
+    kept = [word.lower() for word in re.findall(r"[^\W\d_]+", words) if word.lower() not in _KEEP]
+    if before:
+        return not any(_NO_UNIT.fullmatch(word) for word in kept)
+    return not any(_NO_UNIT.fullmatch(word) or (len(word) < 3 and word not in _SHORT_UNITS) for word in kept)
 
 
-_NAMES = {name: value for value in range(100) if (name := _name(Fraction(value))) is not None}
+_WORDS_BESIDE = re.compile(r"(?:[^\W\d_]|[\s,:≈]|(?<=\w)[-'’.](?=\w))*")
+_CHANGES = re.compile(
+    r"\b(?:no|or|if|none|could|might|doubt|guess|suppose|unsure|double|triple|adding|subtracting|multiplying|dividing"
+    r"|question|problem|step"
+    r"|at (?:least|most)|up to|far from|out of|each of)\b|\b(?:from|over|beyond|nor)\s*$"
+    r"|n['’]t\b|(?:^|\s)(?![aAI]\b)[A-Za-z]\s*$",
+    re.IGNORECASE,
+)
+_KEEP = frozenset(
+    _words(
+        "that which when where while then thus therefore hence and equal equals score power a an i s is it of in on to"
+    )
+    + _words("at am pm by he be as we us my me do go she her his so")
+)

@@ -55,7 +55,7 @@ def find_span(text: str) -> str | None:
     >>> find_span("<think>Answer: Emma</think>Answer：<Jane Austen>"), find_span("<think>Answer: Emma")
     ('Jane Austen', None)
     """  # noqa: E501
-    spans = [words.strip().strip("*").strip() for _, words in marked(spoken(text)[-LONGEST_TEXT:])]
+    spans = [words.strip().strip("*").strip() for _, words, _ in marked(spoken(text)[-LONGEST_TEXT:])]
     spans = [words[1:-1].strip() if words[:1] == "<" and words[-1:] == ">" else words for words in spans]
     return spans[-1] or None if spans else None
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from maporl.tasks.grading.expressions import Tree
@@ -40,6 +41,7 @@ _OWN = {"π": "pi", "e": "e", "i": "j", "\\imath": "j"}
 _NAMES = {name: name for name in str.split("sin cos tan cot sec csc sinh cosh tanh coth")} | {
     "arc" + name: "a" + name for name in str.split("sin cos tan cot sec csc")
 }
+_STRUCTURES = frozenset(str.split("list set union tuple ratio matrix base where without congruent"))
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -99,7 +101,7 @@ def same(answer: Tree, truth: Tree, budget: Budget | None = None) -> bool:
     (True, True, False)
     """  # noqa: E501
     try:
-        return _same(answer, truth, budget or Budget())
+        return _same(_unwrapped(answer, truth), _unwrapped(truth, answer), budget or Budget())
     except (NotComputed, RecursionError):
         return answer == truth
 
@@ -151,6 +153,12 @@ def _same(a: Tree, b: Tree, budget: Budget) -> bool:
     if a == b:
         return True
     a, b = _spread(a), _spread(b)
+    if a[0] == b[0] == "congruent":
+        periods = real_value(("div", ("add", a[2], ("neg", b[2])), a[3]))
+        names = a[1] == b[1] or None in (a[1], b[1])
+        return names and a[3] == b[3] and periods is not None and periods[0].denominator == 1
+    if "congruent" in (a[0], b[0]):
+        return _same(a[2] if a[0] == "congruent" else a, b[2] if b[0] == "congruent" else b, budget)
     if "≈" in (_sign(a), _sign(b)):
         return any(_same(x, y, budget) for x in _approximated(a, budget) for y in _approximated(b, budget))
     if a[0] == b[0] == "relation":
@@ -163,9 +171,6 @@ def _same(a: Tree, b: Tree, budget: Budget) -> bool:
     if (told := _pairs(a, b)) is not None:
         return _ordered(*told, budget)
     a, b = _regions(a), _regions(b)
-    for one, other in ((a, b), (b, a)):
-        if one[0] == "set" and len(one) == 2 and other[0] not in ("set", "list"):
-            return _same(one[1], other, budget)
     if a[0] in ("list", "set") and b[0] in ("list", "set"):
         return _unordered(a[1:], b[1:], budget)
     if a[0] == b[0] == "union":
@@ -177,7 +182,10 @@ def _same(a: Tree, b: Tree, budget: Budget) -> bool:
     if a[0] == b[0] == "matrix":
         rows = list(zip(a[2:], b[2:], strict=False))
         return a[1] == b[1] and len(a) == len(b) and all(_ordered(x, y, budget) for x, y in rows)
-    if {a[0], b[0]} & {"list", "set", "union", "tuple", "ratio", "matrix", "base"}:
+    if {a[0], b[0]} == {"ratio", "number"}:
+        ratio, value = (a, b) if a[0] == "ratio" else (b, a)
+        return len(ratio) == 3 and value[1].denominator != 1 and _same(("div", *ratio[1:]), value, budget)
+    if {a[0], b[0]} & _STRUCTURES:
         return False
     return _same_value(a, b, budget)
 
@@ -194,15 +202,36 @@ def _unordered(a: Sequence[Tree], b: Sequence[Tree], budget: Budget) -> bool:
     for one in a:
         met = next((place for place, other in enumerate(left) if other == one), None)
         if met is None:
-            met = next((place for place, other in enumerate(left) if _same(one, other, budget)), None)
+            alike = (place for place, other in enumerate(left) if (one[0] == "set") == (other[0] == "set"))
+            met = next((place for place in alike if _same(one, left[place], budget)), None)  # not {4} for 4
         if met is None:
             return False
         del left[met]
     return True
 
 
+def _unwrapped(tree: Tree, other: Tree) -> Tree:
+    """The element of a set of one beside a value, and what stands in rows without brackets as a matrix or as a list."""
+    if tree[:2] == ("matrix", "rows"):
+        if other[0] == "matrix" or any(len(row) > 1 for row in tree[2:]):
+            return ("matrix", "matrix", *tree[2:])
+        return ("list", *(row[0] for row in tree[2:]))
+    alone = tree[0] == "set" and len(tree) == 2 and other[0] not in ("set", "list", "relation")
+    return tree[1] if alone and other != ("symbol", "∅") else tree
+
+
 def _spread(tree: Tree) -> Tree:
-    """``tree`` with a factor of a matrix multiplied into its entries."""
+    """``tree`` with a factor of a matrix multiplied into its entries, and with a set that is described as this set."""
+    if tree[0] == "where":
+        region = _region(tree[1]) if tree[1][0] == "relation" else _regions(tree[1])
+        return tree if region is None or region[0] == "list" else region
+    if tree[0] == "without" and tree[1] == ("symbol", "ℝ") and tree[2][0] == "set":
+        return _outside(tree[2][1:]) or tree
+    if tree == ("symbol", "∅"):
+        return ("set",)
+    names, told = tree[2:] if _sign(tree) == "=" else ((), ())
+    if names[:1] == ("tuple",) and _is_name(names) and told[:2] == names[:2] and len(names) == len(told):
+        return ("list", *(("relation", ("=",), *sides) for sides in zip(names[2:], told[2:], strict=True)))
     if tree[0] == "neg" and (inner := _spread(tree[1]))[0] == "matrix":
         return _each(inner, lambda entry: ("neg", entry))
     if tree[0] == "div" and (inner := _spread(tree[1]))[0] == "matrix":
@@ -282,7 +311,7 @@ def _same_relation(a: Tree, b: Tree, budget: Budget) -> bool:
         return True
     x, y = _region(a), _region(b)
     if x is not None and y is not None:
-        return _letters(a) == _letters(b) and _same(x, y, budget)
+        return _letters(a) - {"∞"} == _letters(b) - {"∞"} and _same(x, y, budget)
     if len(a[1]) != 1 or len(b[1]) != 1 or any(_is_structure(side) for side in (*a[2:], *b[2:])):
         return False
     if a[1][0] in _TURNED and b[1][0] in (a[1][0], _TURNED[a[1][0]]):
@@ -291,7 +320,7 @@ def _same_relation(a: Tree, b: Tree, budget: Budget) -> bool:
 
 
 def _is_structure(tree: Tree) -> bool:
-    return tree[0] in ("list", "set", "union", "tuple", "ratio", "matrix", "base", "relation")
+    return tree[0] in _STRUCTURES or tree[0] == "relation"
 
 
 def _turned(relation: Tree) -> Tree:
@@ -350,8 +379,17 @@ def _region(relation: Tree) -> Tree | None:
     signs, sides = relation[1], relation[2:]
     if not set(signs) <= set(_TURNED):
         if signs == ("!=",) and _is_name(sides[0]):
-            return ("union", _interval("(", None, sides[1], ")"), _interval("(", sides[1], None, ")"))
+            return _outside(sides[1:])
+        if signs == ("∈",) and _is_name(sides[0]) and sides[1][0] in ("tuple", "union", "without"):
+            return _spread(sides[1])
         return None
+    if len(sides) == 2 and sides[0][:2] == ("call", "abs"):
+        (sign,), inner = signs, sides[0][2]
+        inner, *shift = inner[1:] if inner[0] == "add" else (inner,)  # |x - 2| < 3
+        near, far = (("add", end, *(("neg", term) for term in shift)) for end in (("neg", sides[1]), sides[1]))
+        if sign[0] == "<":
+            return _region(("relation", (sign, sign), near, inner, far))
+        return _regions(("list", ("relation", (sign,), inner, far), ("relation", (_TURNED[sign],), inner, near)))
     if len({sign[0] for sign in signs}) != 1 or len(sides) > 3:
         return None
     if signs[0][0] == ">":
@@ -367,6 +405,16 @@ def _region(relation: Tree) -> Tree | None:
     return None
 
 
+def _outside(points: Sequence[Tree]) -> Tree | None:
+    """The real numbers without these, as intervals; None if the order of several is not known."""
+    values = [real_value(point) for point in points]
+    if len(points) != 1 and None in values:
+        return None
+    order = sorted(range(len(points)), key=lambda place: values[place] or 0)
+    ends = [None, *(points[place] for place in order), None]
+    return ("union", *(_interval("(", low, high, ")") for low, high in pairwise(ends)))
+
+
 def _interval(opening: str, low: Tree | None, high: Tree | None, closing: str) -> Tree:
     infinity = ("symbol", "∞")
     return ("tuple", opening + closing, low or ("neg", infinity), high or infinity)
@@ -377,7 +425,11 @@ def _regions(tree: Tree) -> Tree:
     if tree[0] == "list" and all(part[0] == "relation" for part in tree[1:]):
         regions = [_region(part) for part in tree[1:]]
         if None not in regions and len(_letters(tree)) == 1:
+            if all(part[1] == ("!=",) for part in tree[1:]):
+                return _outside([part[3] for part in tree[1:]]) or tree
             return ("union", *regions)
+    if tree[0] == "union" and all(part[0] == "set" for part in tree[1:]):
+        return ("set", *(item for part in tree[1:] for item in part[1:]))
     if tree == _interval("(", None, None, ")"):
         return ("symbol", "ℝ")
     return tree
@@ -392,6 +444,10 @@ def _pairs(a: Tree, b: Tree) -> tuple[Sequence[Tree], Sequence[Tree]] | None:
         names = [part[2] for part in one[1:] if _sign(part) == "=" and (_is_name(part[2]) or _is_area(part[2]))]
         if len(names) == len(set(names)) == len(values) == len(one) - 1 and all(v[0] != "relation" for v in values):
             told = tuple(part[3] for part in one[1:])
+            letters = sorted(range(len(names)), key=lambda place: str(names[place][1]))
+            first = [ord(str(names[place][1])[0]) for place in letters]
+            if first in ([first[0]] * len(first), list(range(first[0], first[0] + len(first)))):
+                told = tuple(told[place] for place in letters)  # x before y, in whatever order they are told
             return (values, told) if turned else (told, values)
     return None
 
