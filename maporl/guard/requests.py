@@ -1,6 +1,7 @@
 """The checks that a request must pass before it is read: host, token, size and time. An ASGI middleware, no torch."""
 
 import asyncio
+import functools
 import hmac
 import json
 import time
@@ -209,11 +210,18 @@ def check_host(headers: Headers) -> None:
     header = headers.get(b"host")
     if header is None:  # HTTP/1.0 may name no host, and browsers always do
         return
-    host = host_of(header.decode("latin-1"))
+    host = _host(header)
     if host is None:
         raise Denied(400, "malformed_host", "expected a host and a port in the header Host")
-    if not is_loopback(host):
+    if not host:
         raise Denied(403, "other_host", "this server answers requests to localhost only; or give it a token")
+
+
+@functools.lru_cache(maxsize=16)
+def _host(header: bytes) -> bool | None:
+    """Return whether a ``Host`` header names this machine. None: it is malformed."""
+    host = host_of(header.decode("latin-1"))
+    return None if host is None else is_loopback(host)
 
 
 def check_token(headers: Headers, token: str) -> None:
@@ -236,7 +244,7 @@ def read_json(body: bytes | str) -> Any:
             double.
     """
     try:
-        value = json.loads(body, parse_int=_integer)
+        value = _JSON.decode(body if isinstance(body, str) else body.decode())
         check_value(value)
         return well_formed_json(value)
     except RecursionError:
@@ -249,3 +257,6 @@ def _integer(digits: str) -> int:
     number = int(digits)
     float(number)  # one of 400 digits overflows
     return number
+
+
+_JSON = json.JSONDecoder(parse_int=_integer)

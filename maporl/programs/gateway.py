@@ -222,10 +222,9 @@ class Gateway:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _app(self) -> Any:
-        from starlette.applications import Starlette
         from starlette.requests import Request
         from starlette.responses import JSONResponse, Response, StreamingResponse
-        from starlette.routing import Route
+        from starlette.routing import Route, Router
 
         def answered(handle: Callable[[Session, Request], Any]) -> Callable[[Request], Any]:
             async def endpoint(request: Request) -> Response:
@@ -273,18 +272,21 @@ class Gateway:
             return JSONResponse({"ok": True})
 
         async def elsewhere(session: Session, request: Request) -> Response:
-            what = f"{request.method} /{request.path_params['rest']}"
+            what = f"{request.method} /{request.path_params.get('rest', '')}"
             known = "POST /chat/completions, POST /responses, POST /reward or GET /models"
             raise Refused(f"{what}: expected {known}", status=404, code="not_found")
 
         at = "/d/{token}/v1"
-        return Starlette(
+        return Router(
             routes=[
                 Route(f"{at}/chat/completions", answered(chat), methods=["POST"]),
                 Route(f"{at}/responses", answered(respond), methods=["POST"]),
                 Route(f"{at}/models", answered(models), methods=["GET"]),
                 Route(f"{at}/reward", answered(reward), methods=["POST"]),
-                Route(at + "/{rest:path}", answered(elsewhere), methods=["GET", "POST", "PUT", "DELETE"]),
+                *[
+                    Route(path, answered(elsewhere), methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+                    for path in (f"{at}/{{rest:path}}", "/d/{token}/{rest:path}", "/d/{token}")
+                ],
             ]
         )
 
