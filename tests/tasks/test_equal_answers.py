@@ -190,7 +190,11 @@ def test_right_answers_in_hard_forms_are_paid_and_near_misses_are_not():
     refused = [(label, text) for _, right, label, text in rows if right and not hard_forms.is_paid(text, label)]
     assert refused == [
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\boxed{\binom{1}{2}}"), (r"x \equiv 3 \pmod{7}", r"\boxed{x = 7k + 3}"),
-        ("9", "Answer: 9 (she gives away the rest)"), (r"\frac{5}{12}", r"Answer: The probability that both are red is $\frac{5}{12}$."),
+        (r"\frac{5}{12}", r"Answer: The probability that both are red is $\frac{5}{12}$."),
+        ("C", "The answer is definitely not A or B. Between C and D, C fits the passage better. So: C."),
+        ("not_entailment", 'The answer is "not entailment": nothing in the text says that the firm was sold.'),
+        ("yes", 'It is not the case that the answer is "no": yes, the sum is even.'),
+        ("C", "The answer is C. Option A says that the rate rises, which is false. Option B says that"),
     ]  # fmt: skip
     assert [(label, text) for _, right, label, text in rows if not right and hard_forms.is_paid(text, label)] == []
 

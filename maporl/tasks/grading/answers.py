@@ -89,18 +89,18 @@ _OR_AFTER = re.compile(
 )
 _EMPTY_BOX = re.compile(r"\s*(?:\\[hv]?phantom\s*\{[^{}]*\}\s*|\\(?:quad|qquad|[,;:! ])\s*|~|\$)*")
 _MARK = re.compile(
-    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))\**\s*(?:is\b|would\s+be\b|=|[:：])\**\s*[:：=]?\s*"
+    r"(?:\bfinal\s+answer\b|\banswer\b|\bans\b|\b(?:option|choice)(?=\s+is\b))[\"'”]?\**(?:['’]s\b|\s*(?:is\b|(?:would|should|must)\s+be\b|=|[:：]))\**\s*[:：=]?\s*"
     r"(?:(?:therefore|thus|hence|equal\s+to|simply)\b\s*)?(?:(?:\$\$|\\\[)[ \t]*\n\s*)?"
     r"|^(?:#{1,6} |\*\*)(?:final )?answer[:：]?(?:\*\*)?[:：]?[ \t]*\n\s*|答案\**\s*(?:[:：]|是|为)\**\s*[:：]?\s*"
     r"|<answer>\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 _AFTERTHOUGHT = re.compile(
-    r"(?<=[^\s(])\s?\((?:since|because|as)\b[^()]*\)$|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$", re.IGNORECASE
+    r"(?<=[^\s(])\s?\((?:since|because|as|which|that|s?he|it|they|we|there)\b[^()]*\)$|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$", re.IGNORECASE
 )
 _REASON = re.compile(
     r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*(?:as|that is)\s.*|,\s*i\.?\s?e\b.*"
-    r"|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$",
+    r"|,\s*(?:and\s+)?not\s+(?:[A-Z]|[$€£]?\d)[^,;]*$|,\s*(?:al)?though\s.*",
     re.DOTALL,
 )
 _EMPHASIS = re.compile(
@@ -612,6 +612,7 @@ def marked(text: str) -> list[tuple[str, str, int]]:
         items = _BULLETS.match(text, mark.end(), end) if text[mark.end() : mark.end() + 1] in ("-", "*", "•") else None
         line = ", ".join(item[1:].strip() for item in items[0].splitlines()) if items else text[mark.end() : end]
         line = line.split("\n", 1)[0].split("</answer>", 1)[0]
+        line = line[1:].split(line[0], 1)[0] if line[:1] in ("'", '"') else line
         pairs.append((CLAUSES.split(before)[-1], line, mark.end()))
     return pairs
 
@@ -664,7 +665,7 @@ def _without_reason(text: str) -> str:
         return text
     head, shown = trim(text[: reason.start()]), re.findall(r"=\s*([^=,;]+)", reason[0])
     value = in_a_sentence(head) or right_hand_side(head)
-    return text if shown and not same_answer(right_hand_side(trim(shown[-1])), value) else head
+    return head if not shown or any(same_answer(right_hand_side(trim(one)), value) for one in shown) else text
 
 
 def in_a_sentence(text: str) -> str | None:
