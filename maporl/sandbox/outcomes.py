@@ -74,8 +74,9 @@ class Ended:
             return [Outcome(None, "killed")]
         lost = bool(lines) and _reason_of(lines[-1]) == "lost"  # the program's process ended before its tests
         outcomes = [decode(line) for line in lines[: len(lines) - lost]]
-        # the process of the tests ends in good order, with fewer lines, after a verdict that ends all of them
-        if lost or not outcomes or (len(outcomes) < most and self._reason(1)):
+        # the process of the tests ends in good order, with fewer lines, after a verdict that ends all of them; where
+        # that is "ok", the next test ended the process
+        if lost or not outcomes or (len(outcomes) < most and (self._reason(1) or outcomes[-1].ok)):
             outcomes.append(Outcome(None, self._reason(0 if lost else 1) or "killed"))
         return outcomes
 

@@ -46,10 +46,8 @@ _LOADING_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 """The worker has this many seconds more than a snippet, and is then replaced."""
 _SAVE_EVERY = 500
-_FATAL = ("timeout", "cpu", "memory", "output", "killed")
-"""After these, nothing more runs in the process of a program."""
-_MOST_FATAL = 3
-"""After so many processes that ended like this, no more tests of the same code are run."""
+_MOST_PROCESSES = 3
+"""So many processes, one after another, are given to a program and its tests, however the ones before ended."""
 _USED_UP = ("timeout", "cpu")
 """A test can end like these because the tests before it had used the time of their process."""
 _SAID_JSON = 6 * SAID_BYTES + 200
@@ -236,34 +234,33 @@ class Sandbox:
         through is fetched whole, and has at most 100,000 values; ``next`` takes single ones.
 
         The program is imported: what stands under its main guard does not run. All tests run in one process, in which
-        what one of them changes stays changed. If one does not end or uses too much, the others go on in new processes.
-        It runs there again if it had less than half of the time that its process may take, and the tests before it the
-        rest. After three processes that ended so, the rest have the outcome of the third: all tests together take at
-        most three times the limits. If ``code`` or ``setup`` fails, each test has that outcome. Nothing is cached.
+        what one of them changes stays changed. If one ends the process, does not end or uses too much, the others go on
+        in a new process. It runs there again if it had less than half of the time that its process may take, and the
+        tests before it the rest. There are at most three processes, however they end, and the tests that are then left
+        have the last outcome of the third: all tests together take at most three times the limits. If ``code`` or
+        ``setup`` fails, each test that is left has that outcome. Nothing is cached.
 
         Raises:
             SandboxError: the worker process does not start, or ends again and again.
         """
         done: list[Outcome] = []
-        if not self._is_source(code):
+        if not tests or not self._is_source(code):
             return [Outcome(None, "source")] * len(tests)
         program = _request({"code": code})
-        fatal = 0
-        while len(done) < len(tests):
+        for _ in range(_MOST_PROCESSES):
             left = list(tests[len(done) :])
             requests = [program, _request({"setup": setup, "tests": left, "name": name})]
             ended = self._exchange(b"t", requests, _SAID_JSON * (len(left) + 1))
             first, *outcomes = ended.outcomes(len(left) + 1)
-            if not first.ok or not outcomes:
-                return done + [first if not first.ok else Outcome(None, "killed")] * len(left)
+            if not first.ok:
+                return done + [first] * len(left)
             last = outcomes[-1]
-            fatal += last.reason in _FATAL
             # another process is another chance, and a program that ends only its first one would be paid for it
             again = last.reason in _USED_UP and len(outcomes) > 1 and not ended.mostly_after(len(outcomes))
             done += outcomes[:-1] if again else outcomes
-            if fatal >= _MOST_FATAL:
-                return done + [last] * (len(tests) - len(done))
-        return done
+            if len(done) == len(tests):
+                break
+        return done + [last] * (len(tests) - len(done))
 
     def execute(self, code: str, call: str) -> Outcome:
         """Run one snippet in the worker, whatever outcome is kept. With an empty ``call``, nothing is called after it.

@@ -76,7 +76,32 @@ def test_what_the_sandbox_never_grants_is_an_error_that_a_program_can_catch(sand
         assert passed(sandbox, code, ["assert f(1) == 'refused'"]) == [True], what
 
 
-SECOND = "n = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    return x + 1"
+SECOND = "import os\nn = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    return x + 1"
+LINE = '{{"reason": "{}", "value": null, "message": ""}}\n'
+
+
+def frame_of(text, encoding="utf-8"):
+    data = text.encode(encoding)
+    return f"os.write(5, {len(data).to_bytes(4, 'big') + data!r})"
+
+
+@pytest.fixture(scope="module")
+def hurried():
+    with Sandbox(Limits(cpu_seconds=1, wall_seconds=0.4), cache=False) as made:
+        yield made
+
+
+@pytest.fixture
+def counted(monkeypatch, sandbox, hurried):
+    """Runs tests of a program, and returns how they ended and how many processes of tests there were."""
+
+    def run(code, tests):
+        box, asked = hurried if "sleep(60)" in code + tests[0] else sandbox, []
+        exchange = box._exchange
+        monkeypatch.setattr(box, "_exchange", lambda order, *rest: asked.append(order) or exchange(order, *rest))
+        return [outcome.reason for outcome in box.run_tests(code, tests)], asked.count(b"t")
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -84,15 +109,39 @@ SECOND = "n = 0\ndef f(x):\n    global n\n    n += 1\n    if n == 2: {}\n    ret
     [
         ("__import__('time').sleep(60)", ["ok", "timeout"] * 3), ("__import__('os')._exit(0)", ["ok", "killed"] * 3),
         ("raise MemoryError", ["ok", "memory"] * 3), ("return 'x' * 1_100_000", ["ok", "output"] * 3), ("pass", ["ok"] * 10),
+        ("os._exit(3)", ["ok", "killed"] * 3), ("__import__('ctypes').string_at(0)", ["ok", "killed"] * 3),
+        ("from sandboxed.snippet import Unusable; raise Unusable('x')", ["ok", "syntax"] * 3),
+        (frame_of('{"error": "MemoryError", "arguments": []}'), ["ok", "memory"] * 3), ("os.write(5, b'\\xff' * 4)", ["ok", "output"] * 3),
+        *((frame_of(f'{{"ended": "{word}", "message": ""}}'), ["ok", reason] * 3) for word, reason in {
+            "syntax": "syntax", "memory": "memory", "output": "output", "ok": "killed", "lost": "killed", "no_value": "killed",
+        }.items()),
     ],
 )  # fmt: skip
-def test_a_program_that_ends_its_processes_is_given_three(monkeypatch, second, reasons):
-    with Sandbox(Limits(cpu_seconds=1, wall_seconds=0.4), cache=False) as box:
-        asked, exchange = [], box._exchange
-        monkeypatch.setattr(box, "_exchange", lambda order, *rest: asked.append(order) or exchange(order, *rest))
-        found = box.run_tests(SECOND.format(second), [f"assert f({n}) == {n + 1}" for n in range(10)])
-        assert [outcome.reason for outcome in found] == reasons + [reasons[-1]] * (10 - len(reasons))
-        assert asked == [b"t"] * (1 if second == "pass" else 3)
+def test_a_program_that_ends_its_processes_is_given_three(counted, second, reasons):
+    found, processes = counted(SECOND.format(second), [f"assert f({n}) == {n + 1}" for n in range(10)])
+    assert found == reasons + [reasons[-1]] * (10 - len(reasons))
+    assert processes == (1 if second == "pass" else 3)
+
+
+@pytest.mark.parametrize(
+    ("end", "reasons"),
+    [
+        ("os._exit(0)", ["killed"] * 8), ("os._exit(3)", ["killed"] * 8), ("raise MemoryError", ["memory"] * 8), ("exit(0)", ["error:SystemExit"] * 8),
+        ("__import__('time').sleep(60)", ["timeout"] * 8),
+        # a verdict written by hand: the test that follows one that is "ok" is not there to be asked
+        (f"os.write(3, {LINE.format('ok').encode()!r}); os._exit(0)", ["ok", "killed"] * 3 + ["killed"] * 2),
+        *((f"os.write(3, {LINE.format(word).encode()!r}); os._exit(0)", [reason] * 8) for word, reason in {
+            "syntax": "syntax", "no_value": "no_value", "error:ValueError": "error:ValueError", "lost": "killed", "?": "killed",
+        }.items()),
+    ],
+)  # fmt: skip
+def test_tests_that_end_their_process_have_three_as_well_and_none_is_paid_for_it(counted, end, reasons):
+    assert counted("def f(x): return x", [f"import os; {end}"] * 8) == (reasons, 1 if end == "exit(0)" else 3)
+
+
+def test_a_test_that_ends_its_process_costs_the_others_nothing(counted):
+    tests = ["assert f(1) == 1", "import os; os._exit(0)", "assert f(2) == 2", "assert f(3) == 4"]
+    assert counted("def f(x): return x", tests) == (["ok", "killed", "ok", "error:AssertionError"], 2)
 
 
 @pytest.mark.slow
@@ -115,11 +164,6 @@ def test_the_time_of_the_tests_before_is_not_held_against_a_test():
 def test_the_time_after_a_verdict_counts_from_when_it_was_whole(lines, heard, seconds, mostly):
     ended = Ended(b"123456789\n" * 2 + b"12345", b"", (0, 0), True, False, tuple(heard), seconds)
     assert ended.mostly_after(lines) is mostly
-
-
-def frame_of(text, encoding="utf-8"):
-    data = text.encode(encoding)
-    return f"os.write(5, {len(data).to_bytes(4, 'big') + data!r})"
 
 
 def frame(text, encoding="utf-8"):
