@@ -84,6 +84,7 @@ class TinyPrograms(ProgramTask):
             "reference": reference,
             "tests": [_assert(x, a * x + b) for x in range(self.shown, self.shown + self.hidden)],
             "setup": "",
+            "hidden_setup": "\n".join(_assert(x, value) for x, value in enumerate(values)),
             "tester_question": _shown(values),
             "values": values,
         }

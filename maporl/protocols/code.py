@@ -31,11 +31,11 @@ class Code(Protocol):
     name it. Both are told of up to three tests that fail. The tool ``run_tests`` runs them, with ``meta.setup``. A
     tester is asked ``meta.tester_question``, if the task has one, in place of the question.
 
-    The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, and tests ``tests``, the share of
-    them that ``meta.reference`` passes. It pays both ``team``, which is ``solved``, and ``agree``, the share of tests
-    that pass. A program has its ``solved`` and ``team`` before anybody speaks again, and so have tests all of theirs. A
-    branching can therefore compare candidates after each step. In turns, a program's ``agree`` comes later, and a tree
-    does not count it.
+    The protocol pays programs ``solved``, the share of ``meta.tests`` that they pass, or 0 if they fail a test that
+    the question shows, and tests ``tests``, the share of them that ``meta.reference`` passes. It pays both
+    ``team``, which is ``solved``, and ``agree``, the share of tests that pass. A program has its ``solved`` and
+    ``team`` before anybody speaks again, and so have tests all of theirs. A branching can therefore compare candidates
+    after each step. In turns, a program's ``agree`` comes later, and a tree does not count it.
 
     Raises:
         ValueError: ``rounds`` is below 1, or a text lacks a placeholder or has an unknown one.

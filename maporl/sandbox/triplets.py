@@ -17,7 +17,7 @@ from maporl.text import code_of, spoken
 KINDS = ("deduction", "abduction", "induction")
 """What is to be found: the output, an input, or the program."""
 INPUT_COUNT = 10
-"""How many inputs a question of induction is made of. Half of them are shown, and the others grade the program."""
+"""How many inputs a question of induction is made of. Half of them are shown, and all grade the program."""
 LIMITS = Limits(cpu_seconds=1, wall_seconds=5.0)
 """The limits of a run, where the tool ``triplet`` is given no others."""
 LONGEST = 10_000
@@ -80,8 +80,9 @@ def induction(pool: SandboxPool, said: str, program: str) -> dict[str, Any]:
 def induced(program: str, inputs: Sequence[str], outputs: Sequence[str], message: str) -> dict[str, Any]:
     """Return a question of induction, which shows the first half of the inputs, with its answer."""
     pairs = [list(both) for both in zip(inputs, outputs, strict=True)]
-    shown = "\n".join(f"f({one}) == {value}" for one, value in pairs[: len(pairs) // 2])
-    meta = {"kind": "induction", "program": program, "hidden": pairs[len(pairs) // 2 :], "message": message}
+    told, hidden = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+    shown = "\n".join(f"f({one}) == {value}" for one, value in told)
+    meta = {"kind": "induction", "program": program, "shown": told, "hidden": hidden, "message": message}
     return {"question": INDUCTION.format(message=message, shown=shown), "answer": program, "meta": meta}
 
 

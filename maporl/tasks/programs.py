@@ -10,12 +10,13 @@ import re
 import textwrap
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from maporl.sandbox.pool import shared_pool
+from maporl.sandbox.triplets import same
 from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, meta_of, read_rows, text_of
 from maporl.tasks.lessons import Lessons
 from maporl.text import code_of
@@ -34,8 +35,9 @@ class ProgramTask(Lessons, Task):
     ``meta`` of an example has the ``entry_point`` (the function's name), the ``reference`` solution, the hidden
     ``tests``, and the ``setup`` that runs before tests of this function. It may have a ``hidden_setup``, which runs
     before the hidden tests in the place of ``setup``, and ``in_process``, which is true if they run in the program's
-    own process. A program is the last fenced block of an answer that defines the function, and right if it passes all
-    of the tests.
+    own process. A test that the question shows stands at the end of ``hidden_setup``: a program that fails it passes
+    no other, and to pass it alone is worth nothing. A program is the last fenced block of an answer that defines the
+    function, and right if it passes all of the tests.
 
     Raises:
         SandboxError: the kernel of this machine cannot hold a program.
@@ -101,6 +103,10 @@ def hidden_tests(example: Example, code: str) -> tuple[str, list[str], str, str]
 class Programs(ProgramTask, ReadTask):
     """Functions to write that are read from rows. Rows whose reference solution does not pass its tests are left out.
 
+    So are training rows whose tests are weak: a program passes them that computes nothing, and returns what the
+    question shows, and otherwise always the same value, or always its first argument. They are listed, and taken with
+    ``weak_tests``. Evaluations take them always.
+
     Tests run where the program does not. A few cannot: a test may pass a function to the program, or look at the list
     that it changed. Such rows are left out and listed, because a program can read such a test, and pass it without
     solving anything. With ``in_process_tests`` they are taken, and their tests run in the program's process.
@@ -109,6 +115,7 @@ class Programs(ProgramTask, ReadTask):
     source: str
     split: Literal["train", "eval"]
     in_process_tests: bool
+    weak_tests: bool
 
     @abstractmethod
     def _rows(self) -> Sequence[dict[str, Any]]: ...
@@ -119,7 +126,8 @@ class Programs(ProgramTask, ReadTask):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many rows of this split were left out: by how their reference solutions ended, or ``in_process``."""
+        """How many rows of this split were left out: by how their reference solutions ended, ``in_process``, or
+        ``weak``."""
         return self._checked[1]
 
     @property
@@ -127,63 +135,74 @@ class Programs(ProgramTask, ReadTask):
         """The ids of the rows whose tests can only run in the program's own process."""
         return self._checked[2]
 
-    def remark(self) -> str:
-        """How many rows were left out, and why, and which ones have tests that a program can read, as a line for
-        people."""
-        reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
-        count = sum(self.dropped.values())
-        line = (
-            f"{self.name}: {self.split}: {len(self)} rows, {count} left out, because their reference solutions do not "
-            f"pass in the sandbox ({reasons or 'none'})"
-        )
-        return f"{line}; {self._said_of_in_process()}" if self.in_process else line
+    @property
+    def weak(self) -> list[str]:
+        """The ids of the rows whose tests prove little, because a program that computes nothing passes them."""
+        return self._checked[3]
 
-    def _said_of_in_process(self) -> str:
-        shown = ", ".join(self.in_process[:20]) + (", ..." if len(self.in_process) > 20 else "")
-        tests = f"tests of {len(self.in_process)} rows can only run in the program's own process"
-        if self.in_process_tests:
-            return f"{tests}, where a program can pass them without solving anything, and do so ({shown})"
-        return f"{tests}, and these rows are left out; task.in_process_tests=true takes them ({shown})"
+    def remark(self) -> str:
+        """How many rows were left out, and why, and which ones have tests that a program can read, or that prove
+        little, as a line for people."""
+        line = (
+            f"{self.name}: {self.split}: {len(self)} rows, {sum(self.dropped.values())} left out {_why(self.dropped)}"
+        )
+        return "; ".join([line, *self._doubts(self.in_process, self.weak)])
+
+    def _doubts(self, in_process: list[str], weak: list[str]) -> list[str]:
+        """What people are told of rows whose tests could pay a program that solves nothing."""
+        doubts = []
+        if in_process:
+            tests = f"tests of {len(in_process)} rows can only run in the program's own process"
+            how = "where a program can pass them without solving anything, and do so"
+            left = "and these rows are left out; task.in_process_tests=true takes them"
+            doubts.append(f"{tests}, {how if self.in_process_tests else left} ({_some(in_process)})")
+        if weak:
+            how = "what the question shows passes them, with one value or the first argument for all else"
+            left = "and these rows are left out; task.weak_tests=true takes them"
+            taken = "and these rows are taken"
+            doubts.append(
+                f"tests of {len(weak)} rows prove little: {how}, {left if self._leaves_weak else taken} ({_some(weak)})"
+            )
+        return doubts
+
+    @property
+    def _leaves_weak(self) -> bool:
+        return self.split == "train" and not self.weak_tests
 
     @property
     def _examples(self) -> list[Example]:
         return self._checked[0]
 
     @cached_property
-    def _checked(self) -> tuple[list[Example], dict[str, int], list[str]]:
+    def _checked(self) -> tuple[list[Example], dict[str, int], list[str], list[str]]:
         examples = examples_of(self._rows(), self.source, self._example)
         outside = [_failed(outcomes) for outcomes in self._references(examples)]
         doubtful = [replace(e, meta=e.meta | {"in_process": True}) for e, f in zip(examples, outside, strict=True) if f]
         inside = {
             e.id: (e, _failed(outcomes)) for e, outcomes in zip(doubtful, self._references(doubtful), strict=True)
         }
-        passing, dropped = [], Counter[str]()
-        in_process = [name for name, (_, failed) in inside.items() if not failed]
+        taken, dropped = [], Counter[str]()
         for example, failed in zip(examples, outside, strict=True):
-            if not failed:
-                passing.append(example)
-            elif reason := inside[example.id][1]:
+            if failed and (reason := inside[example.id][1]):
                 dropped[reason] += 1
-            elif self.in_process_tests:
-                passing.append(inside[example.id][0])
-            else:
+            elif failed and not self.in_process_tests:
                 dropped["in_process"] += 1
-        if not passing:
+            else:
+                taken.append(inside[example.id][0] if failed else example)
+        weak = [example.id for example in taken if proves_little(example)]
+        if weak and self._leaves_weak:
+            taken = [example for example in taken if example.id not in weak]
+            dropped["weak"] = len(weak)
+        in_process = [name for name, (_, failed) in inside.items() if not failed]
+        doubts = self._doubts(in_process, weak)
+        if not taken:
             raise TaskError(
-                f"{self.name}: {self.source}: no reference solution of {len(examples)} rows passes its tests in the "
-                f"sandbox ({', '.join(f'{reason} {count}' for reason, count in dropped.items())}); look at the data"
-                + (
-                    ", or set task.in_process_tests=true for tests in the program's process: "
-                    f"{', '.join(in_process[:20])}"
-                    if in_process
-                    else ""
-                )
+                f"{self.name}: {self.source}: none of {len(examples)} rows can be taken, {_why(dropped)}; "
+                + "; ".join(doubts or ["look at the data"])
             )
-        result = passing, dict(dropped.most_common()), in_process
-        if in_process:
-            vars(self)["_checked"] = result
-            logger.warning("%s: %s: %s", self.name, self.split, self._said_of_in_process())
-        return result
+        for doubt in doubts:
+            logger.warning("%s: %s: %s", self.name, self.split, doubt)
+        return taken, dict(dropped.most_common()), in_process, weak
 
     @staticmethod
     def _references(examples: Sequence[Example]) -> "list[list[Outcome]]":
@@ -209,6 +228,7 @@ class MBPP(Programs):
     in_process_tests: bool = option(
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
+    weak_tests: bool = option(False, "Train on rows with weak tests, which a program that computes nothing passes.")
     instruction: str = option(
         "{question}\n\nWrite the whole function between ```python and ```.", "How agents are asked, with {question}."
     )
@@ -236,9 +256,10 @@ class MBPP(Programs):
         shown = f"{question}\nYour function must pass this test:\n{tests[0]}" if question.strip() else ""
         imports = row.get("test_imports") or []
         setup = "\n".join([*map(str, imports), str(row.get("test_setup_code") or "")]).strip("\n")
-        meta = {"entry_point": name, "reference": code, "tests": tests[1:], "setup": setup}
-        if helpers := _helpers(code, name, "\n".join([setup, *tests[1:]])):
-            meta["hidden_setup"] = f"{helpers}\n{setup}"
+        hidden_setup = "\n".join([_helpers(code, name, "\n".join([setup, *tests])), setup, tests[0]]).strip("\n")
+        meta = {
+            "entry_point": name, "reference": code, "tests": tests[1:], "setup": setup, "hidden_setup": hidden_setup
+        }  # fmt: skip
         return Example(str(row.get("id", f"mbpp-{row.get('task_id', number)}")), shown, code, meta)
 
 
@@ -264,6 +285,7 @@ class HumanEval(Programs):
     in_process_tests: bool = option(
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
+    weak_tests: bool = option(False, "Train on rows with weak tests, which a program that computes nothing passes.")
     instruction: str = option(
         "{question}\n\nWrite the whole function, with what it imports, between ```python and ```.",
         "How agents are asked, with {question}.",
@@ -296,6 +318,46 @@ class HumanEval(Programs):
         tests, hidden_setup = _rewritten(test, name, reference)
         meta = {"entry_point": name, "reference": reference, "tests": tests, "setup": "", "hidden_setup": hidden_setup}
         return Example(str(row.get("id", f"humaneval-{row.get('task_id', number)}")), prompt, reference, meta)
+
+
+def _why(dropped: Mapping[str, int]) -> str:
+    """Why rows were left out."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+    return f"by how their reference solutions end in the sandbox, or for their tests ({reasons or 'none'})"
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:20]) + (", ..." if len(ids) > 20 else "")
+
+
+def proves_little(example: Example) -> bool:
+    """Whether a program that computes nothing passes the hidden tests: it returns what the question shows for the calls
+    that stand there, and for all others one value, or the first argument.
+
+    Tests are read and not run. Only single ``assert`` statements with one call of the function are looked into.
+    """
+    name, told = example.meta["entry_point"], _squeezed(example.question)
+    expected: list[str] = []
+    first = True
+    try:
+        for test in example.meta["tests"]:
+            (node,) = ast.parse(test).body
+            if not isinstance(node, ast.Assert):
+                return False
+            (call,) = [n for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name]  # fmt: skip  # noqa: E501
+            text, asked = ast.unparse(node.test), ast.unparse(call)
+            if _squeezed(asked) not in told:
+                value = text.removeprefix(f"{asked} == ").replace(asked, name)
+                expected += [] if any(value == other or same(value, other) for other in expected) else [value]
+                first = first and bool(call.args) and same(value, ast.unparse(call.args[0]))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return len(expected) < 2 or first
+
+
+def _squeezed(text: str) -> str:
+    """The text without blanks, and with one kind of quotation marks."""
+    return "".join(text.split()).replace("'", '"')
 
 
 def _failed(outcomes: "Sequence[Outcome]") -> str:

@@ -58,10 +58,10 @@ _FENCE = re.compile(r"^```\w*\s*\n?(.*?)\n?```$", re.DOTALL)
 class Triplets(Task):
     """Questions on a program, an input and its output, of which one is to be found.
 
-    An output and an input are right if the program says so, and a program if it gives the hidden outputs. Programs are
-    run in the sandbox. What the tool ``triplet`` makes is graded under the limits of that tool, and the task's own
-    questions under its default ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands between
-    ``<answer>`` and ``</answer>``.
+    An output and an input are right if the program says so, and a program if it gives all outputs, shown and hidden.
+    Programs are run in the sandbox. What the tool ``triplet`` makes is graded under the limits of that tool, and the
+    task's own questions under its default ones: 1 second of CPU time, 5 on the clock and 256 MiB. An answer stands
+    between ``<answer>`` and ``</answer>``.
 
     What a proposer is told (``{document}``) is what kind of question to write, with ``references`` triplets of the
     split, or for induction the program.
@@ -153,11 +153,10 @@ class Triplets(Task):
         said = answers[-1].strip()
         if meta["kind"] == "induction":
             program = code_of(said, "f")
-            outputs = values(_pool(meta), program, [one for one, _ in meta["hidden"]]) if program else None
-            right = outputs is not None and all(same(a, b) for a, (_, b) in zip(outputs, meta["hidden"], strict=True))
-            return Grade(
-                program or said, right, "gives the hidden outputs" if right else "does not give the hidden outputs"
-            )
+            pairs = [*meta.get("shown", []), *meta["hidden"]]
+            outputs = values(_pool(meta), program, [one for one, _ in pairs]) if program else None
+            right = outputs is not None and all(same(a, b) for a, (_, b) in zip(outputs, pairs, strict=True))
+            return Grade(program or said, right, "gives the outputs" if right else "does not give the outputs")
         said = fence[1].strip() if (fence := _FENCE.match(said)) else said
         if meta["kind"] == "deduction":
             right = same(said, meta["output"])

@@ -19,10 +19,10 @@ def fenced(program):
     return f"```{program}```"
 
 
-def constant(example):
-    """A program that passes the first of the three hidden tests alone, because no two values of the function are
-    equal."""
-    return fenced(f"def f(x):return {example.meta['tests'][0].rpartition('=')[2]}")
+def first_only(example):
+    """A program that has the values of 0 and 1, which are shown, and passes the first of the three hidden tests
+    alone."""
+    return fenced(example.meta["reference"].replace("return ", "return (x<3)*(") + ")")
 
 
 def right_tests(example):
@@ -36,9 +36,14 @@ def half_right_tests(example):
 
 
 ROUNDS = {
-    ("solver", 0): [lambda e: "no program", constant, constant, lambda e: fenced("def f(x):return -1")],
+    ("solver", 0): [lambda e: "no program", first_only, first_only, lambda e: fenced("def f(x):return -1")],
     ("tester", 0): [right_tests, half_right_tests, lambda e: "no tests", right_tests],
-    ("solver", 1): [lambda e: fenced(e.meta["reference"]), constant, constant, lambda e: fenced(e.meta["reference"])],
+    ("solver", 1): [
+        lambda e: fenced(e.meta["reference"]),
+        first_only,
+        first_only,
+        lambda e: fenced(e.meta["reference"]),
+    ],
     ("tester", 1): [half_right_tests, right_tests, right_tests, right_tests],
 }
 """What the four candidates of each round write."""
@@ -89,14 +94,14 @@ def test_candidates_are_scored_after_their_programs_ran_and_the_best_goes_on(tmp
     assert [len(d.utterances) for d in dialogues].count(2) == 3 and [len(d.utterances) for d in dialogues].count(4) == 4
     # 2 solved + tests of the four pairs: 1, 1.17, 0.67, 1; so the second goes on, with what its own tests showed
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 4}
-    assert went_on == constant(dialogues[0].example)
+    assert went_on == first_only(dialogues[0].example)
     second = dialogues[0].example.meta["values"][1]
     for prompt in shown["solver", 1] + shown["tester", 1]:
         assert f"assert f(1)=={second + 100}: AssertionError" in prompt and went_on.strip("`") in prompt
     assert len(shown["solver", 1]) == 4
     assert {d.outcome for d in dialogues if len(d.utterances) == 2} == {None}
-    # the right program with half right tests disagrees, and with right tests it ends the dialogue in round 2
-    assert sorted(d.outcome for d in dialogues if d.outcome is not None) == [2]
+    # the right program with half right tests disagrees; right tests are of two values that all programs of round 2 have
+    assert [d.outcome for d in dialogues if d.outcome is not None] == [2, 2, 2]
 
 
 def test_the_advantages_of_a_group_by_hand(tmp_path):
@@ -123,7 +128,7 @@ def test_equal_tests_earn_equal_advantages_whatever_program_stands_beside_them(o
 
     Beside them stand right programs and wrong ones, which are paid as such.
     """
-    programs = iter([lambda e: fenced(e.meta["reference"]), constant, lambda e: "no program", constant] * 2)
+    programs = iter([lambda e: fenced(e.meta["reference"]), first_only, lambda e: "no program", first_only] * 2)
     values = code_values(tmp_path, group=8, rounds=1, order=order)
     trainer = scripted_trainer(
         values, lambda r: right_tests(r.example) if r.ask.role == "tester" else next(programs)(r.example)
@@ -146,7 +151,7 @@ def test_in_turns_programs_are_compared_before_the_tester_speaks(tmp_path):
     dialogues = batch.dialogues
     assert sorted(len(d.utterances) for d in dialogues) == [1] * 3 + [2] * 4
     (went_on,) = {d.utterances[0].text for d in dialogues if len(d.utterances) == 2}
-    assert went_on == constant(dialogues[0].example)
+    assert went_on == first_only(dialogues[0].example)
     programs = {u.text: u.rewards for d in dialogues for u in d.utterances if u.role == "solver"}
     assert all(set(rewards) >= {"solved", "team"} and "agree" not in rewards for rewards in programs.values())
 

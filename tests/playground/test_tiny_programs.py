@@ -30,9 +30,23 @@ def test_a_question_shows_values_and_its_hidden_tests_are_about_the_next_inputs(
         "reference": "def f(x):return 1*x+19",
         "tests": ["assert f(2)==21", "assert f(3)==22", "assert f(4)==23"],
         "setup": "",
+        "hidden_setup": "assert f(0)==19\nassert f(1)==20",
         "tester_question": "f(0)=19,f(1)=20",
         "values": [19, 20],
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("1*x+19", "1 of 1 tests pass"), ("21", "0 of 1 tests pass; AssertionError"), ("19+x*(x<2)", "0 of 1 tests pass; AssertionError"),
+        ("19+x*(x>1)", "0 of 1 tests pass; AssertionError"),
+    ],
+)  # fmt: skip
+def test_a_program_has_the_values_that_are_shown_and_those_that_are_not(body, reason):
+    task = TinyPrograms(hidden=1, told=0)
+    grade = task.grade(task[0], f"```def f(x):return {body}```")
+    assert (grade.correct, grade.reason) == (reason == "1 of 1 tests pass", reason)
 
 
 def test_a_coder_may_be_told_less_than_the_tester():

@@ -269,7 +269,7 @@ def test_a_command_is_told_what_the_page_says(tmp_path):
 MBPP_ROW = {
     "text": "Double x.",
     "code": "def f(x):\n    return 2 * x",
-    "test_list": ["assert f(1) == 2", "assert f(4) == 8"],
+    "test_list": ["assert f(1) == 2", "assert f(4) == 8", "assert f(5) == 10"],
 }
 HOTPOT_ROW = {
     "question": "Who?", "answer": "Emma", "type": "bridge", "meta": {"proof": "1"}, "paragraphs": ["Emma and Bo."],

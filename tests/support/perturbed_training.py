@@ -133,7 +133,8 @@ def program_texts(meta: dict[str, Any], role: str | None) -> list[str]:
     """Right, half right, wrong and unreadable programs and tests of ``tiny_programs``, in few characters."""
     if role == "tester":
         return [f"assert f(0)=={meta['values'][0]}", "assert f(0)==99", "assert f(1)", "no"]
-    right, half = meta["reference"].partition("return ")[2], meta["tests"][0].rpartition("=")[2]
+    right = meta["reference"].partition("return ")[2]
+    half = f"({right})*(x<{len(meta['values']) + 1})"  # the values that are shown, and the first that is not
     return [*(f"```f=lambda x:{body}```" for body in (right, half, "-1")), "no"]
 
 

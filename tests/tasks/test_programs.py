@@ -24,7 +24,7 @@ from maporl.sandbox.pool import SandboxPool
 from maporl.sandbox.sandbox import Limits, Sandbox
 from maporl.tasks import build_task
 from maporl.tasks.base import TaskError
-from maporl.tasks.programs import MBPP, HumanEval
+from maporl.tasks.programs import MBPP, HumanEval, proves_little
 from maporl.text import asserts_in, code_of
 from maporl.types import Act, Ask, Example, Result, Utterance
 from maporl.validation.load import from_dict
@@ -239,7 +239,7 @@ def test_right_wrong_and_hanging_programs_on_real_problems(mbpp):
     assert (len(mbpp), mbpp.dropped) == (20, {})
     assert (
         mbpp.remark()
-        == "mbpp: train: 20 rows, 0 left out, because their reference solutions do not pass in the sandbox (none)"
+        == "mbpp: train: 20 rows, 0 left out by how their reference solutions end in the sandbox, or for their tests (none)"
     )
     examples = list(mbpp)
     rights = mbpp.grade_many(examples, [mbpp.solution(example) for example in examples])
@@ -276,15 +276,16 @@ def write_rows(folder, *rows):
 
 
 def test_rows_whose_reference_the_sandbox_refuses_are_left_out_and_counted(tmp_path):
-    good = {"text": "Return one.", "code": "def f():\n    return 1", "test_list": ["assert f() == 1", "assert f() < 1 + one"], "test_setup_code": "one = 1"}  # fmt: skip
+    good = {"text": "Double x.", "code": "def f(x):\n    return 2 * x", "test_list": ["assert f(1) == 2", "assert f(2) < 4 + one", "assert f(3) == 6"], "test_setup_code": "one = 1"}  # fmt: skip
     path = write_rows(
-        tmp_path, good, good | {"code": "import numpy\ndef f(): return 1"}, good | {"code": "def f(): return 3"}
+        tmp_path, good, good | {"code": "import numpy\ndef f(x): return 1"}, good | {"code": "def f(x): return 3"}
     )
     task = MBPP(source=path)
     assert (len(task), task.dropped) == (1, {"error:ModuleNotFoundError": 1, "error:AssertionError": 1})
     assert "1 rows, 2 left out" in task.remark() and task.in_process == []
-    with pytest.raises(TaskError, match="no reference solution of 1 rows passes"):
-        len(MBPP(source=write_rows(tmp_path, good | {"code": "def f(): return 3"})))
+    alone = r"none of 1 rows can be taken, by how .* or for their tests \(error:AssertionError 1\); look at the data"
+    with pytest.raises(TaskError, match=alone):
+        len(MBPP(source=write_rows(tmp_path, good | {"code": "def f(x): return 3"})))
     with pytest.raises(TaskError, match="row 1 has test_list=\\[\\], expected a list of two tests or more"):
         len(MBPP(source=write_rows(tmp_path, good | {"test_list": []})))
     with pytest.raises(TaskError, match="calls no function of its code"):
@@ -378,9 +379,9 @@ def test_checks_that_test_nothing_are_named():
 
 
 def test_tests_that_only_run_in_the_programs_process_are_left_out_listed_and_taken_if_asked_for(tmp_path, caplog):
-    changes = {"text": "Sort a list in place.", "code": "def f(x):\n    x.sort()", "test_list": ["assert f([]) is None", "x = [2, 1]\nf(x)\nassert x == [1, 2]"], "id": "in-place"}  # fmt: skip
-    calls = {"text": "Call a function.", "code": "def g(h):\n    return h(1)", "test_list": ["assert g(int) == 1", "assert g(lambda x: x + 1) == 2"], "id": "callback"}  # fmt: skip
-    plain = {"text": "Add one.", "code": "def h(x):\n    return x + 1", "test_list": ["assert h(1) == 2", "assert h(2) == 3"], "id": "plain"}  # fmt: skip
+    changes = {"text": "Sort a list in place.", "code": "def f(x):\n    x.sort()", "test_list": ["assert f([]) is None", "x = [2, 1]\nf(x)\nassert x == [1, 2]", "x = [3]\nf(x)\nassert x == [3]"], "id": "in-place"}  # fmt: skip
+    calls = {"text": "Call a function.", "code": "def g(h):\n    return h(1)", "test_list": ["assert g(int) == 1", "assert g(lambda x: x + 1) == 2", "assert g(lambda x: x + 2) == 3"], "id": "callback"}  # fmt: skip
+    plain = {"text": "Add one.", "code": "def h(x):\n    return x + 1", "test_list": ["assert h(1) == 2", "assert h(2) == 3", "assert h(3) == 4"], "id": "plain"}  # fmt: skip
     path = write_rows(tmp_path, changes, plain, calls)
     task = MBPP(source=path)
     assert ([example.id for example in task], task.dropped, task.in_process) == (["plain"], {"in_process": 2}, ["in-place", "callback"])  # fmt: skip
@@ -391,15 +392,108 @@ def test_tests_that_only_run_in_the_programs_process_are_left_out_listed_and_tak
     assert "where a program can pass them without solving anything, and do so (in-place, callback)" in taken.remark()
     assert [taken.grade(example, taken.solution(example)).correct for example in taken] == [True] * 3
     assert [taken.grade(example, taken.write_answer(example, None, False)).correct for example in taken] == [False] * 3
-    forged = 'import os\nos.write(3, b\'{"reason": "ok", "value": null, "message": ""}\\n\' * 2)\nos._exit(0)\ndef NAME(x): pass'
+    forged = 'import os\nos.write(3, b\'{"reason": "ok", "value": null, "message": ""}\\n\' * 3)\nos._exit(0)\ndef NAME(x): pass'
     grades = [taken.grade(e, f"```python\n{forged.replace('NAME', e.meta['entry_point'])}\n```") for e in taken]
     assert [grade.correct for grade in grades] == [True, False, True], "which is why they are left out"
     alone = MBPP(source=write_rows(tmp_path, changes))
     with pytest.raises(
         TaskError,
-        match=r"in_process 1.*or set task\.in_process_tests=true for tests in the program's process: in-place",
+        match=r"in_process 1\); tests of 1 rows .* task\.in_process_tests=true takes them \(in-place\)$",
     ):
         len(alone)
+
+
+LARGE = {"text": "Is x large?", "code": "def f(x):\n    return x > 2", "id": "large"}
+LARGE["test_list"] = ["assert f(1) == False", "assert f(3) == True", "assert f(4) == True"]
+"""A row whose hidden tests a constant passes, but not the test that its question shows."""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("x > 2", "2 of 2 tests pass"), ("True", "0 of 2 tests pass; AssertionError"), ("False", "0 of 2 tests pass; AssertionError"),
+        ("x == 3", "1 of 2 tests pass; AssertionError"), ("{1: 0}[x]", "0 of 2 tests pass; KeyError: 3"),
+        ("x != 1", "2 of 2 tests pass"),  # a table of what is shown: why such rows are left out
+    ],
+)  # fmt: skip
+def test_a_right_program_passes_the_shown_test_too_and_to_pass_it_alone_is_worth_nothing(tmp_path, body, reason):
+    task = MBPP(source=write_rows(tmp_path, LARGE), weak_tests=True)
+    code = f"def f(x): return {body}"
+    grade = task.grade(task[0], f"```python\n{code}\n```")
+    assert (grade.correct, grade.reason) == (reason == "2 of 2 tests pass", reason)
+    box = RunTests(workers=1)
+    try:
+        play = Code().play(task[0], ("ann", "bob"))
+        next(play)
+        program = said(0, "ann", f"```python\n{code}\n```")
+        (act,) = play.send([program, said(1, "bob", "assert f(1) == 0")])
+        play.send([box.tools()[0].run(**act.arguments)])
+    finally:
+        box.close()
+    assert program.rewards["solved"] == int(reason[0]) / 2
+
+
+PAID = [
+    # one value for all that is not shown
+    (["f(3) == True", "f(4) == True"], True), (["f(3) == True", "f(4) == False"], False), (["f(3) == 2", "f(4) == 2.0"], True),
+    (["f(3) == {1: 2, 3: 4}", "f(5) == {3: 4, 1: 2}"], True), (["f(3) == [2]", "f(4) == (2,)"], False), (["f(3) == 'a'", 'f(4) == "a"'], True),
+    (["abs(f(3) - 0.5) < 0.1", "abs(f(4) - 0.5) < 0.1"], True), (["abs(f(3) - 0.5) < 0.1", "abs(f(4) - 1.5) < 0.1"], False),
+    (["f(3)", "f(4)"], True), (["f(3)", "not f(4)"], False), (["f(3) is None", "f(4) is None, 'why'"], True), (["set(f(3)) == {1}", "set(f(4)) == {1}"], True),
+    (["f(3) == g(1)", "f(4) == g(1)"], True), (["f(3) == g(1)", "f(4) == g(2)"], False), (["f(3) == 6"], True),
+    # what is shown, however it is written, is known
+    (["f(1, 'a') == 2", "f(3) == 6"], True), (["f( 1,\"a\" ) == 2", "f(3) == 6", "f(4) == 6"], True), (["f(1, 'a') == 2", "f(3) == 6", "f(4) == 8"], False),
+    # the first argument
+    (["f(3) == 3", "f([4], 5) == [4]"], True), (["f(3) == 3", "f(4, 5) == 5"], False), (["f(3) == 3", "f() == 4"], False),
+    # other forms
+    (["f(3) == f(4)"], False), (["f(f(3)) == 3", "f(f(4)) == 3"], False), (["callable(f)", "callable(f)"], False), (["f(", "f("], False),
+    (["x(3) == 3\nassert f(3) == 3"], False), (["f(" + "-" * 5000 + "1) == 3"], False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tests", "little"), PAID)
+def test_tests_that_a_program_passes_which_computes_nothing(tests, little):
+    meta = {"entry_point": "f", "tests": [f"assert {test}" for test in tests]}
+    assert proves_little(Example("e", "Do it.\n>>> f(1, 'a')\n2", "", meta)) is little
+
+
+def test_rows_with_weak_tests_are_told_and_not_trained_on_unless_asked_for(tmp_path, caplog):
+    same = {"text": "The same.", "code": "def g(x):\n    return x", "id": "same"}
+    same["test_list"] = ["assert g(1) == 1", "assert g([2]) == [2]", "assert g(3) == 3"]
+    plain = {"text": "Add one.", "code": "def h(x):\n    return x + 1", "id": "plain"}
+    plain["test_list"] = ["assert h(1) == 2", "assert h(2) == 3", "assert h(3) == 4"]
+    path = write_rows(tmp_path, LARGE, plain, same)
+    ids, left = ["large", "same"], "these rows are left out; task.weak_tests=true takes them (large, same)"
+    for options, taken, said in (
+        ({}, ["plain"], left), ({"weak_tests": True}, ["large", "plain", "same"], "these rows are taken (large, same)"),
+        ({"split": "eval", "eval_source": path}, ["large", "plain", "same"], "these rows are taken (large, same)"),
+    ):  # fmt: skip
+        caplog.clear()
+        task = MBPP(source=path, **options)
+        assert ([example.id for example in task], task.weak) == (taken, ids)
+        assert task.dropped == ({"weak": 2} if len(taken) == 1 else {})
+        said = f"tests of 2 rows prove little: what the question shows passes them, with one value or the first argument for all else, and {said}"  # fmt: skip
+        assert task.remark().endswith(f"; {said}") and f"mbpp: {task.split}: {said}" in caplog.messages
+    with pytest.raises(TaskError, match=r"none of 1 rows .*\(weak 1\); .*task\.weak_tests=true takes them \(large\)$"):
+        len(MBPP(source=write_rows(tmp_path, LARGE)))
+    row = {"prompt": 'def f(x):\n    """f(1) == 2"""\n', "canonical_solution": "    return 2\n", "entry_point": "f"}
+    row["test"] = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 2\n"
+    path = write_rows(tmp_path, row, row | {"test": row["test"].replace("(2) == 2", "(2) == candidate(3)")}, row)
+    train, held_out = HumanEval(source=path, held_out=1), HumanEval(source=path, held_out=1, split="eval")
+    assert ([e.id for e in train], train.weak) == (["humaneval-1"], ["humaneval-0"])
+    assert ([e.id for e in held_out], held_out.weak) == (["humaneval-0"], ["humaneval-0"])
+
+
+def test_the_page_says_what_was_measured():
+    kept = json.loads(Path("benchmarks/results/verdicts.json").read_text())
+    page = " ".join(Path("docs/howto/code.md").read_text().split())
+    mbpp, humaneval = kept["mbpp"], kept["humaneval"]
+    assert [one[key] for one in (mbpp, humaneval) for key in ("missed", "blamed")] == [[]] * 4
+    for said in (
+        f"pass {mbpp['found_count']} of {mbpp['rows']} rows of MBPP and {humaneval['found_count']} of {humaneval['rows']} rows of HumanEval",
+        f"all calls passes {mbpp['constant_count']} rows of MBPP and {humaneval['constant_count']} of HumanEval",
+        f"argument for all calls {mbpp['identity_count']} and {humaneval['identity_count']} (", f"Intel Xeon, {kept['date']})",
+    ):  # fmt: skip
+        assert said in page
 
 
 FORMS = {

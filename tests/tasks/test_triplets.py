@@ -77,6 +77,7 @@ def test_induction_needs_ten_inputs_and_a_message(pool):
     made = induction(pool, f"{INPUTS}```message\nHalves.\n```", program)
     assert made["answer"] == program and made["question"].startswith("Halves.\n\nf(0) == 0\nf(1) == 0\n")
     assert "f(4) == 2" in made["question"] and "f(5)" not in made["question"] and "//" not in made["question"]
+    assert made["meta"]["shown"] == [["0", "0"], ["1", "0"], ["2", "1"], ["3", "1"], ["4", "2"]]
     assert made["meta"]["hidden"] == [["5", "2"], ["6", "3"], ["7", "3"], ["8", "4"], ["9", "4"]]
     for said in (INPUTS, f"{INPUTS}```input\n1\n```\n```message\nm\n```", f"{INPUTS}```message\n \n```"):
         with pytest.raises(ValueError, match="expected 10 ```input blocks"):
@@ -102,6 +103,7 @@ def graded(kind, text, **meta):
         "kind": kind,
         "program": "def f(x, y=0):\n    return abs(x) + y",
         "output": "3",
+        "shown": [["-4", "4"]],
         "hidden": [["3", "3"], ["-2, 1", "3"]],
     }
     grade = Triplets().grade(Example("e", "q", "", known | meta), text)
@@ -123,6 +125,9 @@ def test_answers_are_graded_by_the_program():
     assert graded("induction", right)[1] is True
     assert graded("induction", right.replace("max(x, -x)", "x"))[1] is False, "one hidden output differs"
     assert graded("induction", "<answer>abs</answer>") == ("abs", False)
+    constant = right.replace("max(x, -x) + y", "3")
+    assert graded("induction", constant)[1] is False, "it has the hidden outputs, and not the one that is shown"
+    assert graded("induction", constant, shown=[["5", "3"]])[1] is True
 
 
 def test_many_answers_are_graded_in_their_order():
