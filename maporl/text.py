@@ -18,6 +18,7 @@ import regex
 
 from maporl.errors import ConfigError, UserError
 from trl_ext.chat.thoughts import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
+from trl_ext.ppo.options import option
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -29,6 +30,8 @@ PATTERN_SECONDS = 5.0
 
 One that reads each character once takes milliseconds.
 """
+_NAMED = re.compile(r"(\{?)\{(\w+)(!?)\}\}?")
+"""What :func:`text_option` reads in a help text: whether the braces are double, the name, and the mark."""
 _PYTHON_FENCE = re.compile(r"(?<![`~])(?:`{3,}|~{3,})[ \t]*(?:\{[ \t]*\.?)?(?:python3?|py)\b[^\n`]*\n", re.IGNORECASE)
 _QUOTED = re.compile(r"(?:^[ \t]*>[^\n]*(?:\n|\Z))+", re.MULTILINE)
 _QUOTED_FENCE = re.compile(r"^[ \t]*>[ \t>]*(?:```|~~~)", re.MULTILINE)
@@ -195,6 +198,48 @@ def check_placeholders(text: str, allowed: Collection[str]) -> None:
         if name is not None and (name not in allowed or form or conversion):
             shown = f"{name}{'!' + conversion if conversion else ''}{':' + form if form else ''}"
             raise ValueError(f"{{{shown:.60}}}; two braces, as in {{{{a}}}}, stand for one")
+
+
+def check_template(name: str, text: str, allowed: Collection[str], needed: Collection[str] | None = None) -> None:
+    """Check that ``text`` uses only the placeholders in ``allowed``, and uses all those in ``needed``.
+
+    Raises:
+        ValueError: the text has another placeholder, cannot be formatted, or lacks a placeholder that it needs.
+    """
+    try:
+        check_placeholders(text, allowed)
+    except ValueError as error:
+        raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
+    for part in sorted(needed or ()):
+        if text.format(**dict.fromkeys(allowed, "")) == text.format(**(dict.fromkeys(allowed, "") | {part: "?"})):
+            raise ValueError(f"{name}: it must contain {{{part}}}, so that the agent is told it; got {text!r:.80}")
+
+
+def text_option(default: str | None, help: str) -> Any:
+    """Return a field of a dataclass of options (:func:`trl_ext.ppo.options.option`) that is a text with placeholders.
+
+    Its help names them, as in ``"What is asked, with {question!} and {draft}, not {{others}}."``: the text must have
+    those with a mark, and may have the other ones in single braces. Whoever reads the help sees all of them in single
+    braces, without a mark. A text whose help names none may have none. :func:`check_texts` checks the text.
+    """
+    placeholders = {name: bool(mark) for doubled, name, mark in _NAMED.findall(help) if not doubled}
+    return option(default, _NAMED.sub(r"{\2}", help), placeholders=placeholders)
+
+
+def check_texts(part: Any) -> None:
+    """Check the placeholders of each :func:`text_option` of the dataclass ``part``, unless it is None.
+
+    A derived class that gives such an option another default has the placeholders of its base.
+
+    Raises:
+        ValueError: a text has another placeholder, or lacks one that it must have. The message names the field.
+    """
+    bases = filter(dataclasses.is_dataclass, reversed(type(part).__mro__))
+    declared = {f.name: f.metadata for base in bases for f in dataclasses.fields(base) if "placeholders" in f.metadata}
+    for name, metadata in declared.items():
+        if (text := getattr(part, name)) is not None:
+            marked = metadata["placeholders"]
+            check_template(name, text, marked, [placeholder for placeholder in marked if marked[placeholder]])
 
 
 def check_names(names: Any, where: str) -> None:

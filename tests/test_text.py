@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from dataclasses import dataclass, field, fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -33,7 +34,7 @@ from maporl.report.read import read_run
 from maporl.report.terminal import frame
 from maporl.runs.play import told
 from maporl.tasks.base import TaskError, read_rows
-from maporl.text import all_printable, printable, well_formed
+from maporl.text import all_printable, check_texts, printable, text_option, well_formed
 from maporl.types import Ask, Dialogue, Example, Grade, Utterance, to_record
 from trl_ext.ppo.options import GREEDY
 
@@ -288,3 +289,41 @@ def test_a_configuration_with_half_of_a_pair_is_refused_before_anything_is_loade
     assert result.exit_code == 2 and "agents.ann.system: expected a text that a file can hold" in result.output, (
         result.output
     )
+
+
+@dataclass
+class Asking:
+    ask: str = text_option("{question}", "What is asked, with {question!} and {draft}, a quote in {{others}}.")
+    hint: str | None = text_option(None, "A hint, with {words!}.")
+    end: str = text_option("That was all.", "The last words.")
+
+    def __post_init__(self):
+        check_texts(self)
+
+
+@dataclass
+class AskingShortly(Asking):
+    ask: str = field(default="{question}?", metadata={"help": "What is asked."})
+
+
+def test_the_help_of_a_text_names_its_placeholders_and_is_read_without_marks():
+    assert [declared.metadata["help"] for declared in fields(Asking)] == [
+        "What is asked, with {question} and {draft}, a quote in {others}.", "A hint, with {words}.", "The last words.",
+    ]  # fmt: skip
+    assert Asking("{draft} {question}", hint="{words}", end="{{x}}").hint == "{words}" and AskingShortly("{question}!")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"ask": "{others} {question}"}, "ask: it may use ['draft', 'question'] in braces, but has {others}; two braces, as in {{a}}, stand for one"),
+        ({"ask": "{question:9}"}, "ask: it may use ['draft', 'question'] in braces, but has {question:9}; two braces, as in {{a}}, stand for one"),
+        ({"ask": "{draft} {{question}}"}, "ask: it must contain {question}, so that the agent is told it; got '{draft} {{question}}'"),
+        ({"hint": "Think."}, "hint: it must contain {words}, so that the agent is told it; got 'Think.'"),
+        ({"end": "{question}"}, "end: it may use [] in braces, but has {question}; two braces, as in {{a}}, stand for one"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Asking, AskingShortly])
+def test_a_text_is_refused_with_another_placeholder_and_without_one_that_it_must_have(kind, texts, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        kind(**texts)

@@ -3,7 +3,8 @@ refinement)."""
 
 from dataclasses import dataclass, replace
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol
+from maporl.text import text_option
 from maporl.types import Ask, Example, user_says
 from trl_ext.ppo.options import option
 
@@ -25,10 +26,10 @@ class Attempts(Protocol):
     """
 
     rounds: int = option(2, "Number of answers.")
-    opening: str = option("{question}", "What the first agent is asked, with {question}.")
-    again: str = option(
+    opening: str = text_option("{question}", "What the first agent is asked, with {question!}.")
+    again: str = text_option(
         AGAIN,
-        'What a later one is asked, with {question}, {draft} and {verdict}: "right", "wrong", or "ungraded" where no '
+        'What a later one is asked, with {question}, {draft!} and {verdict!}: "right", "wrong", or "ungraded" where no '
         "grade is known.",
     )
     any_agent = True
@@ -38,8 +39,6 @@ class Attempts(Protocol):
         super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
-        check_template("opening", self.opening, {"question"}, {"question"})
-        check_template("again", self.again, {"question", "draft", "verdict"}, {"draft", "verdict"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

@@ -6,7 +6,8 @@ from typing import Any
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
 from maporl.protocols.silence import check_word, mark_passes
-from maporl.text import check_choices, check_names, check_placeholders
+from maporl.text import check_choices, check_names, check_texts
+from maporl.text import check_template as check_template
 from maporl.types import Act, Ask, Example, Utterance, Wait, message_fault
 
 Play = Generator[list[Ask] | list[Act] | list[Wait], Any, Any]
@@ -111,6 +112,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_texts(self)
         check_word(self.pass_)
 
     def play(self, example: Example, agents: tuple[str, ...]) -> Play:
@@ -264,18 +266,3 @@ def seats(agents: tuple[str, ...], *named: str | None) -> list[str]:
 
 
 NUMBERS = {1: "one", 2: "two", 3: "three"}
-
-
-def check_template(name: str, text: str, allowed: set[str], needed: set[str] | None = None) -> None:
-    """Check that ``text`` uses only the placeholders in ``allowed``, and uses all those in ``needed``.
-
-    Raises:
-        ValueError: the text has another placeholder, cannot be formatted, or lacks a placeholder that it needs.
-    """
-    try:
-        check_placeholders(text, allowed)
-    except ValueError as error:
-        raise ValueError(f"{name}: it may use {sorted(allowed)} in braces, but has {error}") from None
-    for part in sorted(needed or ()):
-        if text.format(**dict.fromkeys(allowed, "")) == text.format(**(dict.fromkeys(allowed, "") | {part: "?"})):
-            raise ValueError(f"{name}: it must contain {{{part}}}, so that the agent is told it; got {text!r:.80}")

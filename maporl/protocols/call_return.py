@@ -5,7 +5,7 @@ from typing import Literal
 
 from maporl.environments.base import Tool
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Act, Ask, Example, user_says
 from trl_ext.ppo.options import option
 
@@ -34,8 +34,8 @@ class CallReturn(Protocol):
 
     calls: int = option(4, "Most calls.")
     planner: str | None = option(None, "The agent that plans and answers. Default: the first one.")
-    plan: str = option(PLAN, "What the planner is asked, with {question}.")
-    ask: str = option("{call}", "What a worker is asked, with {question} and {call}.")
+    plan: str = text_option(PLAN, "What the planner is asked, with {question!}.")
+    ask: str = text_option("{call}", "What a worker is asked, with {question} and {call!}.")
     returned: str = option("The helper says: {reply}", "How a reply comes back to the planner, with {reply}.")
     enough: str = option(
         "The helper says: {reply}\n\nThere are no more calls. Give your final answer.",
@@ -53,9 +53,9 @@ class CallReturn(Protocol):
     tool: str | None = option(None, "A tool that answers the calls in place of the workers.")
     place: str | None = option(None, "The environment to which the tool belongs, if it belongs to one.")
     argument: str = option("query", "The tool's argument that has the text of the call.")
-    judge: str | None = option(
+    judge: str | None = text_option(
         None,
-        "What the planner is asked about each reply, with {reply}, before it goes on: whether it is useful (ReSeek, "
+        "What the planner is asked about each reply, with {reply!}, before it goes on: whether it is useful (ReSeek, "
         "arXiv 2510.00568). Whatever it says, the reply stays in its conversation, so that `returned` and `enough` "
         "need not repeat it.",
     )
@@ -75,12 +75,8 @@ class CallReturn(Protocol):
         super().__post_init__()
         if self.calls < 1:
             raise ValueError(f"calls: expected at least 1, got {self.calls}")
-        check_template("plan", self.plan, {"question"}, {"question"})
-        check_template("ask", self.ask, {"question", "call"}, {"call"})
         for name in ("returned", "enough"):
             check_template(name, getattr(self, name), {"reply"}, {"reply"} if self.judge is None else set())
-        if self.judge is not None:
-            check_template("judge", self.judge, {"reply"}, {"reply"})
         for name, value in (("judge", self.judge), ("tool", self.tool)):
             if value is not None and self.call == "tool":
                 raise ValueError(f"{name}: goes with calls in text, got call: tool; set call: text, or remove it")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from maporl.protocols.base import Play, Protocol, check_template
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, speakers_of
+from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -31,14 +32,14 @@ class Chain(Protocol):
     sees: dict[str, tuple[str, ...]] = option(
         {}, "The agents whose words each agent sees, with visibility: graph, as {bob: [ann]}."
     )
-    opening: str = option("{question}", "What an agent that sees nothing is asked, with {question}.")
-    later: str = option(LATER, "What an agent that sees something is asked, with {question} and {others}.")
+    opening: str = text_option("{question}", "What an agent that sees nothing is asked, with {question!}.")
+    later: str = text_option(LATER, "What an agent that sees something is asked, with {question} and {others}.")
     prompts: dict[str, str] = option(
         {},
         "Texts of single agents in place of these two, as {bob: TEXT}. They may have {reference} too, the right "
         "answer, which such an agent alone is told (the sneaky translator of arXiv 2602.23248).",
     )
-    quote: str = option("{name}: {text}", "An utterance in {others}, with {name} and {text}.")
+    quote: str = text_option("{name}: {text}", "An utterance in {{others}}, with {name} and {text}.")
     separator: str = option("\n\n", "Stands between the quotes.")
     answering: Literal["all", "last"] = option(
         "all", "Whose words answer the question: those of all, or of the last agent in the order."
@@ -61,9 +62,6 @@ class Chain(Protocol):
             raise ValueError(f"turns: a chain has at least 1 round, got {self.turns}")
         if (self.visibility == "graph") != bool(self.sees):
             raise ValueError("sees: names whom each agent sees, and goes with visibility: graph; give both or neither")
-        check_template("opening", self.opening, {"question"}, {"question"})
-        check_template("later", self.later, {"question", "others"})
-        check_template("quote", self.quote, {"name", "text"})
         check_speaks(self.speaks, self.turns)
         if self.speaks and len(set(self.order)) < len(self.order):
             raise ValueError(f"speaks: it counts rounds, but order {list(self.order)} lists an agent twice; remove one")

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Literal
 
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template, seats
+from maporl.protocols.base import Play, Protocol, seats
 from maporl.tasks.programs import hidden_tests
-from maporl.text import asserts_in, code_of
+from maporl.text import asserts_in, code_of, text_option
 from maporl.types import Act, Ask, Example, Result, Utterance
 from trl_ext.ppo.options import option
 
@@ -47,9 +47,9 @@ class Code(Protocol):
     order: Literal["together", "turns"] = option(
         "together", "They speak together, or in turns, so that the tester sees the program."
     )
-    solve: str = option(SOLVE, "What the solver is asked, with {question} and {name}, that of the function.")
-    test: str = option(TEST, "What the tester is asked, with {question} and {name}.")
-    disagree: str = option(DISAGREE, "What both are told if tests fail, with {failures} and {code}.")
+    solve: str = text_option(SOLVE, "What the solver is asked, with {question!} and {name}, that of the function.")
+    test: str = text_option(TEST, "What the tester is asked, with {question!} and {name}.")
+    disagree: str = text_option(DISAGREE, "What both are told if tests fail, with {failures!} and {code}.")
     roles = True
     players = 2
     pays = frozenset({"solved", "tests", "agree", "team"})
@@ -59,9 +59,6 @@ class Code(Protocol):
         super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
-        check_template("solve", self.solve, {"question", "name"}, {"question"})
-        check_template("test", self.test, {"question", "name"}, {"question"})
-        check_template("disagree", self.disagree, {"failures", "code"}, {"failures"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

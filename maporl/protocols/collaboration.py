@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol
+from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -31,19 +32,19 @@ class Collaboration(Protocol):
     )
     collaborator: str | None = option(None, "The agent that helps. Default: the first one.")
     actor: str | None = option(None, "The agent that answers. Default: the second one.")
-    opening: str = option("{question}", "What the actor is asked before it is criticised, with {question}.")
-    hint: str = option(
+    opening: str = text_option("{question}", "What the actor is asked before it is criticised, with {question!}.")
+    hint: str = text_option(
         HINT,
-        "What the collaborator is asked for a hint, with {question} and {reference}, the right answer, which a "
+        "What the collaborator is asked for a hint, with {question!} and {reference}, the right answer, which a "
         "teacher knows and the actor does not.",
     )
-    with_hint: str = option(
-        WITH_HINT, "What the actor is asked with a hint, with {question} and {words}, those of the collaborator."
+    with_hint: str = text_option(
+        WITH_HINT, "What the actor is asked with a hint, with {question} and {words!}, those of the collaborator."
     )
-    critique: str = option(
-        CRITIQUE, "What the collaborator is asked about an answer, with {question}, {draft} and {reference}."
+    critique: str = text_option(
+        CRITIQUE, "What the collaborator is asked about an answer, with {question}, {draft!} and {reference}."
     )
-    revise: str = option(REVISE, "What the actor is asked with a critique, with {question} and {words}.")
+    revise: str = text_option(REVISE, "What the actor is asked with a critique, with {question} and {words!}.")
     when: Literal["always", "wrong", "never"] = option(
         "always",
         "Whether an answer is criticised: always, only if it is wrong, or never. With wrong nobody helps in "
@@ -60,7 +61,6 @@ class Collaboration(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        check_template("opening", self.opening, {"question"}, {"question"})
         if self.mode == "hint" and self.when != "always":
             raise ValueError(
                 f"when: {self.when} speaks of an answer that is criticised; set mode: critic, or remove it"
@@ -69,10 +69,6 @@ class Collaboration(Protocol):
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
         if self.rounds > 1 and self.mode == "hint":
             raise ValueError(f"rounds: a hint is given once, got {self.rounds}; set mode: critic, or remove it")
-        check_template("hint", self.hint, {"question", "reference"}, {"question"})
-        check_template("with_hint", self.with_hint, {"question", "words"}, {"words"})
-        check_template("critique", self.critique, {"question", "draft", "reference"}, {"draft"})
-        check_template("revise", self.revise, {"question", "words"}, {"words"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

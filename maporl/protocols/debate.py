@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol
 from maporl.protocols.silence import answered, check_somebody_speaks, check_speaks, mark_passes, speakers_of
 from maporl.rounding import exceeds
+from maporl.text import text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -118,12 +119,12 @@ class Debate(Protocol):
     """
 
     turns: int = option(2, "Number of turns.")
-    opening: str = option("{question}", "What agents are asked in the first turn, with {question}.")
-    later: str = option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
-    alone: str = option(ALONE, "In place of `later`, if an agent has heard nothing new, as one that plays alone.")
-    quote: str = option(
+    opening: str = text_option("{question}", "What agents are asked in the first turn, with {question!}.")
+    later: str = text_option(OTHERS, "What they are shown in later turns, with {question} and {others}.")
+    alone: str = text_option(ALONE, "In place of `later`, if nothing new was heard, as when alone, with {question}.")
+    quote: str = text_option(
         "Agent {number}:\n```\n{text}\n```",
-        "An answer of another agent in {others}, with {number} (counted from 1), {name} and {text}.",
+        "An answer of another agent in {{others}}, with {number} (counted from 1), {name} and {text}.",
     )
     separator: str = option("\n\n", "Stands between the quotes.")
     feedback: Literal["none", "label", "verifier"] = option(
@@ -149,7 +150,7 @@ class Debate(Protocol):
         "An agent that condenses the answers of the others for each agent before they are shown. It does not "
         "debate itself.",
     )
-    summary: str = option(
+    summary: str = text_option(
         "Condense these answers to the question below: what they conclude, and why.\n\n{others}\n\nQuestion: "
         "{question}",
         "What the summariser is asked, with {others} and {question}.",
@@ -173,11 +174,6 @@ class Debate(Protocol):
             raise ValueError(
                 f"end_above: expected the mean score above which a debate ends early, got {self.end_above}"
             )
-        check_template("opening", self.opening, {"question"}, {"question"})
-        check_template("later", self.later, {"question", "others"})
-        check_template("alone", self.alone, {"question"})
-        check_template("quote", self.quote, {"number", "name", "text"})
-        check_template("summary", self.summary, {"question", "others"})
         check_speaks(self.speaks, self.turns)
         if self.summariser in self.speaks:
             raise ValueError(f"speaks: {self.summariser!r} is the summariser, which does not debate itself; remove it")

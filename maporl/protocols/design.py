@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, Protocol, check_template, seats
-from maporl.text import check_pattern, matches
+from maporl.protocols.base import Play, Protocol, seats
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -37,11 +37,11 @@ class Design(Protocol):
     steps: int = option(4, "Most members of a team. Later ones of a plan are left out.")
     designer: str | None = option(None, "The agent that plans. Default: the first one.")
     executor: str | None = option(None, "The agent that speaks for all members. Default: the second one.")
-    plan: str = option(PLAN, "What the designer is asked, with {question}, {steps} and {example}.")
+    plan: str = text_option(PLAN, "What the designer is asked, with {question!}, {steps} and {example}.")
     example: str = option(EXAMPLE, "A plan that the designer is shown, and that a warm start teaches.")
-    first: str = option(FIRST, "What the first member is asked, with {question}, {name} and {instruction}.")
-    later: str = option(LATER, "What a later one is asked, with {question}, {name}, {instruction} and {others}.")
-    quote: str = option("{name}: {text}", "The words of an earlier member in {others}, with {name} and {text}.")
+    first: str = text_option(FIRST, "What the first member is asked, with {question}, {name} and {instruction!}.")
+    later: str = text_option(LATER, "What a later one is asked, with {question}, {name}, {instruction!} and {others!}.")
+    quote: str = text_option("{name}: {text}", "The words of an earlier member in {{others}}, with {name} and {text!}.")
     member: str = option(
         r"(?m)^[^\w\n]*(?:\d+[.)][^\w\n]*)?([^\W\d_][^:：\n]{0,39}?)[*_ \t]*(?::[*_]*[ \t]+|：[*_ \t]*)(\S.*)$",
         "A regular expression whose two groups are the name and the instruction of a member.",
@@ -58,11 +58,6 @@ class Design(Protocol):
             raise ValueError(f"steps: expected at least 1, got {self.steps}")
         if self.designer is not None and self.designer == self.executor:
             raise ValueError(f"designer, executor: expected two agents, got {self.designer!r} twice; give each its own")
-        check_template("plan", self.plan, {"question", "steps", "example"}, {"question"})
-        member = {"question", "name", "instruction"}
-        check_template("first", self.first, member, {"instruction"})
-        check_template("later", self.later, {*member, "others"}, {"instruction", "others"})
-        check_template("quote", self.quote, {"name", "text"}, {"text"})
         if (groups := check_pattern("member", self.member)) != 2:
             raise ValueError(
                 f"member: expected two groups, the name and the instruction, got {groups} in {self.member!r}"

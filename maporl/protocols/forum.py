@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches
+from maporl.protocols.base import Play, Protocol
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance
 from trl_ext.ppo.options import option
 
@@ -34,9 +34,9 @@ class Forum(Protocol):
     rounds: int = option(8, "Number of rounds.")
     evaluations: int = option(1, "Evaluations of each solution.")
     memory: int = option(2, "How many of the last rounds agents are shown, with their solutions and evaluations.")
-    solve: str = option(SOLVE, "What a solver is asked, with {question} and {history}.")
-    evaluate: str = option(EVALUATE, "What an evaluator is asked, with {question}, {history} and {solution}.")
-    score: str = option(SCORE, "What a scorer is asked, with {question}, {solution} and {evaluation}.")
+    solve: str = text_option(SOLVE, "What a solver is asked, with {question!} and {history}.")
+    evaluate: str = text_option(EVALUATE, "What an evaluator is asked, with {question}, {history} and {solution!}.")
+    score: str = text_option(SCORE, "What a scorer is asked, with {question}, {solution!} and {evaluation!}.")
     pattern: str = option(r"<score>\s*([123])\s*</score>", "A regular expression whose group is the score: 1, 2 or 3.")
     every_step_scored = False
     roles = True
@@ -47,9 +47,6 @@ class Forum(Protocol):
         for name in ("rounds", "evaluations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        check_template("solve", self.solve, {"question", "history"}, {"question"})
-        check_template("evaluate", self.evaluate, {"question", "history", "solution"}, {"solution"})
-        check_template("score", self.score, {"question", "solution", "evaluation"}, {"solution", "evaluation"})
         if check_pattern("pattern", self.pattern) != 1:
             raise ValueError(f"pattern: expected one group, around the score; got {self.pattern!r}")
 

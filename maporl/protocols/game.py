@@ -14,8 +14,8 @@ from maporl.config.imports import look_up
 from maporl.config.parse import validated
 from maporl.environments.games import GAMES, Game, IllegalMove
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import cleaned
+from maporl.protocols.base import Play, Protocol
+from maporl.text import cleaned, text_option
 from maporl.types import Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -34,7 +34,7 @@ class PlayGame(Protocol):
 
     game: str = option("tictactoe", "The name of the game.")
     options: dict[str, Any] = option({}, "Options of the game.")
-    prompt: str = option("{observation}", "What a player is asked, with {observation} and {moves}, the legal ones.")
+    prompt: str = text_option("{observation}", "What a player is asked, with {observation!} and the legal {moves}.")
     memory: bool = option(
         False,
         "Let all turns of a player be one conversation, in which a game that can do so shows only its news. If not, "
@@ -51,7 +51,7 @@ class PlayGame(Protocol):
         "that has passing.",
     )
     retries: int = option(2, "How often a player is asked again in a turn; then the game ends.")
-    again: str = option(
+    again: str = text_option(
         "You said: {said}\nThat was not a legal move. {prompt}", "What it is asked then, with {said} and {prompt}."
     )
     own_questions = True
@@ -61,8 +61,6 @@ class PlayGame(Protocol):
 
     def __post_init__(self):
         super().__post_init__()
-        check_template("prompt", self.prompt, {"observation", "moves"}, {"observation"})
-        check_template("again", self.again, {"said", "prompt"}, set())
         if self.retries < 1:
             raise ValueError(f"retries: expected at least 1, got {self.retries}")
         game = self.new_game()

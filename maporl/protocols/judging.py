@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, ClassVar, cast
 
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches
+from maporl.protocols.base import Play, Protocol
+from maporl.text import check_pattern, check_texts, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -39,8 +39,8 @@ class StepJudge:
 
     agent: str = option(help="The agent that judges.")
     samples: int = option(3, "How often it is asked about each utterance.")
-    text: str = option(
-        TEXT, "What it is asked, with {seen}, the messages that were new to the speaker, {said} and {question}."
+    text: str = text_option(
+        TEXT, "What it is asked, with {seen}, the messages that were new to the speaker, {said!} and {question}."
     )
     good: str = option(
         r"(?i)verdict:\s*good",
@@ -49,9 +49,9 @@ class StepJudge:
     bad: str = option(r"(?i)verdict:\s*bad", "A regular expression that is found in a verdict that it was bad.")
 
     def __post_init__(self) -> None:
+        check_texts(self)
         if self.samples < 1:
             raise ValueError(f"samples: expected at least 1, got {self.samples}")
-        check_template("text", self.text, {"seen", "said", "question"}, {"said"})
         for name in ("good", "bad"):
             check_pattern(name, getattr(self, name))
 

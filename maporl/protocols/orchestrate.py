@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -40,18 +40,18 @@ class Orchestrate(Protocol):
     orchestrator: str | None = option(None, "The agent that names who acts next. Default: the first one.")
     verifier: str | None = option(None, "An agent that says after each step whether the dialogue ends.")
     generator: str | None = option(None, "An agent that answers at the end.")
-    plan: str = option(
-        PLAN, "What the orchestrator is asked, with {question}, {memory} and {agents}, the names that it may give."
+    plan: str = text_option(
+        PLAN, "What the orchestrator is asked, with {question!}, {memory!} and {agents}, the names that it may give."
     )
     work: str = option(
         WORK,
         "What the named agent is asked, with {question}, {memory} and {task}, which is what the orchestrator wants of "
         "it.",
     )
-    check: str = option(CHECK, "What the verifier is asked, with {question} and {memory}.")
-    answer: str = option(ANSWER, "What the generator is asked, with {question} and {memory}.")
-    done: str = option(
-        "Step {step}, {agent}: {task}\n{text}", "A step in {memory}, with {step}, {agent}, {task} and {text}."
+    check: str = text_option(CHECK, "What the verifier is asked, with {question!} and {memory!}.")
+    answer: str = text_option(ANSWER, "What the generator is asked, with {question!} and {memory!}.")
+    done: str = text_option(
+        "Step {step}, {agent}: {task}\n{text}", "A step in {{memory}}, with {step}, {agent}, {task} and {text!}."
     )
     nothing: str = option("Nothing was done yet.", "Stands in {memory} before the first step.")
     unknown: str = option(
@@ -104,12 +104,7 @@ class Orchestrate(Protocol):
                 f"end: of {self.end!r} the pattern reads {read!r} as the name, so that it would never end a dialogue; "
                 "give a word without spaces, colons and <, or another pattern"
             )
-        state = {"question", "memory"}
-        check_template("plan", self.plan, state | {"agents"}, state)
-        check_template("work", self.work, state | {"task"}, {"task"} if groups == 2 else {"question"})
-        check_template("check", self.check, state, state)
-        check_template("answer", self.answer, state, state)
-        check_template("done", self.done, {"step", "agent", "task", "text"}, {"text"})
+        check_template("work", self.work, {"question", "memory", "task"}, {"task"} if groups == 2 else {"question"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

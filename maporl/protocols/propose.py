@@ -11,8 +11,9 @@ from typing import Any, Literal
 from maporl.config.imports import unknown
 from maporl.environments.base import Tool
 from maporl.errors import ConfigError
-from maporl.protocols.base import Play, Protocol, check_template, seats
+from maporl.protocols.base import Play, Protocol, seats
 from maporl.tasks.grading.answers import LONGEST_LABEL
+from maporl.text import text_option
 from maporl.types import IN_PLAY, Act, Ask, Example, Grade, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -97,7 +98,7 @@ class Propose(Protocol):
     proposer: str | None = option(None, "The agent that proposes. Default: the first one.")
     solver: str | None = option(None, "The agent that answers. Default: the second one.")
     judge: str | None = option(None, "The agent that judges with vouch: judge. Default: the third one.")
-    propose: str = option(
+    propose: str = text_option(
         PROPOSE,
         "What the proposer is asked, with the {question}, the {answer} and the {document} of the task's example.",
     )
@@ -106,7 +107,7 @@ class Propose(Protocol):
     )
     answer_tag: str = option("answer", "The tag of the answer with vouch: stated.")
     longest: int = option(2000, "Most characters of a question. One that is longer, or empty, is not asked.")
-    solve: str = option("{question}", "What the solver is asked, with {question}.")
+    solve: str = text_option("{question}", "What the solver is asked, with {question!}.")
     vouch: Literal["given", "stated", "tool", "majority", "judge", "sources"] = option(
         "majority",
         "Who knows the right answer: the task's example (given), the proposer (stated), the tool `check` (tool), most "
@@ -124,8 +125,8 @@ class Propose(Protocol):
     least_quality: float = option(
         0.7, "With vouch: judge, a question that is worth less than this, from 0 to 1, is not asked."
     )
-    rate: str = option(RATE, "What the judge is asked about a question, with {question}.")
-    mark: str = option(MARK, "What the judge is asked about a try, with {question} and {answer}.")
+    rate: str = text_option(RATE, "What the judge is asked about a question, with {question!}.")
+    mark: str = text_option(MARK, "What the judge is asked about a try, with {question} and {answer!}.")
     roles = True
     records = frozenset({"caller"})
     least_players = 2
@@ -180,10 +181,6 @@ class Propose(Protocol):
             raise ValueError(
                 f"proposer, solver and judge: expected different agents, got {seated}; agents may share a policy"
             )
-        check_template("propose", self.propose, {"question", "answer", "document"}, set())
-        check_template("solve", self.solve, {"question"}, {"question"})
-        check_template("rate", self.rate, {"question"}, {"question"})
-        check_template("mark", self.mark, {"question", "answer"}, {"answer"})
 
     @property
     def turns(self) -> int:  # type: ignore[override]  # it follows from the options

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, Protocol, check_template
-from maporl.text import check_pattern, matches
+from maporl.protocols.base import Play, Protocol
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Ask, Example, user_says
 from trl_ext.ppo.options import option
 
@@ -30,9 +30,9 @@ class Refine(Protocol):
     solver: str | None = option(None, "The agent that answers first. Default: the first one.")
     verifier: str | None = option(None, "The agent that judges. Default: the second one.")
     refiner: str | None = option(None, "The agent that answers again. Default: the solver.")
-    opening: str = option("{question}", "What the solver is asked, with {question}.")
-    verify: str = option(VERIFY, "What the verifier is asked, with {question} and {draft}.")
-    mend: str = option(MEND, "What the refiner is asked, with {question}, {draft} and {words}, those of the verdict.")
+    opening: str = text_option("{question}", "What the solver is asked, with {question!}.")
+    verify: str = text_option(VERIFY, "What the verifier is asked, with {question} and {draft!}.")
+    mend: str = text_option(MEND, "What the refiner is asked, with {question}, {draft} and the verdict's {words!}.")
     approval: str = option(
         r"<verify>\s*approve\s*</verify>",
         "A regular expression that is found in a verdict that approves, which ends the dialogue. Any other verdict "
@@ -52,9 +52,6 @@ class Refine(Protocol):
         super().__post_init__()
         if self.rounds < 1:
             raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
-        check_template("opening", self.opening, {"question"}, {"question"})
-        check_template("verify", self.verify, {"question", "draft"}, {"draft"})
-        check_template("mend", self.mend, {"question", "words", "draft"}, {"words"})
         for name in ("approval", "form"):
             check_pattern(name, getattr(self, name))
 

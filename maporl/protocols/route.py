@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from maporl.protocols.base import Play, Protocol, check_template, seats
-from maporl.text import check_pattern, matches
+from maporl.protocols.base import Play, Protocol, seats
+from maporl.text import check_pattern, matches, text_option
 from maporl.types import Act, Ask, Example, Utterance, user_says
 from trl_ext.ppo.options import option
 
@@ -42,13 +42,13 @@ class Route(Protocol):
     tool: str = option("search", "The tool that searches.")
     place: str | None = option(None, "The environment to which the tool belongs, if it belongs to one.")
     argument: str = option("query", "The tool's argument that has the query.")
-    route: str = option(ROUTE, "What the router is asked, with {question} and {passages}.")
-    search: str = option(
-        SEARCH, "What the searcher is asked, with {question}, {passages} and {verdict}, what the router said."
+    route: str = text_option(ROUTE, "What the router is asked, with {question!} and {passages!}.")
+    search: str = text_option(
+        SEARCH, "What the searcher is asked, with {question!}, {passages!} and {verdict!}, what the router said."
     )
-    answer: str = option(ANSWER, "What the answerer is asked, with {question}, {passages} and {verdict}.")
-    found: str = option(
-        "Step {step}, found for {query}:\n{text}", "A step in {passages}, with {step}, {query} and {text}."
+    answer: str = text_option(ANSWER, "What the answerer is asked, with {question!}, {passages!} and {verdict}.")
+    found: str = text_option(
+        "Step {step}, found for {query}:\n{text}", "A step in {{passages}}, with {step}, {query} and {text!}."
     )
     nothing: str = option("Nothing was looked up yet.", "Stands in {passages} before the first search.")
     enough: str = option(
@@ -76,12 +76,6 @@ class Route(Protocol):
         named = [name for name in (self.router, self.searcher, self.answerer) if name is not None]
         if len(set(named)) < len(named):
             raise ValueError(f"router, searcher, answerer: expected three agents, got {named}; give each role its own")
-        for name, verdict in (("route", set()), ("search", {"verdict"}), ("answer", {"verdict"})):
-            needed = {"question", "passages"}
-            check_template(
-                name, getattr(self, name), needed | verdict, needed | (verdict if name == "search" else set())
-            )
-        check_template("found", self.found, {"step", "query", "text"}, {"text"})
         groups = [check_pattern(name, getattr(self, name)) for name in ("enough", "more", "query")]
         if groups[2] != 1:
             raise ValueError(f"query: expected one group, around the query; got {self.query!r}")

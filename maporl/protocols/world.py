@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from maporl.protocols.base import Play, Protocol, check_template
+from maporl.protocols.base import Play, Protocol
+from maporl.text import text_option
 from maporl.types import Act, Ask, Example
 from trl_ext.ppo.options import option
 
@@ -25,16 +26,16 @@ class PlayWorld(Protocol):
     turns: int = option(8, "Most turns of each agent.")
     tool: str = option("act", "The environment's tool that acts.")
     argument: str = option("action", "The argument of the tool that has the whole reply of an agent.")
-    opening: str = option(
+    opening: str = text_option(
         "{question}", "What an agent is asked first, with {question}. The environment adds how it begins."
     )
-    later: str = option(
+    later: str = text_option(
         "{news}",
-        "What it is told if something has happened since it last spoke, with {question} and {news}: what came of its "
+        "What it is told if something has happened since it last spoke, with {question} and {news!}: what came of its "
         "own action, and a quote of each action of another agent.",
     )
-    quote: str = option(
-        "{name}: {action}\n{result}", "An action of another agent in {news}, with {name}, {action} and {result}."
+    quote: str = text_option(
+        "{name}: {action}\n{result}", "An action of another agent in {{news}}, with {name}, {action} and {result!}."
     )
     every_step_scored = False
 
@@ -44,9 +45,6 @@ class PlayWorld(Protocol):
             raise ValueError(f"turns: expected at least 1, got {self.turns}")
         if not self.place:
             raise ValueError("place: expected the name of an environment, as under environments:; give one")
-        check_template("opening", self.opening, {"question"})
-        check_template("later", self.later, {"question", "news"}, {"news"})
-        check_template("quote", self.quote, {"name", "action", "result"}, {"result"})
 
     @property
     def pays(self) -> frozenset[str]:  # type: ignore[override]  # it follows from the options
