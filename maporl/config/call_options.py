@@ -3,7 +3,7 @@
 from typing import Literal
 
 from maporl.config.numbers import AboveZero, Positive, section
-from maporl.text import check_placeholders
+from maporl.text import check_texts, text_option
 from trl_ext.ppo.options import option
 
 
@@ -35,38 +35,31 @@ class CallTexts:
         ValueError: a text has an unknown placeholder.
     """
 
-    intro: str = option(
+    intro: str = text_option(
         "You can use these tools:",
         "Stands before the lines of the tools, at the end of the system message.",
     )
-    line: str = option(
+    line: str = text_option(
         "{signature}",
         "A tool, by its {signature}: a line with its name, arguments and description, and a line for each "
         "argument that has a description.",
     )
-    json: str = option(
+    json: str = text_option(
         'To use one, write <call>{{"name": NAME, "arguments": {{...}}}}</call> and stop. You will be told what it returns. '  # noqa: E501
         "When you know enough, answer without a call.",
         "How a call is written, for the format json.",
     )
-    tags: str = option(
+    tags: str = text_option(
         "To use one, write its name in tags, as <{name}>what you want</{name}>, and stop. You will be told what it "
         "returns. When you know enough, answer without a call.",
-        "How a call is written, for the format tags.",
+        "How a call is written, for the format tags, with the {name} of the tool.",
     )
-    returned: str = option("{name} returned: {text}", "A result, by {name} and {text}.")
-    failed: str = option("{name} failed: {text}", "An error, by {name} and {text}.")
-    limit: str = option(
+    returned: str = text_option("{name} returned: {text}", "A result, by {name} and {text}.")
+    failed: str = text_option("{name} failed: {text}", "An error, by {name} and {text}.")
+    limit: str = text_option(
         "You cannot call any more. Give your answer.",
         "Stands after the last result if no further call may be made.",
     )
 
     def __post_init__(self):
-        allowed = {"line": {"signature"}, "tags": {"name"}, "returned": {"name", "text"}, "failed": {"name", "text"}}
-        for name in ("intro", "line", "json", "tags", "returned", "failed", "limit"):
-            try:
-                check_placeholders(getattr(self, name), allowed.get(name, set()))
-            except ValueError as error:
-                raise ValueError(
-                    f"{name}: it may use {sorted(allowed.get(name, ()))} in braces, but has {error}"
-                ) from None
+        check_texts(self)

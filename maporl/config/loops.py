@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from maporl.config.numbers import AboveZero, NotNegative, Positive, section
-from maporl.text import check_placeholders
+from maporl.text import check_texts, text_option
 from trl_ext.ppo.options import option, rate_of
 
 PRIVILEGED = "In light that the final answer is: {answer}.\n\n"
@@ -187,7 +187,7 @@ class TurnCriticStage(PolicyStage):
         None,
         "How much the policy is held to its reference, or a critic of turns to its turns' advantages. None: 0.1.",
     )
-    privileged: str = option(
+    privileged: str = text_option(
         PRIVILEGED,
         "What it reads before everything that the agent saw, with the right {answer}. Empty: nothing.",
     )
@@ -199,10 +199,7 @@ class TurnCriticStage(PolicyStage):
 
     def __post_init__(self):
         super().__post_init__()
-        try:
-            check_placeholders(self.privileged, ("answer",))
-        except ValueError as error:
-            raise ValueError(f"privileged: it may use ['answer'] in braces, but has {error}") from None
+        check_texts(self)
 
 
 @section(kw_only=True)

@@ -18,7 +18,7 @@ from maporl.config.loops import LoopSection
 from maporl.config.numbers import AboveZero, Finite, Natural, NotNegative, Positive, PositiveShare, Share, section
 from maporl.decoding import Sampling
 from maporl.schedules import Schedule
-from maporl.text import check_pattern, check_placeholders
+from maporl.text import check_pattern, check_texts, text_option
 from trl_ext.models.attention import ATTENTIONS, check_name
 from trl_ext.ppo.options import Decoding, LearnerOptions, PPOOptions, option, options
 
@@ -540,13 +540,10 @@ class VerifierSection:
             )
 
 
-def _check_judging(prompt: str, allowed: set[str], pattern: str) -> None:
-    try:
-        check_placeholders(prompt, allowed)
-    except ValueError as error:
-        raise ValueError(f"prompt: it may use {sorted(allowed)} in braces, but has {error}") from None
-    if check_pattern("pattern", pattern) > 1:
-        raise ValueError(f"pattern: expected at most one group, around what is read; got {pattern!r:.80}")
+def _check_judging(section: Any) -> None:
+    check_texts(section)
+    if check_pattern("pattern", section.pattern) > 1:
+        raise ValueError(f"pattern: expected at most one group, around what is read; got {section.pattern!r:.80}")
 
 
 @section()
@@ -558,7 +555,7 @@ class JudgeSection:
     """
 
     agent: str = option(help="The agent that scores.")
-    prompt: str = option(
+    prompt: str = text_option(
         "{question}\n\nAn answer to this:\n{answer}\n\nHow good is it? End with a line 'Score: N', N from 0 to 10.",
         "What it is asked, with {question}, {answer} (what was said), {reference}, {agent}, {role}, {input} (what "
         "the agent was shown) and {tools} (what its calls returned).",
@@ -572,8 +569,7 @@ class JudgeSection:
     )
 
     def __post_init__(self):
-        allowed = {"question", "answer", "reference", "agent", "role", "input", "tools"}
-        _check_judging(self.prompt, allowed, self.pattern)
+        _check_judging(self)
 
 
 @section()
@@ -585,7 +581,7 @@ class ArenaSection:
     """
 
     agent: str = option(help="The agent that compares.")
-    prompt: str = option(
+    prompt: str = text_option(
         "{question}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich answer is better? End with a line 'Better: "
         "A' or 'Better: B'.",
         "What it is asked, with {question}, {first} and {second}.",
@@ -593,7 +589,7 @@ class ArenaSection:
     pattern: str = option(r"[Bb]etter:\s*([AB])", "A regular expression whose last match holds A or B.")
 
     def __post_init__(self):
-        _check_judging(self.prompt, {"question", "first", "second"}, self.pattern)
+        _check_judging(self)
 
 
 @section()
@@ -607,10 +603,10 @@ class AnnotatorSection:
     """
 
     agent: str = option(help="The agent that labels.")
-    prompt: str = option(
+    prompt: str = text_option(
         "{question}\n\nSomeone at work on this now sees:\n{observation}\n\nDoes it show that this was a step forward? "
         "End with a line 'Label: 1' for yes, or 'Label: 0' for no.",
-        "What it is asked, with {observation}, and {question}, that of the utterance that is paid.",
+        "What it is asked, with {observation!}, and {question}, that of the utterance that is paid.",
     )
     pattern: str = option(r"[Ll]abel:\s*(\d+(?:\.\d+)?)", "A regular expression whose last match holds the label.")
     largest: Annotated[float, Field(gt=0)] = option(1.0, "The largest label, by which the label is divided.")
@@ -623,9 +619,7 @@ class AnnotatorSection:
     per_update: Positive = option(64, "Most new observations that are labelled at a time, the latest first.")
 
     def __post_init__(self):
-        _check_judging(self.prompt, {"question", "observation"}, self.pattern)
-        if "{observation}" not in self.prompt:
-            raise ValueError(f"prompt: it must contain {{observation}}, got {self.prompt!r:.80}")
+        _check_judging(self)
         if self.read is not None:
             check_pattern("read", self.read)
 

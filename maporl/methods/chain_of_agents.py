@@ -13,7 +13,7 @@ from maporl.errors import Fault
 from maporl.loops.builder import Builder, in_order
 from maporl.loops.rows import Row
 from maporl.rounding import exceeds
-from maporl.text import check_placeholders
+from maporl.text import check_texts, text_option
 from maporl.types import Dialogue
 from trl_ext.ppo.options import option
 
@@ -27,8 +27,8 @@ class Flatten(Builder):
     """
 
     into: str = option(help="The policy.")
-    form: str = option("<{name}>{text}</{name}>", "What was said, with {name} and {text}, in the order of speaking.")
-    observation: str = option(
+    form: str = text_option("<{name}>{text}</{name}>", "What was said, by {name} and {text}, in the order of speaking.")
+    observation: str = text_option(
         "<observation>{text}</observation>",
         "What calls returned, with {name} and {text}. It stands after the words that called.",
     )
@@ -37,8 +37,7 @@ class Flatten(Builder):
     per_question: Positive | None = option(None, "Most dialogues of a question, the first ones. None: all.")
 
     def __post_init__(self):
-        check_placeholders(self.form, ("name", "text"))
-        check_placeholders(self.observation, ("name", "text"))
+        check_texts(self)
 
     def __call__(self, dialogues: Sequence[Dialogue], roles: Collection[str] = ()) -> list[Row]:
         taken: dict[int, int] = defaultdict(int)
