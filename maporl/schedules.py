@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from maporl.text import check_choices
-from trl_ext.ppo.options import option, options
+from trl_ext.ppo.options import Natural, Positive, Share, option, options
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Plan:
 class Span:
     """A number of updates in which only some turns learn."""
 
-    updates: int = option(help="Number of updates.")
+    updates: Positive = option(help="Number of updates.")
     turns: list[int] = option(help="The turns that learn in them, counted from 1.")
 
 
@@ -56,14 +56,14 @@ class Swap:
     """
 
     agents: list[str] = option(help="The weights of each of them move on to the next one. Two agents change places.")
-    every: int = option(help="Number of updates between two exchanges.")
+    every: Positive = option(help="Number of updates between two exchanges.")
 
 
 @options(frozen=True)
 class RoundRobin:
     """Agents that learn one at a time."""
 
-    every: int = option(help="Number of updates in which an agent learns.")
+    every: Positive = option(help="Number of updates in which an agent learns.")
     agents: list[str] = option([], "The agents that take turns; empty: all.")
 
 
@@ -73,9 +73,9 @@ class OpponentPool:
 
     agent: str = option(help="The agent that sometimes speaks with past weights, which are not trained.")
     of: str = option(help="The agent whose past weights these are.")
-    every: int = option(10, "Number of updates between two snapshots.")
-    keep: int = option(30, "How many snapshots are kept, the last ones.")
-    probability: float = option(0.5, "Probability of past weights in an update.")
+    every: Positive = option(10, "Number of updates between two snapshots.")
+    keep: Positive = option(30, "How many snapshots are kept, the last ones.")
+    probability: Share = option(0.5, "Probability of past weights in an update.")
 
 
 @options(frozen=True)
@@ -101,7 +101,7 @@ class Growth:
         help="The values of each option, in order, e.g. {turns: [1, 2, 3]}. The last one stays. `options.limit` is "
         "`limit` among the protocol's `options`, such as those of a game.",
     )
-    every: int = option(help="Number of updates for which a value holds.")
+    every: Positive = option(help="Number of updates for which a value holds.")
 
     @property
     def stages(self) -> int:
@@ -150,7 +150,7 @@ class Schedule:
         None,
         "Agents that learn one at a time, e.g. {every: 10, agents: [ann, bob]}.",
     )
-    critic_warmup: int = option(0, "Number of first updates in which only the critics learn.")
+    critic_warmup: Natural = option(0, "Number of first updates in which only the critics learn.")
     opponent_pool: OpponentPool | None = option(
         None,
         "An agent that sometimes speaks with past weights, e.g. {agent: bob, of: ann}.",
@@ -183,10 +183,8 @@ class Schedule:
             )
             return resolved.resolved(turns, agents)
         for span in [*self.opening, *self.cycle]:
-            if span.updates < 1 or not span.turns or not all(1 <= turn <= turns for turn in span.turns):
-                raise ValueError(
-                    f"schedule: expected spans of at least 1 update and of turns from 1 to {turns}, got {span}"
-                )
+            if not span.turns or not all(1 <= turn <= turns for turn in span.turns):
+                raise ValueError(f"schedule: expected spans of turns from 1 to {turns}, got {span}")
         for freeze in self.freeze:
             last = freeze.first if freeze.last is None else freeze.last
             if freeze.agent not in agents or not 1 <= freeze.first <= last:
@@ -196,35 +194,26 @@ class Schedule:
         if turns == 1 and not self.train_first_turn:
             raise ValueError("schedule.train_first_turn: there is only one turn, so nothing would be trained")
         self._check_agents(agents)
-        if self.critic_warmup < 0:
-            raise ValueError(f"schedule.critic_warmup: expected a number of updates, got {self.critic_warmup}")
         updates = [stage.update for stage in self.curriculum]
         if updates != sorted(set(updates)) or (updates and updates[0] < 2):
             raise ValueError(
                 f"schedule.curriculum: expected rising updates from 2 on (before that, 'task' applies), got {updates}"
             )
         growth = self.growth
-        if growth is not None and (growth.every < 1 or not growth.options or not all(growth.options.values())):
-            raise ValueError(f"schedule.growth: expected every >= 1 and options with lists of values, got {growth}")
+        if growth is not None and not (growth.options and all(growth.options.values())):
+            raise ValueError(f"schedule.growth: expected options with lists of values, got {growth}")
         if self.round_robin is not None and not self.round_robin.agents:
             return replace(self, round_robin=replace(self.round_robin, agents=list(agents)))
         return self
 
     def _check_agents(self, agents: tuple[str, ...]) -> None:
         swap, turn, pool = self.swap, self.round_robin, self.opponent_pool
-        if swap is not None and (len(set(swap.agents)) < 2 or not set(swap.agents) <= set(agents) or swap.every < 1):
-            raise ValueError(
-                f"schedule.swap: expected at least two agents of {list(agents)} and every >= 1, got {swap}"
-            )
-        if turn is not None and (not set(turn.agents) <= set(agents) or turn.every < 1):
-            raise ValueError(f"schedule.round_robin: expected agents of {list(agents)} and every >= 1, got {turn}")
-        if pool is not None and (
-            not {pool.agent, pool.of} <= set(agents) or min(pool.every, pool.keep) < 1 or not 0 <= pool.probability <= 1
-        ):
-            raise ValueError(
-                f"schedule.opponent_pool: expected agent and of among {list(agents)}, every and keep of at least 1 and "
-                f"a probability, got {pool}"
-            )
+        if swap is not None and (len(set(swap.agents)) < 2 or not set(swap.agents) <= set(agents)):
+            raise ValueError(f"schedule.swap: expected at least two agents of {list(agents)}, got {swap}")
+        if turn is not None and not set(turn.agents) <= set(agents):
+            raise ValueError(f"schedule.round_robin: expected agents of {list(agents)}, got {turn}")
+        if pool is not None and not {pool.agent, pool.of} <= set(agents):
+            raise ValueError(f"schedule.opponent_pool: expected agent and of among {list(agents)}, got {pool}")
         if pool is not None and swap is not None and pool.agent in swap.agents:
             raise ValueError(f"schedule: {pool.agent!r} is in swap and in opponent_pool; remove it from one of them")
 

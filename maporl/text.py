@@ -18,7 +18,7 @@ import regex
 
 from maporl.errors import ConfigError, UserError
 from trl_ext.chat.thoughts import END_OF_MESSAGE, THINKING, THOUGHT_ENDS
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import check_numbers, option
 
 LONGEST = 20_000
 """The largest number of characters that is shown. A longer text is shown by its beginning and its end."""
@@ -255,14 +255,15 @@ def check_names(names: Any, where: str) -> None:
 
 
 def check_choices(part: Any) -> None:
-    """Check the fields of the dataclass ``part`` that allow a few values only (``Literal``).
+    """Check the fields of the dataclass ``part`` that allow a few values only (``Literal``), or numbers within bounds.
 
     A configuration is checked anyway. A part that is made in Python would otherwise run with an option that means
     nothing.
 
     Raises:
-        ValueError: a field has another value. The message names the class, the field and its values.
+        ValueError: a field has another value. The message names the field and its values, or its bounds.
     """
+    check_numbers(part)
     for field in dataclasses.fields(part):
         allowed, value = get_args(field.type), getattr(part, field.name)
         if get_origin(field.type) is Literal and value not in allowed:

@@ -30,7 +30,16 @@ LIGHT = (
 )  # fmt: skip
 """Rooms and modules that import no torch."""
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
-OUTSIDE_TRL_EXT = HEAVY | {"huggingface_hub", "liger_kernel", "safetensors", "numpy", "deepspeed", "filelock", "psutil"}
+OUTSIDE_TRL_EXT = HEAVY | {
+    "huggingface_hub",
+    "liger_kernel",
+    "safetensors",
+    "numpy",
+    "deepspeed",
+    "filelock",
+    "psutil",
+    "annotated_types",
+}
 
 
 class Import(NamedTuple):

@@ -119,7 +119,7 @@ BAD = {
     "unknown source": ({"reward": {"sources": {"lable": 1}}}, r"unknown 'lable'; did you mean 'label'"),
     "indivisible minibatches": ({"ppo": {"num_mini_batches": 3}}, r"num_mini_batches: 3 does not divide the 8"),
     "greedy training": ({"ppo": {"temperature": 0}}, r"temperature: must be above 0"),
-    "a Huber loss that is linear everywhere": ({"ppo": {"huber_delta": 0}}, r"huber_delta: expected a number above 0, got 0"),
+    "a Huber loss that is linear everywhere": ({"ppo": {"huber_delta": 0}}, r"huber_delta: expected more than 0, got 0"),
     "two stops": ({"ppo": {"stop_token": "eos", "stop_token_id": 3}}, r"exclude each other"),
     "critic without adapter, for all": ({"training": {"critic": "adapter"}}, r"training\.critic: 'adapter' needs a LoRA, and agents\.ann"),
     "checkpointing under a critic's adapter": (

@@ -113,8 +113,8 @@ def test_stages_follow_the_update_at_random(seeds=50):
 @pytest.mark.parametrize(
     ("growth", "message"),
     [
-        ({"every": 0, "options": {"turns": [1]}}, "schedule.growth: expected every >= 1"),
-        ({"every": 1, "options": {}}, "schedule.growth: expected every >= 1 and options"),
+        ({"every": 0, "options": {"turns": [1]}}, "schedule.growth.every: expected at least 1, got 0"),
+        ({"every": 1, "options": {}}, "schedule.growth: expected options with lists of values"),
         ({"every": 1, "options": {"turns": []}}, "options with lists of values"),
         ({"every": 1, "options": {"turns": [1, "two"]}}, "growth"),
         ({"every": 1, "options": {"turn": [1]}}, "turn: 1: protocol debate: unknown .*'turn'.*turns"),

@@ -59,7 +59,6 @@ class PPOv2Config(PPOOptions, LearnerOptions, TRLScriptOptions, TrainingArgument
 
     def __post_init__(self):
         PPOOptions.__post_init__(self)
-        LearnerOptions.__post_init__(self)
         with warnings.catch_warnings():  # gradient_checkpointing is an option of every version of transformers here
             warnings.filterwarnings("ignore", message="`gradient_checkpointing", category=FutureWarning)
             TrainingArguments.__post_init__(self)

@@ -3,13 +3,86 @@
 These dataclasses are the YAML sections, and also the bases of :class:`trl_ext.PPOv2Config`.
 """
 
+import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
 
 T = TypeVar("T")
+
+
+class _IsFinite:
+    """Lets pydantic, which reads YAML, refuse infinity and NaN."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler(source) | {"allow_inf_nan": False}
+
+
+Natural = Annotated[int, Ge(0)]
+"""A whole number, 0 or more."""
+Positive = Annotated[int, Ge(1)]
+"""A whole number, 1 or more."""
+Finite = Annotated[float, _IsFinite()]
+"""Any number but infinity and NaN."""
+NotNegative = Annotated[Finite, Ge(0)]
+"""A finite number, 0 or more."""
+AboveZero = Annotated[Finite, Gt(0)]
+"""A finite number above 0, such as a time in seconds or a learning rate."""
+Share = Annotated[Finite, Ge(0), Le(1)]
+"""A share from 0 to 1, both included."""
+PositiveShare = Annotated[float, Gt(0), Le(1)]
+"""A share above 0, up to all."""
+ProperShare = Annotated[float, Gt(0), Lt(1)]
+"""A share above 0 and below 1: some, and not all."""
+
+_BOUNDS = {
+    "ge": (operator.ge, "of at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
+"""When a number keeps a bound, and how a message tells the bound, by the name that annotated_types gives it."""
+
+
+def check_numbers(part: Any) -> None:
+    """Check the numbers of the dataclass ``part`` whose types have bounds, such as :data:`Positive`.
+
+    A part that is made in Python is checked by this, and what stands in a file by pydantic, which reads the same types.
+
+    Raises:
+        ValueError: a number is out of its bounds, or something else. The message names the field and the bounds.
+    """
+    for name, optional, bounds in _bounded(part.__class__):
+        value = getattr(part, name)
+        if value is None and optional:
+            continue
+        is_number = isinstance(value, numbers.Real) and value < math.inf  # type: ignore[operator]
+        if not is_number or not all(_BOUNDS[kind][0](value, bound) for kind, bound in bounds):  # or it is NaN
+            expected = " and ".join(f"{_BOUNDS[kind][1]} {bound}" for kind, bound in bounds)
+            raise ValueError(f"{name}: expected a number {expected}, got {value!r:.80}")
+
+
+@cache
+def _bounded(kind: type) -> list[tuple[str, bool, list[tuple[str, float]]]]:
+    """Return the name of each field of ``kind`` that is a number with bounds, if it may be None, and the bounds."""
+    # and not those of fields, because the parsers of transformers and TRL write plain types into these
+    hints = {name: hint for base in reversed(kind.__mro__) for name, hint in inspect.get_annotations(base).items()}
+    found = []
+    for declared in fields(kind):
+        hint = hints[declared.name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        marks = [getattr(part, "__metadata__", ()) for part in kinds if part is not NoneType]
+        bounds = [(name, getattr(mark, name)) for mark in marks[0] for name in _BOUNDS if hasattr(mark, name)]
+        if bounds and len(marks) == 1:
+            found.append((declared.name, NoneType in kinds, bounds))
+    return found
 
 
 def _described(schema: dict[str, Any], kind: Any) -> None:
@@ -26,10 +99,12 @@ READ: dict[str, Any] = {"extra": "forbid", "json_schema_extra": _described}
 @dataclass_transform()
 def options(*, frozen: bool = False, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
     """Return a decorator that makes a dataclass of options: a plain one, which pydantic reads from a file as
-    :data:`READ` says."""
+    :data:`READ` says, and whose numbers are checked by :func:`check_numbers` if it has no ``__post_init__``."""
 
     def make(kind: type[T]) -> type[T]:
         kind.__pydantic_config__ = READ  # type: ignore[attr-defined]
+        if not hasattr(kind, "__post_init__"):
+            kind.__post_init__ = check_numbers  # type: ignore[attr-defined]
         return dataclass(frozen=frozen, kw_only=kw_only)(kind)
 
     return make
@@ -85,18 +160,6 @@ class Decoding:
         """Whether less than the whole distribution is sampled from."""
         return self.top_p < 1 or self.top_k > 0
 
-
-@dataclass(frozen=True)
-class AtLeast:
-    """The smallest number that an option may be. It stands beside the option's type."""
-
-    ge: int
-
-
-Positive = Annotated[int, AtLeast(1)]
-"""A whole number, 1 or more."""
-NotNegative = Annotated[float, AtLeast(0)]
-"""A finite number, 0 or more."""
 
 BATCH_ROWS = 64
 """The rows of a batch, where no option says them and no free memory decides."""
@@ -181,16 +244,16 @@ class PPOOptions:
         "API leaves the string out).",
     )
     temperature: float = option(0.7, "Sampling temperature; log-probabilities are taken at the same one.")
-    top_p: float = option(
+    top_p: PositiveShare = option(
         1.0, "Sample from the likeliest tokens that have this share of the probability; 1: from all tokens."
     )
-    top_k: int = option(
+    top_k: Natural = option(
         0,
         "Sample from this many likeliest tokens; 0: from all. top_p cuts what this leaves. The policy that is "
         "trained stays the whole distribution: all log-probabilities but the sampler's are those at this "
         "temperature without any cut.",
     )
-    missing_eos_penalty: float | None = option(
+    missing_eos_penalty: NotNegative | None = option(
         None,
         "Subtracted from the score of a completion that does not end by itself.",
     )
@@ -225,7 +288,7 @@ class PPOOptions:
     )
     cliprange: NotNegative = option(0.2, "Clip range of the policy ratio.")
     cliprange_high: NotNegative | None = option(None, "Clip range above 1 (clip-higher); default: cliprange.")
-    dual_clip: Annotated[float, AtLeast(1)] | None = option(
+    dual_clip: Annotated[Finite, Ge(1)] | None = option(
         None, "Bound the loss at this many times -A where A < 0 (dual clip), e.g. 3."
     )
     tis_cap: NotNegative | None = option(
@@ -253,20 +316,20 @@ class PPOOptions:
         "clipped",
         "Critic's loss: clipped (squared error) or huber, which is clipped too.",
     )
-    huber_delta: float = option(10.0, "Error at which the Huber loss turns linear.")
+    huber_delta: AboveZero = option(10.0, "Error at which the Huber loss turns linear.")
     vf_coef: NotNegative = option(0.1, "Weight of the critic's loss.")
     cliprange_value: NotNegative = option(0.2, "Clip range of the critic's values.")
     target_kl: float | None = option(
         None, "End an update's passes early once the approximate KL to the policy that sampled exceeds this."
     )
     gamma: NotNegative = option(1.0, "Discount per token.")
-    lam: NotNegative = option(0.95, "Lambda of GAE per token.")
-    lam_alpha: NotNegative | None = option(
+    lam: Share = option(0.95, "Lambda of GAE per token.")
+    lam_alpha: AboveZero | None = option(
         None,
         "Length-adaptive lambda (VAPO): for the advantages of an answer of l tokens, lambda is "
         "1 - 1 / (lam_alpha * l), and at least 0, in place of lam; e.g. 0.05.",
     )
-    lam_critic: NotNegative | None = option(
+    lam_critic: Share | None = option(
         None, "Lambda of the critic's targets; default: that of the advantages. 1: the returns themselves."
     )
     critic_updates: Positive = option(
@@ -277,7 +340,7 @@ class PPOOptions:
     whiten_rewards: bool = option(False, "Scale token rewards to unit variance before GAE.")
 
     def __post_init__(self):
-        _check_numbers(self)
+        check_numbers(self)
         if self.engine_tis_mode != "token_truncate":
             if self.engine_tis_cap is None:
                 raise ValueError(f"engine_tis_mode: {self.engine_tis_mode} needs engine_tis_cap, e.g. 2.0")
@@ -290,11 +353,6 @@ class PPOOptions:
             raise ValueError(
                 "ratio_to: sampler and engine_tis_cap both weigh a token by the policy that sampled it; set one of them"
             )
-        if self.lam_alpha == 0:
-            raise ValueError("lam_alpha: expected a number above 0, e.g. 0.05, or None for lam")
-        for name, lam in (("lam", self.lam), ("lam_critic", self.lam_critic)):
-            if lam is not None and lam > 1:
-                raise ValueError(f"{name}: expected a number from 0 to 1, got {lam}")
         if self.kl_in == "loss" and self.kl_estimator == "k1" and self.kl_coef > 0:
             raise ValueError(
                 "kl_in: loss needs kl_estimator k2 or k3: the gradient of k1 is 0 in expectation, so it would only "
@@ -305,18 +363,8 @@ class PPOOptions:
             raise ValueError(
                 f"keep_states_gib: expected a number above 0, got {gib!r}; keep_states: false keeps nothing"
             )
-        if self.huber_delta <= 0:
-            raise ValueError(f"huber_delta: expected a number above 0, got {self.huber_delta}")
         if self.temperature <= 0:
             raise ValueError(f"temperature: must be above 0, got {self.temperature}; greedy play is for evaluation")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected a number above 0 and at most 1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected a number of tokens, or 0 for all, got {self.top_k}")
-        if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
-            raise ValueError(
-                f"missing_eos_penalty: it is subtracted, so it must not be negative, got {self.missing_eos_penalty}"
-            )
         if self.stop_strings is not None and (
             not isinstance(self.stop_strings, list | tuple)
             or not all(isinstance(s, str) and s for s in self.stop_strings)
@@ -399,17 +447,3 @@ class LearnerOptions:
         "Write checkpoints of policies with all weights trained in the background, while training goes on. Each "
         "process writes what it holds, and a checkpoint appears once it is whole.",
     )
-
-    def __post_init__(self):
-        _check_numbers(self)
-
-
-def _check_numbers(options: Any) -> None:
-    """Check every number that has a bound beside its type, but one that may be None and is."""
-    for declared in fields(options):
-        value, hints = getattr(options, declared.name), get_args(declared.type)
-        for bound in (part for hint in (declared.type, *hints) for part in getattr(hint, "__metadata__", ())):
-            if not isinstance(bound, AtLeast) or (value is None and type(None) in hints):
-                continue
-            if not isinstance(value, numbers.Real) or not bound.ge <= value < math.inf:  # type: ignore[operator]  # or NaN
-                raise ValueError(f"{declared.name}: expected a number of at least {bound.ge}, got {value!r}")

@@ -133,6 +133,8 @@ def test_every_option_can_be_set_on_the_command_line_and_in_trls_yaml(kind, tmp_
     line = ["--config", str(tmp_path / "config.yaml"), "--use_cpu", "--output_dir", str(tmp_path)]
     (parsed,) = TrlParser(kind).parse_args_and_config(line)
     assert {name: getattr(parsed, name) for name in values} == values
+    with pytest.raises(ValueError, match="kl_coef: expected a number of at least 0, got -1"):
+        parser.parse_args_into_dataclasses(["--kl_coef", "-1", "--use_cpu", "--output_dir", str(tmp_path)])
 
 
 def test_one_stop_id_serves_in_python_and_on_every_command_line(tiny, tmp_path):
