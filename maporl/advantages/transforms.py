@@ -7,7 +7,6 @@ compared, ``weigh`` says how often each row counts in a statistic and in the los
 advantages.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,7 +20,7 @@ from maporl.config.imports import Parts
 from maporl.config.parse import build_named
 from maporl.config.schema import AdvantageConfig
 from maporl.text import check_choices
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import NotNegative, option
 
 
 class Transform:
@@ -173,14 +172,9 @@ class Duration(Transform):
         ValueError: ``token_seconds`` is negative.
     """
 
-    token_seconds: float = option(0.0, "The seconds of a sampled token.")
+    token_seconds: NotNegative = option(0.0, "The seconds of a sampled token.")
     needs = ("seconds", "tokens")
     compares_turns = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.token_seconds < math.inf:
-            raise ValueError(f"token_seconds: expected a number of at least 0, got {self.token_seconds}")
 
     def apply(self, advantages: Tensor, batch: TurnBatch, config: AdvantageConfig) -> Tensor:
         """Return the multiplied advantages.

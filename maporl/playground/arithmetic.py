@@ -13,7 +13,7 @@ from maporl.tasks.grading import canonical, final_answer, number
 from maporl.tasks.lessons import Lessons
 from maporl.text import check_placeholders
 from maporl.types import Call, Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import ProperShare, option
 
 _SYMBOL = {"sum": "+", "times": "*"}
 
@@ -36,7 +36,7 @@ class Arithmetic(Lessons, Task):
     operation: Literal["sum", "times"] = option("sum", "What is asked for: the sum, or the product (times).")
     smallest: int = option(0, "The smallest operand.")
     largest: int = option(49, "The largest operand.")
-    held_out: float = option(0.2, "The share of the pairs that is the evaluation split.")
+    held_out: ProperShare = option(0.2, "The share of the pairs that is the evaluation split.")
     template: str = option("{a}{op}{b}=", "The text of a question, with {a} and {b}, and perhaps {op}.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
@@ -53,8 +53,6 @@ class Arithmetic(Lessons, Task):
             raise ValueError(
                 f"smallest and largest: expected 0 <= smallest < largest, got {self.smallest} and {self.largest}"
             )
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
         self._check_easy()
         try:
             check_placeholders(self.template, ("a", "b", "op"))

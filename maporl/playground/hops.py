@@ -5,12 +5,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 LETTERS = "bdgkmprt"
 """A name is two of these letters. Without vowels no name is a word that search engines leave out."""
@@ -44,11 +46,11 @@ class TinyHops(Lessons, Task):
             the person asked about.
     """
 
-    people: int = option(6, "Number of people of a question.")
+    people: Annotated[int, Ge(3), Le(len(_NAMES) // 2)] = option(6, "Number of people of a question.")
     hops: tuple[int, ...] = option(
         (1, 2), "The numbers of facts in a row that questions ask for, which are equally frequent."
     )
-    size: int = option(4096, "Number of questions of a split.")
+    size: Positive = option(4096, "Number of questions of a split.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -59,14 +61,10 @@ class TinyHops(Lessons, Task):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 3 <= self.people <= len(_NAMES) // 2:
-            raise ValueError(f"people: expected 3 to {len(_NAMES) // 2}, got {self.people}")
         if not self.hops or not all(1 <= number < self.people for number in self.hops):
             raise ValueError(
                 f"hops: expected numbers from 1 to {self.people - 1}, one fewer than people, got {list(self.hops)}"
             )
-        if self.size < 1:
-            raise ValueError(f"size: expected at least 1 question, got {self.size}")
 
     def __len__(self) -> int:
         return self.size

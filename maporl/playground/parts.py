@@ -5,13 +5,15 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from maporl.playground.skills import SKILLS, Skill
 from maporl.tasks.base import Task
 from maporl.tasks.lessons import Lessons
 from maporl.types import Call, Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 TRIES = 20
 """How often a held-out question is drawn again that is also a training question. There may be no others."""
@@ -35,9 +37,9 @@ class Parts(Lessons, Task):
     skills: tuple[Skill, ...] = option(
         ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
     )
-    digits: int = option(2, "Number of digits of a part.")
-    parts: int = option(2, "Number of parts, no two of which have the same digits.")
-    size: int = option(4096, "Number of questions of a split.")
+    digits: Annotated[int, Ge(2), Le(5)] = option(2, "Number of digits of a part.")
+    parts: Annotated[int, Ge(2), Le(9)] = option(2, "Number of parts, no two of which have the same digits.")
+    size: Positive = option(4096, "Number of questions of a split.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -48,12 +50,6 @@ class Parts(Lessons, Task):
         super().__post_init__()
         if not self.skills or len(set(self.skills)) < len(self.skills):
             raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
-        for name, least, most in (("digits", 2, 5), ("parts", 2, 9), ("size", 1, None)):
-            value = getattr(self, name)
-            if value < least or (most is not None and value > most):
-                raise ValueError(
-                    f"{name}: expected {f'{least} to {most}' if most else f'at least {least}'}, got {value}"
-                )
 
     def __len__(self) -> int:
         return self.size

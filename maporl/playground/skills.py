@@ -5,13 +5,15 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from maporl.tasks.base import Task
 from maporl.tasks.grading import final_answer
 from maporl.tasks.lessons import Lessons
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import ProperShare, option
 
 Skill = Literal["next", "reversed", "previous"]
 
@@ -46,8 +48,10 @@ class Skills(Lessons, Task):
     skills: tuple[Skill, ...] = option(
         ("next", "reversed"), "The skills that are asked for: next, reversed and previous."
     )
-    digits: int = option(3, "Number of digits.")
-    held_out: float = option(0.2, "The share of the numbers that is the evaluation split, with all of their questions.")
+    digits: Annotated[int, Ge(2), Le(5)] = option(3, "Number of digits.")
+    held_out: ProperShare = option(
+        0.2, "The share of the numbers that is the evaluation split, with all of their questions."
+    )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -55,10 +59,6 @@ class Skills(Lessons, Task):
         super().__post_init__()
         if not self.skills or len(set(self.skills)) < len(self.skills):
             raise ValueError(f"skills: expected each skill once and at least one, got {list(self.skills)}")
-        if not 2 <= self.digits <= 5:
-            raise ValueError(f"digits: expected 2 to 5, got {self.digits}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
 
     answer_form = "Answer: <digits>"
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from maporl.tasks.programs import ProgramTask
 from maporl.types import Example
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Natural, Positive, option
 
 _NAME = "f"
 _VALUE = re.compile(rf"assert {_NAME}\((\d+)\)==(\d+)")
@@ -29,11 +29,11 @@ class TinyPrograms(ProgramTask):
             for the question.
     """
 
-    factors: int = option(4, "The largest a; the smallest is 1.")
-    terms: int = option(24, "The largest b; the smallest is 0.")
-    shown: int = option(2, "Number of values: those of 0, 1 and so on. Two determine the function.")
+    factors: Positive = option(4, "The largest a; the smallest is 1.")
+    terms: Natural = option(24, "The largest b; the smallest is 0.")
+    shown: Positive = option(2, "Number of values: those of 0, 1 and so on. Two determine the function.")
     told: int | None = option(None, "How many of them the question tells; the others read `f(1)=?`. Default: all.")
-    hidden: int = option(3, "Number of asserts about the next inputs that grade a program.")
+    hidden: Positive = option(3, "Number of asserts about the next inputs that grade a program.")
     held_out: float = option(
         0.2,
         "The share of the functions that is the evaluation split. With 0, both splits have all functions. This suits "
@@ -45,9 +45,6 @@ class TinyPrograms(ProgramTask):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, least in (("factors", 1), ("terms", 0), ("shown", 1), ("hidden", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.told is not None and not 0 <= self.told <= self.shown:
             raise ValueError(f"told: expected 0 to {self.shown}, the number of values that are shown, got {self.told}")
         if self.held_out and not 0 < self._eval_size < self.factors * (self.terms + 1):

@@ -16,7 +16,7 @@ from maporl.rewards.rule import Along, Credits, Rule, along_names, identity, nam
 from maporl.rounding import difference
 from maporl.text import check_names
 from maporl.types import Dialogue, Utterance
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -198,17 +198,12 @@ class Mix(Rule):
     )
     credit: float = option(1.0, "What the credit so far is multiplied by.")
     roles: tuple[str, ...] = option((), "Change utterances in these roles only. Default: all.")
-    fade: int | None = option(
+    fade: Positive | None = option(
         None,
         "The updates over which the weights and the constant fall in a straight line to 0, while `credit` stays: what "
         "helps at the beginning is paid less and less, and in the end only the result is (PARL, Kimi K2.5).",
     )
     constant: float = option(0.0, "What is added.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.fade is not None and self.fade < 1:
-            raise ValueError(f"fade: expected a number of updates of at least 1, got {self.fade}")
 
     def at_update(self, update: int) -> "Mix":
         """Return the rule with the weights that it has in ``update``, counted from 1.

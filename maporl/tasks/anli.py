@@ -7,7 +7,7 @@ from typing import Literal
 from maporl.tasks.base import ReadTask, TaskError, is_file, read_examples, text_of
 from maporl.tasks.grading import grade_label
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 LABELS = ("entailment", "neutral", "contradiction")
 
@@ -31,7 +31,7 @@ class ANLI(ReadTask):
     round: Literal[1, 2, 3, "all"] | tuple[Literal[1, 2, 3], ...] = option(
         3, "The round: 1, 2 or 3, a list of them, or all."
     )
-    limit: int | None = option(None, "Take the first rows of each round only, so many.")
+    limit: Positive | None = option(None, "Take the first rows of each round only, so many.")
     instruction: str = option(
         "{question}\n\nDoes the premise entail the hypothesis (entailment), contradict it (contradiction), or neither "
         "(neutral)? Reason briefly, then end with one line: Answer: <entailment, neutral or contradiction>",

@@ -15,6 +15,7 @@ from maporl.errors import UserError
 from maporl.tasks.grading.answers import LONGEST_LABEL
 from maporl.text import BOM, check_choices, encoding_of, read_users_text, well_formed
 from maporl.types import Example, Grade, Message
+from trl_ext.ppo.options import Positive
 from trl_ext.process import hub
 
 
@@ -133,7 +134,7 @@ class ReadTask(Task):
         ValueError: ``limit`` is below 1, or ``instruction`` has no place for the question.
     """
 
-    limit: int | None
+    limit: Positive | None
     instruction: str
 
     labels_graded = 2_000
@@ -144,8 +145,6 @@ class ReadTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
         if "{question}" not in self.instruction:
             raise ValueError("instruction: expected the text to contain {question}")
 

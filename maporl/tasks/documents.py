@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from maporl.tasks.base import FILES, Task, TaskError, is_file, read_rows, read_text
 from maporl.tasks.registry import build_task
 from maporl.types import Example, Grade, Message
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 TEXTS = (".txt", ".md")
 """The endings of files that are one text each."""
@@ -39,12 +41,12 @@ class Documents(Task):
         "grader compares answers with the stated ones."
     )
     column: str = option("text", "The column of the texts.")
-    longest: int = option(
+    longest: Annotated[int, Ge(100)] = option(
         20_000,
         "Most characters of a document. A longer text is several: it is cut at an empty line if one is in the second "
         "half of what fits, or else at a space.",
     )
-    limit: int | None = option(
+    limit: Positive | None = option(
         None,
         "Number of texts that are read, empty ones among them, in the order of the files' names; so there may be more "
         "documents.",
@@ -54,10 +56,6 @@ class Documents(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.longest < 100:
-            raise ValueError(f"longest: expected at least 100 characters, got {self.longest}")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 text, got {self.limit}")
         if self.asked.mixed or not (self.asked.labelled and self.asked.has_questions):
             raise ValueError(
                 f"questions: {self.questions.get('name')!r} cannot grade an answer to a question of a document; name a "

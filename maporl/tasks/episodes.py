@@ -5,7 +5,7 @@ from typing import Literal
 
 from maporl.tasks.base import Task
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,10 @@ class Episodes(Task):
 
     has_questions = False
 
-    count: int = option(10_000, "Episodes to train on.")
-    held_out: int = option(256, "Other episodes to evaluate on.")
+    count: Positive = option(10_000, "Episodes to train on.")
+    held_out: Positive = option(256, "Other episodes to evaluate on.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.count < 1 or self.held_out < 1:
-            raise ValueError(f"count and held_out: expected at least 1 episode, got {self.count} and {self.held_out}")
 
     def __len__(self) -> int:
         return self.count if self.split == "train" else self.held_out

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from maporl.tasks.base import Task, TaskError, examples_of, meta_of, read_rows, text_of
 from maporl.tasks.sentence_encoder import load_encoder
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, ProperShare, option
 
 ARCHIVED = "fantom_v1.json"
 """The file of the published archive that holds the sets of questions, as a list."""
@@ -42,8 +42,10 @@ class FANToM(Task):
 
     source: str = option(help="The published archive fantom.tar.gz, its file fantom_v1.json, or rows of one's own.")
     eval_source: str | None = option(None, "What evaluations ask, in the same form.")
-    held_out: float = option(0.1, "Without eval_source, the share of the conversations that is the evaluation split.")
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    held_out: ProperShare = option(
+        0.1, "Without eval_source, the share of the conversations that is the evaluation split."
+    )
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     encoder: str = option(
         "sentence-transformers/all-roberta-large-v1", "Hub name or folder of the sentence encoder that grades."
     )
@@ -59,10 +61,6 @@ class FANToM(Task):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
         for field in ("{question}", "{document}"):
             if field not in self.instruction:
                 raise ValueError(f"instruction: expected the text to contain {field}")

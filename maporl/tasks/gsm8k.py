@@ -10,7 +10,7 @@ from maporl.tasks.grading import grade_mathematics
 from maporl.tasks.grading import number as number_of
 from maporl.tasks.grading.answers import label_of
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GSM8K(ReadTask):
     eval_source: str | None = option(
         None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
     )
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     instruction: str = option(
         "{question}\n\nReason briefly, then end with one line: Answer: <number>",
         "How agents are asked, with {question}.",

@@ -8,7 +8,7 @@ from maporl.environments.search import passages_of
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_examples
 from maporl.tasks.grading.spans import grade_span
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HotpotQA(ReadTask):
     eval_source: str | None = option(
         None, "What evaluations ask, in the same form. Default: the validation split of the data set on the hub."
     )
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     instruction: str = option(
         "{question}\n\nReason briefly, then end with one line: Answer: <a few words>",
         "How agents are asked, with {question}.",

@@ -11,7 +11,7 @@ from maporl.tasks.grading.answers import label_of
 from maporl.tasks.grading.benchmarks import grade_benchmark
 from maporl.text import check_pattern, matches
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Mathematics(ReadTask):
         '"Level 5", and 3 for Polaris\'s "3/8", which is solved in 3 of 8 attempts.',
     )
     level_column: str = option("level", "The column of the difficulty.")
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     instruction: str = option(
         "{question}\n\nReason step by step, and put your final answer within \\boxed{}.",
         "How agents are asked, with {question}.",

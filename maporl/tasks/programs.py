@@ -21,7 +21,7 @@ from maporl.tasks.base import ReadTask, Task, TaskError, examples_of, is_file, m
 from maporl.tasks.lessons import Lessons
 from maporl.text import code_of
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 if TYPE_CHECKING:
     from maporl.sandbox.outcomes import Outcome
@@ -224,7 +224,7 @@ class MBPP(Programs):
     eval_source: str | None = option(
         None, "What evaluations ask, in the same form. Default: the test split of the data set on the hub."
     )
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     in_process_tests: bool = option(
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
@@ -280,8 +280,8 @@ class HumanEval(Programs):
         "The hub's openai/openai_humaneval, or a .jsonl file of rows with `prompt` or `question`, "
         "`canonical_solution` or `answer`, `test` and `entry_point`, at the top or in `meta`.",
     )
-    held_out: int = option(64, "Number of rows for evaluation, the last ones. The others are for training.")
-    limit: int | None = option(None, "Take the first rows of either split only, so many.")
+    held_out: Positive = option(64, "Number of rows for evaluation, the last ones. The others are for training.")
+    limit: Positive | None = option(None, "Take the first rows of either split only, so many.")
     in_process_tests: bool = option(
         False, "Take rows whose tests can only run in the process of the program, where it can read them."
     )
@@ -292,11 +292,6 @@ class HumanEval(Programs):
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.held_out < 1:
-            raise ValueError(f"held_out: expected at least 1 row, got {self.held_out}")
 
     def _rows(self) -> Sequence[dict[str, Any]]:
         rows = _first(read_rows(self.source, "test"), None)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from maporl.tasks.base import Task, TaskError, check_columns, is_file, read_rows
 from maporl.types import Example, Grade, Message, message_fault
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 
 class _PromptRows(Task):
@@ -90,13 +90,8 @@ class PromptDataset(_PromptRows):
         None, 'What evaluations ask, in the same form. Default: the split "test" of the data set on the hub.'
     )
     prompt_column: str = option("prompt", "The column of the prompts.")
-    limit: int | None = option(None, "Take the first rows only, so many.")
+    limit: Positive | None = option(None, "Take the first rows only, so many.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 row, got {self.limit}")
-        super().__post_init__()
 
     @cached_property
     def rows(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]

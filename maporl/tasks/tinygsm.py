@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Lt
 
 from maporl.sandbox.repeatable import repeatable
 from maporl.tasks.base import ReadTask, TaskError, is_file, meta_of, read_rows
 from maporl.tasks.grading import grade_mathematics
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 FUNCTION = "simple_math_problem"
 """The function that each program of the data set defines. What it returns is the label."""
@@ -50,11 +52,11 @@ class TinyGSM(ReadTask):
         "Where the rows of evaluations stand, the first `held_out` of them. Default: in the source, after those of "
         "training.",
     )
-    limit: int | None = option(100_000, "Number of rows for training, the first ones.")
-    held_out: int = option(
+    limit: Positive | None = option(100_000, "Number of rows for training, the first ones.")
+    held_out: Positive = option(
         1000, "Number of rows for evaluation, the next ones; of a file with fewer rows, the last ones."
     )
-    max_dropped: float = option(
+    max_dropped: Annotated[float, Ge(0), Lt(1)] = option(
         0.5,
         "The largest share of rows that may be dropped. Language models wrote the programs, and about a quarter of "
         "them give fractions. If more than half of the rows are dropped, they are probably not TinyGSM's.",
@@ -65,13 +67,6 @@ class TinyGSM(ReadTask):
     )
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.held_out < 1:
-            raise ValueError(f"held_out: expected at least 1 row, got {self.held_out}")
-        if not 0 <= self.max_dropped < 1:
-            raise ValueError(f"max_dropped: expected a share from 0 to below 1, got {self.max_dropped}")
 
     @property
     def dropped(self) -> dict[str, int]:

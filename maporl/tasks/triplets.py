@@ -24,7 +24,7 @@ from maporl.sandbox.triplets import (
 from maporl.tasks.base import Task, TaskError, read_rows, text_of
 from maporl.text import code_of, spoken
 from maporl.types import Example, Grade
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, ProperShare, option
 from trl_ext.process.waits import Threads, result
 
 PROGRAMS = {
@@ -82,8 +82,8 @@ class Triplets(Task):
         "A file of rows with a `program` that defines f, ten `inputs` and a `message`. Default: short programs that "
         "come with maporl.",
     )
-    references: int = option(6, "Number of triplets that a proposer is shown.")
-    held_out: float = option(0.25, "The share of the programs that is the evaluation split.")
+    references: Positive = option(6, "Number of triplets that a proposer is shown.")
+    held_out: ProperShare = option(0.25, "The share of the programs that is the evaluation split.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
@@ -93,10 +93,6 @@ class Triplets(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_walls()
-        if self.references < 1:
-            raise ValueError(f"references: expected at least 1, got {self.references}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
 
     def __len__(self) -> int:
         return len(self._examples)

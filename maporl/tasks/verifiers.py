@@ -17,7 +17,7 @@ from maporl.config.imports import look_up
 from maporl.errors import one_line
 from maporl.tasks.base import Task, TaskError
 from maporl.types import Example, Grade, Message
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, ProperShare, option
 
 INSTALL = "pip install verifiers"
 """It needs exactly one version of the MCP SDK, so maporl names no extra for it."""
@@ -36,19 +36,12 @@ class Verifiers(Task):
 
     use: str = option(help="The class, as module:Taskset.")
     config: dict[str, Any] = option({}, "The values of its configuration.")
-    limit: int | None = option(None, "Take the first tasks only, so many.")
-    held_out: float = option(0.1, "The share of the tasks that is the evaluation split.")
+    limit: Positive | None = option(None, "Take the first tasks only, so many.")
+    held_out: ProperShare = option(0.1, "The share of the tasks that is the evaluation split.")
     split: Literal["train", "eval"] = option("train", "The split. A run sets it.")
     seed: int = option(0, "Seed of what is drawn. Default: that of the run.")
 
     labelled = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit: expected at least 1 task, got {self.limit}")
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out: expected a share between 0 and 1, got {self.held_out}")
 
     @cached_property
     def _tasks(self) -> list[Any]:

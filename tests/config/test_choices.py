@@ -1,16 +1,23 @@
-"""Options with a few values, of parts that are made in Python. In configurations, ``maporl.config`` checks them."""
+"""Options with a few values or with bounds, of parts that are made in Python. In configurations, ``maporl.config``
+checks them by the same types."""
 
 import dataclasses
+import math
+import re
 from typing import Literal, get_args, get_origin
 
 import pytest
 
 from maporl import Arithmetic
 from maporl.advantages.transforms import TRANSFORMS
+from maporl.config import validated
+from maporl.environments.games.kuhn import KuhnPoker
+from maporl.errors import ConfigError
 from maporl.protocols import PROTOCOLS
 from maporl.rewards.rules import RULES
-from maporl.schedules import Schedule
+from maporl.schedules import OpponentPool, Schedule, Span
 from maporl.tasks import TASKS
+from trl_ext.ppo.options import LearnerOptions, Positive, PPOOptions, options
 
 PARTS = {kind for kinds in (TASKS, PROTOCOLS, RULES, TRANSFORMS) for kind in kinds.values()} | {Schedule}
 CHOICES = sorted(
@@ -39,3 +46,36 @@ def test_a_choice_that_does_not_exist_is_refused(kind, name):
 
 def test_every_kind_of_part_has_choices():
     assert len(CHOICES) > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected", "read"),
+    [
+        (Arithmetic, {"held_out": 1.0}, "held_out: expected a number above 0 and below 1, got 1.0", "less than 1, got 1.0"),
+        (Arithmetic, {"held_out": math.nan}, "held_out: expected a number above 0 and below 1, got nan", "less than 1, got nan"),
+        (Span, {"updates": 0, "turns": [1]}, "updates: expected a number of at least 1, got 0", "at least 1, got 0"),
+        (Schedule, {"critic_warmup": "one"}, "critic_warmup: expected a number of at least 0, got 'one'", "a whole number, got 'one'"),
+        (OpponentPool, {"agent": "a", "of": "b", "probability": 2}, "probability: expected a number of at least 0 and at most 1, got 2", "at most 1, got 2"),
+        (KuhnPoker, {"rounds": None}, "rounds: expected a number of at least 1, got None", "a whole number, got None"),
+        (PPOOptions, {"lam_alpha": 0}, "lam_alpha: expected a number above 0, got 0", "more than 0, got 0"),
+        (PPOOptions, {"gamma": math.inf}, "gamma: expected a number of at least 0, got inf", "a finite number, got inf"),
+        (LearnerOptions, {"learning_rate": -1}, "learning_rate: expected a number of at least 0, got -1", "at least 0, got -1"),
+    ],
+)  # fmt: skip
+def test_a_bound_is_kept_in_python_and_in_files(kind, given, expected, read):
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        kind(**given)
+    with pytest.raises(ConfigError, match=rf"^file: \w+: expected {re.escape(read)}$"):
+        validated(kind, given, "file")
+
+
+def test_a_bound_says_nothing_of_none_where_it_is_allowed_nor_of_lists():
+    @options()
+    class Own:
+        each: tuple[Positive, ...] = (0,)
+        perhaps: Positive | None = None
+        one_or_more: Positive | list[int] = 0
+
+    assert Own() == Own(each=(0,), perhaps=None, one_or_more=0)
+    with pytest.raises(ValueError, match=r"^perhaps: expected a number of at least 1, got 0$"):
+        Own(perhaps=0)

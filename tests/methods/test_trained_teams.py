@@ -294,5 +294,5 @@ def test_a_planner_that_asks_in_words_is_paid_for_its_calls_too(calls, texts, ex
 def test_a_fade_of_no_updates_is_refused(tmp_path):
     values = recipe_values("parl", tmp_path)
     values["reward"]["rules"][0]["mix"]["fade"] = 0
-    with pytest.raises(ConfigError, match="fade: expected a number of updates of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="fade: expected at least 1, got 0"):
         from_dict(values)

@@ -166,8 +166,8 @@ def test_a_skill_of_a_task_without_skills_is_refused():
         ({"skills": ["next", "next"]}, "expected each skill once"),
         ({"skills": []}, "expected each skill once"),
         ({"skills": ["sideways"]}, "skills"),
-        ({"digits": 1}, "digits: expected 2 to 5, got 1"),
-        ({"held_out": 1.0}, "held_out: expected a share"),
+        ({"digits": 1}, "digits: expected at least 2, got 1"),
+        ({"held_out": 1.0}, "held_out: expected less than 1, got 1.0"),
     ],
 )
 def test_options_that_make_no_task_are_refused(options, message):

@@ -115,8 +115,8 @@ def test_evaluations_ask_the_questions_of_the_other_task(corpus):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"longest": 9}, "longest: expected at least 100 characters, got 9"),
-        ({"limit": 0}, "limit: expected at least 1 text, got 0"),
+        ({"longest": 9}, "longest: expected a number of at least 100, got 9"),
+        ({"limit": 0}, "limit: expected a number of at least 1, got 0"),
         ({"questions": {"name": "episodes"}}, "questions: 'episodes' cannot grade an answer"),
         ({"questions": {"name": "mixture", "tasks": {"a": SUMS, "b": SUMS}}}, "questions: 'mixture' cannot grade"),
     ],

@@ -310,7 +310,7 @@ def test_humaneval_splits_its_one_split_and_takes_each_assert_of_check(tmp_path)
     assert held_out.grade(held_out[0], held_out.solution(held_out[0])).correct is True
     with pytest.raises(TaskError, match="held_out=2 leaves none"):
         len(HumanEval(source=path, held_out=2))
-    with pytest.raises(ValueError, match="held_out: expected at least 1 row, got 0"):
+    with pytest.raises(ValueError, match="held_out: expected a number of at least 1, got 0"):
         HumanEval(held_out=0)
 
 

@@ -133,7 +133,7 @@ def test_rows_come_from_files_of_four_kinds(folder, ending):
     [
         ({"source": "row.jsonl"}, "{folder}/row.jsonl: no such file; did you mean 'rows.jsonl'?"),
         ({"source": "data/rows.jsonl"}, "{folder}/data/rows.jsonl: no such file, and no such folder; give the path of a"),
-        ({"source": "rows.jsonl", "limit": 0}, "limit: expected at least 1 row, got 0"),
+        ({"source": "rows.jsonl", "limit": 0}, "limit: expected at least 1, got 0"),
         ({"source": "empty.jsonl"}, "prompts: the data set is empty"),
         ({"source": "broken.parquet"}, "broken.parquet: cannot be read as parquet (ArrowInvalid"),
         ({"source": "broken.json"}, "broken.json: cannot be read as JSON"),

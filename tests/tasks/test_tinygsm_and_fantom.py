@@ -188,7 +188,7 @@ def test_every_program_may_have_a_function_of_its_own_name(monkeypatch):
 def test_building_a_task_reads_and_runs_nothing(monkeypatch):
     monkeypatch.setattr(tinygsm, "read_rows", lambda *a: pytest.fail("read"))
     build_task({"name": "tinygsm"}, "train", 0)
-    with pytest.raises(ConfigError, match="max_dropped: expected a share from 0 to below 1, got 1"):
+    with pytest.raises(ConfigError, match="max_dropped: expected less than 1, got 1"):
         build_task({"name": "tinygsm", "max_dropped": 1}, "train", 0)
 
 

@@ -131,7 +131,7 @@ def test_a_strangers_configuration_names_it_as_an_import(tmp_path):
     assert named_imports(config)["task.use: own:Thing"] == "own:Thing"
 
 
-@pytest.mark.parametrize(("option", "words"), [({"limit": 0}, "limit: expected at least 1 task"), ({"held_out": 1.0}, "held_out: expected a share")])  # fmt: skip
+@pytest.mark.parametrize(("option", "words"), [({"limit": 0}, "limit: expected at least 1, got 0"), ({"held_out": 1.0}, "held_out: expected less than 1, got 1.0")])  # fmt: skip
 def test_options_are_checked(option, words):
     with pytest.raises(ConfigError, match=words):
         build_task({"name": "verifiers", "use": "a:B"} | option, "train", 0)

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from maporl.errors import ConfigError
+from maporl.text import check_choices
 
 MARKS = str.maketrans(dict.fromkeys("[]<>().,!:;*'\"`", " "))
 """Replaces brackets and punctuation by spaces."""
@@ -39,6 +40,9 @@ class Game(ABC):
     """The most moves that one player makes."""
     seated: int = 0
     """How many play this game. The protocol sets it before ``reset``."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
     @property
     def illegal_others(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maporl.environments.games.base import Game
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 OVER = ("pp", "bp", "bb", "pbp", "pbb")
 """The moves of a round that end it."""
@@ -32,15 +32,11 @@ class KuhnPoker(Game):
     """
 
     scale: float = option(1.0, "What the payments are multiplied by.")
-    rounds: int = option(1, "Number of rounds.")
+    rounds: Positive = option(1, "Number of rounds.")
     pays: Literal["chips", "winner"] = option(
         "chips", "chips: each round pays. winner: the last move of the game pays."
     )
     interests = "opposed"
-
-    def __post_init__(self):
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
 
     @property
     def longest(self) -> int:  # type: ignore[override]

@@ -3,6 +3,9 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from maporl.environments.games.plan_path import STEPS, Cell, distances, drawn, step_to
 from maporl.environments.games.plans import Plans
@@ -27,13 +30,8 @@ class PathPlans(Plans):
         ValueError: an option is outside its range.
     """
 
-    size: int = option(10, "Rows and columns of the grid.")
-    blocked: float = option(0.22, "The probability that a cell is blocked.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.size < 2 or not 0 <= self.blocked <= 0.5:
-            raise ValueError(f"expected size >= 2 and blocked from 0 to 0.5, got {self.size} and {self.blocked}")
+    size: Annotated[int, Ge(2)] = option(10, "Rows and columns of the grid.")
+    blocked: Annotated[float, Ge(0), Le(0.5)] = option(0.22, "The probability that a cell is blocked.")
 
     def begin(self, rng: random.Random) -> Cell:
         """Draw a grid, and return the token's cell, which is the state."""

@@ -4,9 +4,12 @@ import random
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
 
 from maporl.environments.games.base import Game
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Natural, Positive, option
 
 Cell = tuple[int, int]
 """The row and the column of a cell, from 0."""
@@ -55,16 +58,16 @@ class PlanPath(Game):
     interests = "common"
     pays_every_move = True
     skips = True
-    size: int = option(4, "Rows and columns of the grid.")
-    walls: int = option(2, "Number of walls.")
-    limit: int = option(6, "Most moves to the goal.")
+    size: Annotated[int, Ge(2)] = option(4, "Rows and columns of the grid.")
+    walls: Natural = option(2, "Number of walls.")
+    limit: Positive = option(6, "Most moves to the goal.")
     progress: float = option(0.1, "What a step nearer to the goal pays.")
 
     def __post_init__(self):
-        if self.size < 2 or self.limit < 1 or not 0 <= self.walls <= self.size**2 - 2:
+        super().__post_init__()
+        if self.walls > self.size**2 - 2:
             raise ValueError(
-                f"expected size >= 2, limit >= 1 and at most size^2 - 2 walls, got {self.size}, {self.limit} and "
-                f"{self.walls}"
+                f"walls: expected at most {self.size**2 - 2}, for the start and the goal, got {self.walls}"
             )
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from maporl.environments.games.base import MARKS, Game, IllegalMove
 from maporl.sandbox.sandbox import Limits, Sandbox
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import Positive, option
 
 # blank lines belong to the program: two parts of the pattern that take them would try every division between the two
 PROGRAM = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -43,11 +43,10 @@ class Plans(Game):
     interests = "common"
     pays_every_move = True
     illegal = -2.0
-    rounds: int = option(4, "Number of rounds.")
+    rounds: Positive = option(4, "Number of rounds.")
 
     def __post_init__(self):
-        if self.rounds < 1:
-            raise ValueError(f"rounds: expected at least 1, got {self.rounds}")
+        super().__post_init__()
         _sandbox()  # a run without a sandbox fails here rather than at the first program
 
     @abstractmethod

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from maporl.environments.games.base import Game
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import AboveZero, Natural, Positive, option
 
 PAYOFF = {("A", "A"): (3.0, 3.0), ("A", "B"): (0.0, 5.0), ("B", "A"): (5.0, 0.0), ("B", "B"): (1.0, 1.0)}
 
@@ -24,15 +24,9 @@ class PrisonersDilemma(Game):
 
     interests = "mixed"
     pays_every_move = True
-    rounds: int = option(10, "Number of rounds.")
-    divide: float = option(5.0, "What the payments are divided by.")
-    memory: int = option(1, "Number of earlier rounds that a player is shown.")
-
-    def __post_init__(self):
-        if self.rounds < 1 or self.divide <= 0 or self.memory < 0:
-            raise ValueError(
-                f"expected rounds >= 1, divide > 0 and memory >= 0, got {self.rounds}, {self.divide} and {self.memory}"
-            )
+    rounds: Positive = option(10, "Number of rounds.")
+    divide: AboveZero = option(5.0, "What the payments are divided by.")
+    memory: Natural = option(1, "Number of earlier rounds that a player is shown.")
 
     @property
     def longest(self) -> int:  # type: ignore[override]

@@ -3,6 +3,9 @@
 import random
 from dataclasses import dataclass
 from string import ascii_lowercase
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from maporl.environments.games.base import Game
 from trl_ext.ppo.options import option
@@ -17,11 +20,7 @@ class CodeGame(Game):
     """
 
     interests = "common"
-    states: int = option(4, "Number of numbers and letters, from 2 to 9.")
-
-    def __post_init__(self):
-        if not 2 <= self.states <= 9:
-            raise ValueError(f"states: expected 2 to 9, got {self.states}")
+    states: Annotated[int, Ge(2), Le(9)] = option(4, "Number of numbers and letters, from 2 to 9.")
 
 
 @dataclass

@@ -5,6 +5,9 @@ import random
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from maporl.environments.games.plan_path import STEPS, Cell, drawn
 from maporl.environments.games.plans import Plans
@@ -97,18 +100,10 @@ class Sokoban(Plans):
         ValueError: an option is outside its range.
     """
 
-    size: int = option(6, "Rows and columns of the room.")
-    boxes: int = option(1, "Number of boxes.")
-    walls: float = option(0.15, "The probability that an inner cell is a wall.")
+    size: Annotated[int, Ge(5), Le(8)] = option(6, "Rows and columns of the room.")
+    boxes: Literal[1, 2] = option(1, "Number of boxes.")
+    walls: Annotated[float, Ge(0), Le(0.3)] = option(0.15, "The probability that an inner cell is a wall.")
     progress: float = option(0.1, "What a cell pays by which boxes came nearer to their goals.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 5 <= self.size <= 8 or self.boxes not in (1, 2) or not 0 <= self.walls <= 0.3:
-            raise ValueError(
-                f"expected size from 5 to 8, 1 or 2 boxes and walls from 0 to 0.3, got {self.size}, {self.boxes} and "
-                f"{self.walls}"
-            )
 
     def begin(self, rng: random.Random) -> State:
         """Draw a level, and return its first state."""

@@ -4,6 +4,9 @@ import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from maporl.environments.games.plans import Plans
 from trl_ext.ppo.options import option
@@ -88,12 +91,7 @@ class Sudoku(Plans):
         ValueError: an option is outside its range.
     """
 
-    empty: int = option(10, "Number of empty cells.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.empty <= 11:
-            raise ValueError(f"empty: expected 1 to 11 empty cells, got {self.empty}")
+    empty: Annotated[int, Ge(1), Le(11)] = option(10, "Number of empty cells.")
 
     def begin(self, rng: random.Random) -> Numbers:
         """Draw a puzzle, which is the first state."""
