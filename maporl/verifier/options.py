@@ -3,7 +3,6 @@
 Imports no torch.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from maporl.config.parse import validated
 from maporl.config.safe_yaml import parse_yaml
 from maporl.config.schema import Config, TinySection
 from maporl.errors import ConfigError, one_line
-from trl_ext.ppo.options import option
+from trl_ext.ppo.options import AboveZero, Natural, Positive, PositiveShare, ProperShare, check_numbers, option
 
 
 @dataclass(frozen=True)
@@ -26,53 +25,42 @@ class SamplingOptions:
         ConfigError: a value is outside its range; so do the classes below.
     """
 
-    temperature_low: float = option(1.3, "Each batch draws its temperature from this ...")
-    temperature_high: float = option(1.5, "... to this.")
-    top_p: float = option(0.9, "Sample from the most likely tokens of this much probability.")
-    batch_size: int = option(64, "Answers sampled at a time.")
+    temperature_low: AboveZero = option(1.3, "Each batch draws its temperature from this ...")
+    temperature_high: AboveZero = option(1.5, "... to this.")
+    top_p: PositiveShare = option(0.9, "Sample from the most likely tokens of this much probability.")
+    batch_size: Positive = option(64, "Answers sampled at a time.")
     judge: str | None = option(None, "This agent labels by yes or no, in place of the grader.")
 
     def __post_init__(self):
-        _expect("--temperature-low", self.temperature_low, 0 < self.temperature_low < math.inf, "a number above 0")
-        fits = self.temperature_low <= self.temperature_high < math.inf
-        _expect("--temperature-high", self.temperature_high, fits, f"at least {self.temperature_low}")
-        _expect("--top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
-        _expect("--batch-size", self.batch_size, self.batch_size >= 1, "at least 1")
+        _check_numbers(self)
+        if self.temperature_high < self.temperature_low:
+            raise ConfigError(
+                f"--temperature-high: expected at least {self.temperature_low}, got {self.temperature_high}"
+            )
 
 
 @dataclass(frozen=True)
 class GenerateOptions(SamplingOptions):
     """Which questions are answered, how often and by whom."""
 
-    per_question: int = option(100, "Samples of each question by each agent.")
-    limit: int | None = option(None, "The first questions only.")
+    per_question: Positive = option(100, "Samples of each question by each agent.")
+    limit: Positive | None = option(None, "The first questions only.")
     agents: tuple[str, ...] = option((), "Who answers; default: all but the judge.", name="--agent")
-
-    def __post_init__(self):
-        super().__post_init__()
-        _expect("--per-question", self.per_question, self.per_question >= 1, "at least 1")
-        _expect("--limit", self.limit, self.limit is None or self.limit >= 1, "at least 1")
 
 
 @dataclass(frozen=True)
 class BalanceOptions(SamplingOptions):
     """How many answers of a question are kept, and how a question that lacks right or wrong ones gets more of them."""
 
-    per_question: int = option(10, "At most so many right, and as many wrong, answers of a question.")
-    rounds: int = option(4, "Most rounds of hints; 0 needs no model.")
-    per_round: int = option(8, "Samples of a short side in a round.")
+    per_question: Positive = option(10, "At most so many right, and as many wrong, answers of a question.")
+    rounds: Natural = option(4, "Most rounds of hints; 0 needs no model.")
+    per_round: Positive = option(8, "Samples of a short side in a round.")
     short: Literal["cut", "drop"] = option("cut", "What becomes of questions that stay short.")
     """``cut``: to as many right as wrong answers; ``drop``: the question goes."""
     free_form: bool = option(False, "Answers have no final-answer line (open-ended tasks).")
     repeats: bool = option(False, "Count equal answers separately (short answers have one right text).")
     agent: str | None = option(None, "Who is given hints; default: the first.")
     seed: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        _expect("--per-question", self.per_question, self.per_question >= 1, "at least 1")
-        _expect("--rounds", self.rounds, self.rounds >= 0, "at least 0")
-        _expect("--per-round", self.per_round, self.per_round >= 1, "at least 1")
 
 
 def read_tiny(given: str | None) -> TinySection | None:
@@ -115,13 +103,13 @@ class TrainOptions:
     agent: str | None = option(None, "With CONFIG, whose model the verifier begins with; default: the first agent's.")
     tokenizer: str | None = option(None, "Tokenizer, if it is not the model's own.", show_default=False)
     loss: Literal["every", "last"] = option("every", "At every answer token, or at the last.")
-    lora_r: int = 16
-    lora_alpha: int = 32
-    learning_rate: float = 2e-4
-    batch_size: int = option(8, "Rows trained on at a time.")
-    epochs: float = 1.0
-    longest: int = option(550, "Longer rows, in tokens, are dropped.")
-    held_out: float = option(0.1, "Share of the questions to evaluate on.")
+    lora_r: Positive = 16
+    lora_alpha: Positive = 32
+    learning_rate: AboveZero = 2e-4
+    batch_size: Positive = option(8, "Rows trained on at a time.")
+    epochs: AboveZero = 1.0
+    longest: Positive = option(550, "Longer rows, in tokens, are dropped.")
+    held_out: ProperShare = option(0.1, "Share of the questions to evaluate on.")
     bf16: bool = option(False, "Weights in bfloat16.")
     use_cpu: bool = option(False, "Use the CPU even where there is an accelerator.")
     save_anyway: bool = option(False, "Save a verifier that is not better than chance, or cannot be measured.")
@@ -133,12 +121,7 @@ class TrainOptions:
             raise ConfigError("--model, --tiny: expected one of the two, got both")
         if self.tiny is not None and self.tokenizer is not None:
             raise ConfigError("--tokenizer: a tiny model has a tokenizer of its own; remove it, or give --model")
-        for name in ("lora_r", "lora_alpha", "batch_size", "longest"):
-            value = getattr(self, name)
-            _expect(f"--{name.replace('_', '-')}", value, value >= 1, "at least 1")
-        _expect("--learning-rate", self.learning_rate, 0 < self.learning_rate < math.inf, "a number above 0")
-        _expect("--epochs", self.epochs, 0 < self.epochs < math.inf, "a number above 0")
-        _expect("--held-out", self.held_out, 0 < self.held_out < 1, "a share between 0 and 1")
+        _check_numbers(self)
 
     def of_agent(self, config: Config) -> "TrainOptions":
         """Return these options with the model, tokenizer and chat template of an agent of ``config``.
@@ -162,6 +145,9 @@ class TrainOptions:
         return replace(self, model=agent.model, tiny=agent.tiny, tokenizer=tokenizer, chat_template=template)
 
 
-def _expect(name: str, got: Any, fits: bool, expected: str) -> None:
-    if not fits:
-        raise ConfigError(f"{name}: expected {expected}, got {got}")
+def _check_numbers(options: Any) -> None:
+    try:
+        check_numbers(options)
+    except ValueError as error:
+        name, colon, told = str(error).partition(":")
+        raise ConfigError(f"--{name.replace('_', '-')}{colon}{told}") from None
