@@ -96,7 +96,9 @@ _MARK = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _AFTERTHOUGHT = re.compile(
-    r"(?<=[^\s(])\s?\((?:since|because|as|which|that|s?he|it|they|we|there)\b[^()]*\)$|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$", re.IGNORECASE
+    r"(?<=[^\s(])\s?\((?:since|because|as|which|that|s?he|it|they|we|there)\b[^()]*\)$"
+    r"|(?<=[^\s✅✔✓☑\ufe0f])\s?[✅✔✓☑\ufe0f]{1,3}$",
+    re.IGNORECASE,
 )
 _REASON = re.compile(
     r"(?:,\s*|\s)(?:because|since)\s+\S.*|,\s*(?:as|that is)\s.*|,\s*i\.?\s?e\b.*"
