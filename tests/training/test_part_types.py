@@ -167,6 +167,9 @@ class _Task:
     def question(self, example):
         return example.question
 
+    def show_meta(self, example):
+        return {}
+
 
 @pytest.mark.parametrize(
     ("protocol", "message"),

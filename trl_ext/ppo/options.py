@@ -18,6 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
 class _IsFinite:
     """Lets pydantic, which reads YAML, refuse infinity and NaN."""
 
